@@ -1,0 +1,320 @@
+"""Artifact types: what a step hands to the next one. A recipe may subclass any of them for a kind of its own.
+
+dataset = Dataset(path=out, num_examples=n, train_path=out / "train.jsonl")
+dataset.save()                                      # the next version of the run's `run.output`
+checkpoint = Checkpoint.load()                      # from the pipe, or load("name:3"), or load("/a/path")
+dataset = Dataset.load(path=checkpoint.dataset_path)
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+
+from nemo_runspec.artifacts import Registry, Version, parse_reference
+from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files, sha256_file
+from nemo_runspec.artifacts.naming import SCHEME
+from nemo_runspec.artifacts.paths import encode_path
+from nemo_runspec.errors import UserError
+from nemotron.kit import lineage
+from nemotron.kit.pipes import read_pipe
+from nemotron.kit.producer import Producer, producer_of
+from nemotron.kit.run import Run, current_run
+
+
+class Source(BaseModel):
+    """Something raw that no artifact stands behind: a user's file, an interpreter's library, a generator."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    detail: str | None = None
+
+    @classmethod
+    def of_file(cls, path: Path | str, detail: str | None = None) -> Source:
+        """The source for one file: its path and the sha256 of its content."""
+        return cls(name=str(path), sha256=sha256_file(Path(path)), detail=detail)
+
+
+AnyArtifact = TypeVar("AnyArtifact", bound="Artifact")
+
+
+def _source(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Artifact(BaseModel):
+    """Base of all types. Unknown fields are errors; fields of type Path may lie in the payload or in another artifact.
+
+    `metrics` go into the record, not into the payload, and so not into the payload digest. `sources` list what raw
+    material went in, as `Source`s or plain names.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    path: Path
+    metrics: dict[str, JsonValue] = {}
+    sources: list[Annotated[Source, BeforeValidator(_source)]] = []
+    _version: Version | None = PrivateAttr(default=None)
+
+    def save(self, name: str | None = None, run: Run | None = None, *, move: bool = False) -> Self:
+        """Publish as the next version of `name`, and point `path` and the other paths at what was published.
+
+        Args:
+            name: default: `run.output` of the run's config, `run.results` for Results.
+            run: whose inputs and identity go into the record; default: the run that `open_run` opened.
+            move: do not copy the payload but move it (same file system: no second copy on disk).
+
+        Raises UserError when there is no name, no payload, or a path field names nothing; RunFailed on a full disk.
+        """
+        run = run or current_run()
+        if run is not None and run.rank != 0:
+            raise RuntimeError(f"rank {run.rank} saves an artifact; only rank 0 may, or there are as many as processes")
+        name = name or (run.artifact_name(isinstance(self, Results)) if run else None)
+        if name is None:
+            raise UserError(f"{type(self).__name__}.save() has no name", "set run.output in the config, or pass a name")
+        registry = run.registry if run else Registry.default()
+        self._prepare()
+        for field, path in self._paths().items():
+            _check_path(f"{type(self).__name__}.{field}", path)
+        base = self.path if self.path.is_dir() else self.path.parent
+        version = registry.publish(name, self.path, self._record(base, registry.root, run), move=move)
+        for field in self._paths():
+            setattr(self, field, version.record["fields"][field])
+        self._version = version
+        lineage.track(version, registry.root)
+        return self
+
+    @classmethod
+    def load(cls, ref: str | Path | None = None, *, path: Path | str | None = None, key: str | None = None) -> Self:
+        """Load an artifact of this type, every byte of it checked, and note it as an input of the current run.
+
+        Args:
+            ref: a reference (`name`, `name:3`, `art://name:3`) or a path; without it (and without `path`) the
+                artifact of this type that the script before in the pipe handed over.
+            path: a payload directory, or something in one.
+            key: which one of the pipe's artifacts, when several are of this type.
+
+        Raises UserError when there is none, when it is of another type, or when it is corrupt.
+        """
+        if isinstance(ref, Path) or (isinstance(ref, str) and "/" in ref.removeprefix(SCHEME)):
+            path, ref = ref, None
+        if path is not None:
+            return cls._of_version(_version_at(Path(path)))
+        if ref is None:
+            return cls._from_pipe(key)
+        return cls.from_uri(str(ref))
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Load `art://name`, `art://name:latest` or `art://name:3`; as `load`."""
+        run = current_run()
+        return cls._of_version((run.registry if run else Registry.default()).resolve(uri))
+
+    @property
+    def version(self) -> Version:
+        """The published version behind this artifact; ValueError if it was neither saved nor loaded."""
+        if self._version is None:
+            raise ValueError(f"this {type(self).__name__} has not been saved")
+        return self._version
+
+    @property
+    def ref(self) -> str:
+        """`name:3`."""
+        return self.version.ref
+
+    @property
+    def uri(self) -> str:
+        """`art://name:3`."""
+        return self.version.uri
+
+    @property
+    def digest(self) -> str:
+        """The payload digest, 64 hex digits."""
+        return self.version.digest
+
+    @property
+    def producer(self) -> Producer:
+        """What made it."""
+        return Producer.model_validate(self.version.record["producer"])
+
+    @property
+    def created_at(self) -> datetime.datetime:
+        """When it was published, in UTC."""
+        return datetime.datetime.fromisoformat(self.version.record["created_at"])
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What it was made from: role -> `name:version@digest`."""
+        return dict(self.version.record["inputs"])
+
+    def _prepare(self) -> None:
+        """Complete the payload before it is published."""
+
+    def _paths(self) -> dict[str, Path]:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: value for name, value in fields.items() if isinstance(value, Path)}
+
+    def _record(self, base: Path, root: Path, run: Run | None) -> dict[str, Any]:
+        paths = {field: encode_path(path, base, root) for field, path in self._paths().items()}
+        fields = self.model_dump(mode="json", exclude={"metrics", "sources"}) | paths
+        return {
+            "type": type(self).__name__,
+            "types": [cls.__name__ for cls in type(self).__mro__ if issubclass(cls, Artifact)],
+            "fields": _without_nan(fields),
+            "metrics": _without_nan(self.metrics),
+            "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "producer": (run.producer() if run else producer_of(Path(sys.argv[0]))).model_dump(mode="json"),
+            "inputs": {role: version.pinned for role, version in run.inputs.items()} if run else {},
+            "sources": [source.model_dump(mode="json", exclude_none=True) for source in self.sources],
+        }
+
+    @classmethod
+    def _of_version(cls, version: Version) -> Self:
+        record = version.record
+        if cls.__name__ not in record.get("types", []):
+            raise UserError(f"{version.ref} is a {record.get('type')}, not a {cls.__name__}")
+        run = current_run()
+        if run is not None:
+            run.add_input(version)
+        else:
+            Registry(version.directory.parents[1]).resolve_verified(version.ref)
+        kind: type[Self] = next((sub for sub in _subclasses(cls) if sub.__name__ == record["type"]), cls)
+        # A recipe's own kind, loaded where its class is not imported, comes as the type that was asked for.
+        values = {name: value for name, value in record["fields"].items() if name in kind.model_fields}
+        try:
+            artifact = kind(**values, metrics=record["metrics"], sources=record["sources"])
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{version.ref} does not fit {kind.__name__}: {field}: {first['msg']}") from error
+        artifact._version = version
+        return artifact
+
+    @classmethod
+    def _from_pipe(cls, key: str | None) -> Self:
+        piped = read_pipe()
+        if not piped:
+            raise UserError(f"no {cls.__name__} given and nothing on stdin", "pass a reference, or a pipe")
+        if key is not None and key not in piped:
+            raise UserError(f"the pipe has no '{key}'", f"it has {', '.join(piped)}")
+        run = current_run()
+        registry = run.registry if run else Registry.default()
+        versions = {role: registry.resolve(ref) for role, ref in piped.items() if key in (None, role)}
+        fits = {role: version for role, version in versions.items() if cls.__name__ in version.record.get("types", [])}
+        if key is None and len(fits) != 1:
+            found = ", ".join(f"{role} ({version.record.get('type')})" for role, version in versions.items())
+            raise UserError(f"the pipe has {len(fits)} of type {cls.__name__}: {found}", "name one: load(key=…)")
+        return cls._of_version(next(iter(versions.values() if key else fits.values())))
+
+
+class Dataset(Artifact):
+    """Data that a training, alignment or evaluation step reads."""
+
+    num_examples: int = Field(ge=1, description="documents, conversations or prompts in it")
+    train_path: Path | None = Field(default=None, description="file, folder or bin/idx prefix to train on")
+    valid_path: Path | None = Field(default=None, description="held out, looked at while training")
+    test_path: Path | None = Field(default=None, description="held out, looked at at the end")
+    tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
+    num_tokens: int | None = Field(default=None, ge=0, description="tokens to train on")
+
+
+class PretrainBlend(Dataset):
+    """Megatron .bin/.idx token streams and the weights with which they are mixed, phase by phase."""
+
+    blend_path: Path | None = Field(default=None, description="JSON: phases, data sets, weights, realised mixture")
+
+
+class SFTPack(Dataset):
+    """Conversations packed into rows of `seq_len` tokens: Parquet with input_ids, loss_mask, seq_start_id."""
+
+    seq_len: int = Field(ge=1, description="tokens a row")
+    num_loss_tokens: int | None = Field(default=None, ge=0, description="tokens that count in the loss")
+
+
+class RLPrompts(Dataset):
+    """Prompts with what it takes to verify an answer: JSONL of tasks."""
+
+    families: list[str] = Field(default=[], description="environment families in it")
+
+
+class Preferences(Dataset):
+    """Pairs of a chosen and a rejected answer to the same prompt: JSONL."""
+
+
+class Checkpoint(Artifact):
+    """Weights at the end of a training step, with the way back to the data."""
+
+    step: int = Field(ge=0, description="optimizer steps")
+    tokens: int | None = Field(default=None, ge=0, description="tokens trained on")
+    dataset_path: Path | None = Field(default=None, description="payload of the data set that it was trained on")
+    tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
+
+
+class Model(Checkpoint):
+    """A model to use: config.json, model.safetensors and tokenizer in Hugging Face layout."""
+
+    num_parameters: int | None = Field(default=None, ge=1)
+
+
+def _fresh_results_dir() -> Path:
+    run = current_run()
+    if run is None:
+        raise UserError("Results needs path=: no run is open that could provide a folder")
+    folder = run.dir / "out-results"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+class Results(Artifact):
+    """What an evaluation measured, in `metrics`. A folder without files gets them as `results.json`, its only file.
+
+    They are content then: leave out wall times, so that the same evaluation twice has the same payload digest.
+    """
+
+    path: Path = Field(default_factory=_fresh_results_dir)
+
+    def _prepare(self) -> None:
+        target = self.path / "results.json"
+        if self.path == _run_results_dir() or (self.path.is_dir() and not list_files(self.path)):
+            lineage.write_json(target, _without_nan(self.metrics))
+
+
+def _run_results_dir() -> Path | None:
+    run = current_run()
+    return run.dir / "out-results" if run else None
+
+
+def _subclasses(cls: type[AnyArtifact]) -> list[type[AnyArtifact]]:
+    direct = cls.__subclasses__()
+    return direct + [sub for each in direct for sub in _subclasses(each)]
+
+
+def _check_path(what: str, path: Path) -> None:
+    """A path field names a file or folder, or the common prefix of files (`train` for train.bin and train.idx)."""
+    if not path.exists() and not any(path.parent.glob(f"{path.name}*")):
+        raise UserError(f"{what}: {path} does not exist")
+
+
+def _version_at(path: Path) -> Version:
+    path = path.absolute()
+    for folder in (path, *path.parents):
+        if (folder / RECORD_FILE).is_file() and (folder / MANIFEST_FILE).is_file():
+            registry = Registry(folder.parents[1])
+            return registry.resolve(str(parse_reference(f"{folder.parent.name}:{folder.name}")))
+    raise UserError(f"{path} is not in a published artifact", f"there is no {RECORD_FILE} in it or above it")
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null takes their place."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,275 @@
+"""Lineage: every save is tracked, and from any artifact one can walk back to the raw sources that it came from.
+
+The record in the registry is the truth. Trackers repeat it elsewhere: a journal file always, W&B and MLflow beside it
+if `set_lineage_tracker` was called. A tracker that fails, or does not come back, costs a warning and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.errors import UserError
+
+JOURNAL_FILE = "lineage.jsonl"
+_TRACKER_SECONDS = 60.0
+
+
+class LineageTracker(Protocol):
+    """Something that wants to know of every saved artifact."""
+
+    def saved(self, version: Version) -> None:
+        """Take note of a version that has just been published. May raise; may not change anything of it."""
+
+
+class FileTracker:
+    """One line of JSON for every save, in the order of the saves, in `<registry root>/lineage.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def saved(self, version: Version) -> None:
+        """Append the line in one write, so that processes that save at the same time do not tear each other's."""
+        record = version.record
+        line = {
+            "saved": version.pinned,
+            "type": record.get("type"),
+            "created_at": record.get("created_at"),
+            "producer": record.get("producer"),
+            "inputs": record.get("inputs"),
+        }
+        data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+class WandbTracker:
+    """Mirrors each version as a W&B artifact that refers to the files where they are; inputs become its inputs.
+
+    Uses the W&B run that is open, else opens one in `project`. Needs `pip install "nemotron[wandb]"`.
+    """
+
+    def __init__(self, project: str, entity: str | None = None) -> None:
+        self.project = project
+        self.entity = entity
+
+    def saved(self, version: Version) -> None:
+        """Log the artifact `name` with the alias `v<version>`, its record as metadata."""
+        wandb = _import("wandb")
+        run = wandb.run or wandb.init(project=self.project, entity=self.entity, job_type="artifact")
+        for pinned in (version.record.get("inputs") or {}).values():
+            ref = pinned.partition("@")[0]
+            name, _, number = ref.partition(":")
+            try:
+                run.use_artifact(f"{name}:registry-{number}")
+            except Exception as error:  # an input that this project has never seen (or an offline run) is no obstacle
+                warn(f"W&B knows no input {ref}: {error}")
+        kind = str(version.record.get("type", "artifact"))
+        artifact = wandb.Artifact(version.name, type=kind, metadata=version.record)
+        artifact.add_reference(version.path.as_uri(), checksum=True)
+        run.log_artifact(artifact, aliases=["latest", f"registry-{version.version}"])
+
+
+class MlflowTracker:
+    """Mirrors each version as an MLflow run: identity and inputs as tags, metrics as metrics, the record as a file.
+
+    Needs `pip install "nemotron[mlflow]"`. `tracking_uri` as in MLflow (a SQLite store works offline).
+    """
+
+    def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
+        self.experiment = experiment
+        self.tracking_uri = tracking_uri
+
+    def saved(self, version: Version) -> None:
+        """Write one run named `name:version`."""
+        mlflow = _import("mlflow")
+        if self.tracking_uri is not None:
+            mlflow.set_tracking_uri(self.tracking_uri)
+        mlflow.set_experiment(self.experiment)
+        record = version.record
+        with mlflow.start_run(run_name=version.ref):
+            tags = {"artifact": version.pinned, "type": str(record.get("type", ""))}
+            tags |= {f"input.{role}": pinned for role, pinned in (record.get("inputs") or {}).items()}
+            mlflow.set_tags(tags)
+            numbers = {key: value for key, value in (record.get("metrics") or {}).items() if _is_number(value)}
+            if numbers:
+                mlflow.log_metrics(numbers)
+            mlflow.log_dict(record, "artifact.json")
+
+
+_trackers: tuple[LineageTracker, ...] = ()
+
+
+def set_lineage_tracker(*trackers: LineageTracker) -> None:
+    """Set the trackers that get every save from now on beside the journal file; none of them: the journal alone."""
+    global _trackers
+    _trackers = trackers
+
+
+def track(version: Version, root: Path) -> None:
+    """Tell the journal under `root`, then every tracker, that `version` was published. Never raises, never hangs."""
+    for tracker in (FileTracker(root / JOURNAL_FILE), *_trackers):
+        _best_effort(tracker, version)
+
+
+def _best_effort(tracker: LineageTracker, version: Version) -> None:
+    failure: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            tracker.saved(version)
+        except BaseException as error:  # a tracker's SystemExit must not end the job either
+            failure.append(error)
+
+    thread = threading.Thread(target=attempt, name=f"lineage-{type(tracker).__name__}", daemon=True)
+    thread.start()
+    thread.join(_TRACKER_SECONDS)
+    if thread.is_alive():
+        failure.append(TimeoutError(f"no answer for {_TRACKER_SECONDS:.0f} s"))
+    if failure:
+        reason = str(failure[0]).split("\n")[0] or type(failure[0]).__name__
+        warn(f"{type(tracker).__name__} failed: {reason}; {version.ref} is recorded locally")
+
+
+def warn(message: str) -> None:
+    """One line on stderr."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON with sorted keys, so that equal content gives equal bytes."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class RawSource:
+    """A leaf of lineage: something that no artifact stands behind."""
+
+    name: str
+    sha256: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class LineageNode:
+    """One artifact in a lineage.
+
+    `role` is what its consumer calls it (`data`, `model`; None for the start). `problem` says that it is missing,
+    corrupt, not the one that was used, or without origin; a missing one has no type, sources or inputs.
+    """
+
+    ref: str
+    digest: str
+    role: str | None = None
+    type: str = ""
+    created_at: str = ""
+    made_by: str = ""
+    sources: tuple[RawSource, ...] = ()
+    inputs: tuple[LineageNode, ...] = ()
+    problem: str | None = None
+
+
+def walk(ref: str, registry: Registry | None = None) -> LineageNode:
+    """The tree from an artifact back to its raw sources, as the records have it, each record and digest checked.
+
+    Raises UserError only when `ref` itself cannot be resolved; trouble further up stands in the node's `problem`.
+    """
+    registry = registry or Registry.default()
+    return _node(registry, registry.resolve(ref), None, ())
+
+
+def problems(node: LineageNode) -> list[str]:
+    """Everything that is wrong in a lineage, each thing once."""
+    found = {each.ref: f"{each.ref}: {each.problem}" for each in iterate(node) if each.problem}
+    return list(found.values())
+
+
+def raw_sources(node: LineageNode) -> list[RawSource]:
+    """All raw sources of a lineage, each once, nearest first."""
+    return list(dict.fromkeys(source for each in iterate(node) for source in each.sources))
+
+
+def iterate(node: LineageNode) -> Iterator[LineageNode]:
+    """The node and everything above it, depth first."""
+    yield node
+    for parent in node.inputs:
+        yield from iterate(parent)
+
+
+def format_lineage(node: LineageNode, *, digits: int = 12) -> list[str]:
+    """The tree as lines of text, with `digits` digits of every digest; what was shown before is not repeated."""
+    return _format(node, "", "", digits, set())
+
+
+def _node(registry: Registry, version: Version, role: str | None, path: tuple[str, ...]) -> LineageNode:
+    record = version.record
+    sources = tuple(RawSource(s["name"], s.get("sha256"), s.get("detail")) for s in record.get("sources") or [])
+    inputs = []
+    for input_role, pinned in (record.get("inputs") or {}).items():
+        ref, _, digest = pinned.partition("@")
+        try:
+            if pinned in path:
+                raise UserError("it is an input of itself")
+            parent = registry.resolve(pinned)
+        except UserError as error:
+            inputs.append(LineageNode(ref, digest, input_role, problem=error.message))
+        else:
+            inputs.append(_node(registry, parent, input_role, (*path, version.pinned)))
+    producer = record.get("producer") or {}
+    return LineageNode(
+        ref=version.ref,
+        digest=version.digest,
+        role=role,
+        type=str(record.get("type", "")),
+        created_at=str(record.get("created_at", "")),
+        made_by=str(producer.get("name") or producer.get("script") or ""),
+        sources=sources,
+        inputs=tuple(inputs),
+        problem=None if sources or inputs else "its record names neither inputs nor sources",
+    )
+
+
+def _format(node: LineageNode, first: str, rest: str, digits: int, shown: set[str]) -> list[str]:
+    role = f"{node.role}: " if node.role else ""
+    line = f"{first}{role}{node.ref}  {node.digest[:digits]}"
+    if node.ref in shown:
+        return [f"{line}  (see above)"]
+    shown.add(node.ref)
+    line += f"  {node.type}" if node.type else ""
+    line += f"  by {node.made_by}" if node.made_by else ""
+    lines = [line]
+    if node.problem:
+        lines.append(f"{rest}!! {node.problem}")
+    below: list[LineageNode | RawSource] = [*node.inputs, *node.sources]
+    for number, item in enumerate(below, start=1):
+        branch, trunk = ("└─ ", "   ") if number == len(below) else ("├─ ", "│  ")
+        if isinstance(item, RawSource):
+            parts = (f"source: {item.name}", (item.sha256 or "")[:digits], item.detail)
+            lines.append(rest + branch + "  ".join(part for part in parts if part))
+        else:
+            lines += _format(item, rest + branch, rest + trunk, digits, shown)
+    return lines
+
+
+def _import(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RuntimeError(f"{module} is not installed: pip install 'nemotron[{module}]'") from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,244 @@
+"""The metrics of a run: a JSONL log that survives being killed, and the line that shows how far a run is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsFloat, TextIO
+
+from nemo_runspec.errors import UserError
+
+# JSON has no such numbers; a loss that became NaN must still be told from one that was not logged.
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_WINDOW_STEPS = 20  # steps over which speed is averaged
+_TTY_SECONDS = 0.1  # least time between two redraws
+_PLAIN_SECONDS = 10.0  # least time between two plain lines
+
+
+class MetricsLog:
+    """Append-only metrics of one run, one JSON object a line: `{"step": 12, "time": 1700000000.1, "loss": 3.21}`.
+
+    The first `log` creates the file, or drops a last line there that a kill cut off. Each line reaches the operating
+    system before `log` returns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stream: TextIO | None = None
+
+    def log(self, step: int, **values: Any) -> None:
+        """Append `values` of `step`: numbers, strings, booleans, None, 0-d tensors, and lists or dicts of them.
+
+        Raises TypeError for anything else.
+        """
+        record = {"step": int(step), "time": round(time.time(), 3), **_plain(values)}
+        if self._stream is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_cut_line(self.path)
+            self._stream = self.path.open("a", encoding="utf-8")
+        self._stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        self._stream.flush()
+
+    def truncate_after(self, step: int) -> int:
+        """Drop what was logged for steps after `step`, and return how many lines that were.
+
+        A resumed run calls it with the step of the checkpoint that it goes on from, so that no step is logged twice;
+        `truncate_after(-1)` empties the log, for a run that was killed before its first checkpoint.
+        """
+        self.close()
+        if not self.path.exists():
+            return 0
+        _drop_cut_line(self.path)
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+        kept = [line for line, record in zip(lines, self.read(), strict=True) if record["step"] <= step]
+        aside = self.path.with_name(self.path.name + ".tmp")
+        with aside.open("w", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for line in kept)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(self.path)
+        return len(lines) - len(kept)
+
+    def read(self) -> list[dict[str, Any]]:
+        """All records so far, in the order in which they were logged."""
+        return read_metrics(self.path)
+
+    def close(self) -> None:
+        """Close the file. It stays on disk, and another `log` opens it again."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; a last line that was cut off is left out. An absent file has none.
+
+    Raises UserError naming file and line where a line is not a JSON object.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append({key: _restored(value) for key, value in json.loads(line).items()})
+        except (ValueError, AttributeError):
+            raise UserError(f"{path}:{number}: not a JSON object: {line[:60]}") from None
+    return records
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one JSON object to a JSONL file, after dropping a last line there that a kill cut off."""
+    _drop_cut_line(path)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+class Progress:
+    """One line that says how far a run is: step, loss, tokens/s, share of the measured matmul peak, ETA.
+
+    On a terminal the line is redrawn in place; elsewhere plain lines appear, at most one every ten seconds, and always
+    the first and the last step.
+
+    Args:
+        total: the number of steps of the whole run.
+        label: what is running, the line's first word.
+        start: steps done before this process (a resumed run); speed and ETA count only what came after.
+        peak_flops: the machine's measured matmul peak in FLOP/s; without it no share is shown.
+        stream: where to; default stderr, because stdout belongs to the pipe.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        label: str = "train",
+        start: int = 0,
+        peak_flops: float | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.total = total
+        self.label = label
+        self.peak_flops = peak_flops
+        self._stream = stream if stream is not None else sys.stderr
+        self._tty = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._clock = clock
+        self._tokens = 0
+        self._flops = 0.0
+        # (clock, step, tokens so far, FLOPs so far) at the end of each of the last steps
+        self._marks: deque[tuple[float, int, int, float]] = deque([(clock(), start, 0, 0.0)], maxlen=_WINDOW_STEPS + 1)
+        self._shown_at: float | None = None
+        self._line_open = False
+
+    def update(self, step: int, *, tokens: int = 0, flops: float = 0.0, **values: Any) -> None:
+        """Tell that `step` steps are done. `tokens` and `flops` are those since the last update; `values` are shown."""
+        self._tokens += tokens
+        self._flops += flops
+        now = self._clock()
+        self._marks.append((now, step, self._tokens, self._flops))
+        due = self._shown_at is None or now - self._shown_at >= (_TTY_SECONDS if self._tty else _PLAIN_SECONDS)
+        if due or step >= self.total:
+            self._show(self.line(**values))
+            self._shown_at = now
+
+    def line(self, **values: Any) -> str:
+        """The line for the last update, without what is not known yet."""
+        start_time, start_step, start_tokens, start_flops = self._marks[0]
+        now, step, tokens, flops = self._marks[-1]
+        seconds = max(now - start_time, 1e-9)
+        width = len(str(self.total))
+        parts = [f"{self.label}  {step:>{width}}/{self.total}  {step / max(self.total, 1):4.0%}"]
+        parts += [f"{key} {_short(value)}" for key, value in values.items()]
+        if tokens > start_tokens:
+            parts.append(f"{_thousands((tokens - start_tokens) / seconds)} tok/s")
+        if self.peak_flops and flops > start_flops:
+            parts.append(f"{(flops - start_flops) / seconds / self.peak_flops:.0%} of peak")
+        if step > start_step and step < self.total:
+            parts.append(f"ETA {format_seconds((self.total - step) * seconds / (step - start_step))}")
+        return "  ".join(parts)
+
+    def note(self, text: str) -> None:
+        """Print a line of its own (a validation result, a checkpoint) without tearing the progress line."""
+        self._end_line()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the line, so that what is printed next starts on a new one."""
+        self._end_line()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def _show(self, line: str) -> None:
+        if self._tty:
+            columns = shutil.get_terminal_size().columns
+            self._stream.write("\r\x1b[2K" + line[: columns - 1])
+            self._line_open = True
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _end_line(self) -> None:
+        if self._line_open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._line_open = False
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as m:ss, or h:mm:ss from an hour on: 95.2 -> '1:35'."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _short(value: Any) -> str:
+    value = _plain(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _thousands(rate: float) -> str:
+    return f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
+
+
+def _plain(value: Any) -> Any:
+    """The JSON value for `value`: non-finite numbers as text, 0-d arrays and tensors as numbers."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a NumPy or torch scalar
+        return _plain(value.item())
+    if isinstance(value, SupportsFloat):
+        number = float(value)
+        return number if math.isfinite(number) else str(number)
+    raise TypeError(f"cannot log a {type(value).__name__}")
+
+
+def _restored(value: Any) -> Any:
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _drop_cut_line(path: Path) -> None:
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    if whole != len(data):
+        with path.open("r+b") as stream:
+            stream.truncate(whole)

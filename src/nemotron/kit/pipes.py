@@ -1,0 +1,74 @@
+"""Scripts in a shell pipe: `python data_curation.py | python training.py`.
+
+The last line on stdout is a JSON map from a role (`data`, `model`) to an artifact reference; everything else that a
+script says goes to stderr. The next script finds its inputs there if it was given none explicitly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nemo_runspec.artifacts.naming import parse_reference
+from nemo_runspec.errors import UserError
+
+if TYPE_CHECKING:
+    from nemotron.kit.artifact import Artifact
+
+_read: dict[str, str] | None = None  # stdin can be read once
+
+
+def print_complete(artifacts: Mapping[str, Artifact | str]) -> None:
+    """Print the map of what this script made, as the last line of stdout, and close the pipe behind it.
+
+    Args:
+        artifacts: role -> a saved artifact, or a reference. Raises ValueError for an artifact that was not saved.
+
+    A reader that is gone is none of this script's business: its artifacts are published, so that is no error.
+    """
+    references = {role: item if isinstance(item, str) else item.uri for role, item in artifacts.items()}
+    try:
+        print(json.dumps(references), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def piped() -> bool:
+    """Whether stdin is a pipe or a file, so that `read_pipe` would read it. A terminal or /dev/null is neither."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, replaced, or absent
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def read_pipe() -> dict[str, str]:
+    """The artifact references that the script before this one in the pipe printed; empty when there is no pipe.
+
+    Waits until that script has finished. Raises UserError when it printed no such map (it failed, most likely).
+    """
+    global _read
+    if _read is None:
+        _read = _parse(sys.stdin.read()) if piped() else {}
+    return dict(_read)
+
+
+def _parse(text: str) -> dict[str, str]:
+    lines = text.split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), None)
+    hint = "the script before it in the pipe failed, or did not end with print_complete()"
+    if last is None:
+        raise UserError("nothing came through the pipe on stdin", hint)
+    try:
+        references = json.loads(last)
+    except ValueError:
+        references = None
+    if not isinstance(references, dict) or not all(isinstance(value, str) for value in references.values()):
+        raise UserError(f"the last line of stdin is not a JSON map of artifact references: {last[:80]}", hint)
+    for reference in references.values():
+        parse_reference(reference)
+    return references

@@ -1,0 +1,276 @@
+"""One run of a script: its directory, its inputs, whether it goes on from where a killed one stopped, its records.
+
+    run = open_run(cfg, script=__file__)
+    with run.phase("train"):
+        run.metrics.log(step, loss=loss)
+    Model(path=run.output_dir, step=step).save()
+    run.close()
+
+In the run directory: `config.yaml` (resolved), `environment.json`, `metrics.jsonl`, `phases.jsonl` (wall time),
+`run.json` (state, fingerprint, inputs), `out-payload/` (what the script is about to publish), and what the script
+itself puts there, such as checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.artifacts.manifest import sha256_file
+from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
+from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.fingerprint import config_fingerprint, inputs_of, plain, run_dir_for
+from nemo_runspec.runspec import Runspec, parse
+from nemotron.kit.environment import describe_environment
+from nemotron.kit.lineage import write_json
+from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
+from nemotron.kit.producer import Producer, producer_of
+
+STATE_FILE = "run.json"
+# What the launcher wrote before the script started, and the lock; a fresh start keeps them.
+_KEPT = ("job.yaml", "train.yaml", "train.json", "run.lock")
+_RANK_0_SECONDS = 1800.0  # how long other ranks wait until rank 0 has checked the inputs
+
+_current: Run | None = None
+
+
+def current_run() -> Run | None:
+    """The run that `open_run` opened in this process and that is not closed yet."""
+    return _current
+
+
+class Run:
+    """An open run. Made by `open_run`; the attributes are for reading.
+
+    `dir`: the run directory. `inputs`: role -> verified version. `resumed`: a run of the same fingerprint was stopped
+    here, so its checkpoints are to be used. `output_dir`: a folder to fill and publish, empty unless resumed.
+    `metrics`: the log (rank 0's; other ranks have one of their own). `rank`: torchrun's RANK, 0 without it.
+    """
+
+    def __init__(self, spec: Runspec, config: dict[str, Any], directory: Path, fingerprint: str) -> None:
+        self.spec = spec
+        self.config = config
+        self.dir = directory
+        self.registry = Registry.default()
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.fingerprint = fingerprint
+        self.inputs: dict[str, Version] = {}
+        self.resumed = False
+        self.output_dir = directory / "out-payload"
+        self.metrics = MetricsLog(directory / (f"metrics.rank{self.rank}.jsonl" if self.rank else "metrics.jsonl"))
+        self._lock_descriptor: int | None = None
+        self._state: dict[str, Any] = {}
+
+    def artifact_name(self, results: bool = False) -> str | None:
+        """The name that the config gives to what this run publishes: `run.results` for Results, else `run.output`."""
+        settings = self.config["run"]
+        name = settings.get("results") or settings.get("output") if results else settings.get("output")
+        return str(name) if name else None
+
+    def producer(self) -> Producer:
+        """The producer part of a record. A launched script has the launcher's command line, from its `job.yaml`."""
+        argv, job = None, self.dir / "job.yaml"
+        if str(self.dir / self.spec.job_config_name) in sys.argv and job.exists():
+            argv = (read_yaml(job.read_text(encoding="utf-8"), shown(job))[0] or {}).get("argv")
+        return producer_of(self.spec.script_path, name=self.spec.name, fingerprint=self.fingerprint, argv=argv)
+
+    def add_input(self, version: Version, role: str | None = None) -> None:
+        """Note that this run reads `version`, after checking every byte of it; a known one is not read again."""
+        if any(known.directory == version.directory for known in self.inputs.values()):
+            return
+        Registry(version.directory.parents[1]).resolve_verified(version.ref)
+        self.inputs[role or version.name] = version
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record the wall time of what happens inside, also when it ends in an error or an interruption."""
+        started = time.time()
+        clock = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.rank == 0:
+                seconds = round(time.perf_counter() - clock, 3)
+                line = {"phase": name, "started_at": round(started, 3), "seconds": seconds}
+                append_line(self.dir / "phases.jsonl", line)
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Wall seconds a phase, summed over all attempts of this run, in the order in which they first ended."""
+        totals: dict[str, float] = {}
+        for line in read_metrics(self.dir / "phases.jsonl"):
+            totals[line["phase"]] = totals.get(line["phase"], 0.0) + line["seconds"]
+        return totals
+
+    def close(self, *, finished: bool = True) -> None:
+        """Close the records. `finished` False leaves the run to be resumed by the same command."""
+        global _current
+        self.metrics.close()
+        if self.rank == 0 and finished:
+            self.write_state("finished")
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+        if _current is self:
+            _current = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close(finished=error is None or (isinstance(error, SystemExit) and not error.code))
+
+    def lock(self) -> None:
+        """Keep other processes out of the directory for as long as this one lives.
+
+        A record lock: the kernel drops it when the process dies, and forked data loader workers do not inherit it.
+        Raises UserError when another process holds it. A file system without locks is used without.
+        """
+        path = self.dir / "run.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                holder = os.read(descriptor, 32).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise UserError(
+                    f"process {holder or 'unknown'} is running the same thing in {self.dir}",
+                    "wait for it, or stop it; the same command then resumes",
+                ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._lock_descriptor = descriptor
+
+    def write_state(self, state: str, **more: Any) -> None:
+        """Write `run.json` in one step: the state (`running`, `finished`), and whatever else is to be known."""
+        self._state |= {"state": state, **more}
+        aside = self.dir / f"{STATE_FILE}.tmp"
+        with aside.open("w", encoding="utf-8") as stream:
+            json.dump(self._state, stream, indent=2)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(self.dir / STATE_FILE)
+
+
+def open_run(cfg: Any, script: str | Path) -> Run:
+    """Open the run of `script` with the config that `load_script_config` returned, and make it the current one.
+
+    The directory follows from config, script and inputs. Where a run of the same fingerprint was stopped, this one
+    resumes it; where it had finished, it starts afresh. A config with `resume: PATH` names the directory itself.
+
+    Raises UserError: an input is missing or has a flipped byte, another process is running there, `resume` names a run
+    of another config.
+    """
+    global _current
+    if _current is not None:
+        raise RuntimeError(f"a run is open already: {_current.dir}")
+    spec = parse(script)
+    config = plain(cfg)
+    resume = config.pop("resume", None)  # where to go on, not what to compute
+    inputs = inputs_of(config)
+    fingerprint = config_fingerprint(config, spec, inputs)
+    directory = run_dir_for(config, spec, fingerprint)
+    if resume:
+        directory = _resume_dir(Path(resume), config, fingerprint)
+    run = Run(spec, config, directory, fingerprint)
+    if run.rank == 0:
+        for role, version in inputs.items():
+            run.add_input(version, role)
+        _take_over(run, resume=bool(resume))
+        write_json(directory / "environment.json", describe_environment())
+        (directory / "config.yaml").write_text(dump_yaml(config, escape=True), encoding="utf-8")
+    else:
+        run.inputs.update(inputs)
+        run.resumed = _wait_for_rank_0(directory)
+    _current = run
+    return run
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """`run.json` of a run directory; empty when there is none or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+        if isinstance(state, dict):
+            return state
+    return {}
+
+
+def _take_over(run: Run, *, resume: bool) -> None:
+    """Rank 0: lock the directory, decide whether this resumes, clear what a fresh start must not find."""
+    run.dir.mkdir(parents=True, exist_ok=True)
+    run.lock()
+    before = read_state(run.dir)
+    run.resumed = resume or before.get("state") == "running"
+    if not run.resumed and (run.dir / STATE_FILE).exists():
+        for entry in run.dir.iterdir():
+            if entry.name in _KEPT or entry.suffix == ".log":
+                continue
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    run.output_dir.mkdir(exist_ok=True)
+    run.write_state(
+        "running",
+        fingerprint=run.fingerprint,
+        name=run.spec.name,
+        resumed=run.resumed,
+        attempts=before.get("attempts", 0) + 1 if run.resumed else 1,
+        inputs={role: version.pinned for role, version in run.inputs.items()},
+        script_sha256=sha256_file(run.spec.script_path),
+        launch=_launch(),
+    )
+
+
+def _wait_for_rank_0(directory: Path) -> bool:
+    """Other ranks: wait until rank 0 of this very launch has opened the directory; return whether it resumes."""
+    deadline = time.monotonic() + _RANK_0_SECONDS
+    while time.monotonic() < deadline:
+        state = read_state(directory)
+        if state.get("launch") == _launch() and state.get("state") == "running":
+            return bool(state["resumed"])
+        time.sleep(0.05)
+    raise RunFailed(f"rank 0 did not open {directory} within {_RANK_0_SECONDS:.0f} s")
+
+
+def _launch() -> str:
+    """What all ranks of one launch share, and no other launch has: the launcher's process, or the cluster's job."""
+    torchrun = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    parts = [os.environ.get(name, "") for name in (*torchrun, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):  # one node: one launcher process
+        parts.append(str(os.getppid()))
+    return "/".join(parts)
+
+
+def _resume_dir(directory: Path, config: dict[str, Any], fingerprint: str) -> Path:
+    """Check that the run in `directory` is one of this config, script and inputs; say what differs if it is not."""
+    directory = directory.expanduser().absolute()
+    state = read_state(directory)
+    if not state:
+        raise UserError(f"resume={directory}: no run there", f"a run directory holds a {STATE_FILE}")
+    if state.get("fingerprint") == fingerprint:
+        return directory
+    path = directory / "config.yaml"
+    then = read_yaml(path.read_text(encoding="utf-8"), shown(path))[0] if path.exists() else {}
+    differences = _differences(then or {}, escape_interpolation(config))
+    what = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
+    raise UserError(
+        f"resume={directory}: that run has fingerprint {state.get('fingerprint')}, this one {fingerprint}",
+        f"different: {what or 'the script, or the content of an input'}",
+    )
+
+
+def _differences(then: Any, now: Any, key: str = "") -> list[str]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = [*then, *(name for name in now if name not in then)]
+        below = [_differences(then.get(name), now.get(name), f"{key}.{name}" if key else str(name)) for name in keys]
+        return [line for lines in below for line in lines]
+    return [] if then == now else [f"{key}: {then} there, {now} here"]

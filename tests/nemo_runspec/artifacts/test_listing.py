@@ -1,0 +1,50 @@
+"""Rows of `artifacts list` and `artifacts show`."""
+
+import pytest
+
+from nemo_runspec.artifacts.listing import describe, human_size, list_entries
+from nemo_runspec.errors import UserError
+
+RECORD = {"type": "Dataset", "created_at": "2026-01-02T03:04:05+00:00", "inputs": {"data": "raw:1@ab"}}
+
+
+def test_latest_of_each_or_all_of_one_and_corrupt_ones_are_listed_too(registry, payload):
+    for name in ("b", "a", "a"):
+        version = registry.publish(name, payload, RECORD)
+    assert [entry.ref for entry in list_entries(registry)] == ["a:2", "b:1"]
+    assert [entry.ref for entry in list_entries(registry, all_versions=True)] == ["a:1", "a:2", "b:1"]
+    (version.directory / "artifact.json").write_text("{")
+    first, second = list_entries(registry, "a")
+    assert (first.type, first.num_files, first.size_bytes, first.created_at) == (
+        "Dataset",
+        3,
+        264,
+        RECORD["created_at"],
+    )
+    assert second.ref == "a:2" and "a:2 is corrupt" in second.problem
+    with pytest.raises(UserError, match="no artifact 'c'"):
+        list_entries(registry, "c")
+
+
+def test_description_shows_every_part_of_the_record_and_every_file(registry, payload):
+    record = {
+        **RECORD,
+        "fields": {"rows": 3, "train_path": "art://./train.bin", "absent": None},
+        "sources": [{"name": "python-stdlib 3.11.7", "sha256": "f" * 64}],
+        "metrics": {"loss": 1.25},
+    }
+    version = registry.publish("a", payload, record)
+    rows = describe(version)
+    assert ("fields.train_path", str(version.path / "train.bin")) in rows and ("metrics.loss", "1.25") in rows
+    assert ("inputs.data", "raw:1@ab") in rows and ("sources", f"python-stdlib 3.11.7  {'f' * 64}") in rows
+    assert ("digest", version.digest) in rows and ("size", "264 B in 3 files") in rows
+    assert [text.split("  ")[1] for label, text in rows if label == "file"] == sorted(version.files)
+    assert not any(label == "fields.absent" for label, _ in rows)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (999_700, "1 MB"), (7.5e12, "7.5 TB")],
+)
+def test_sizes(size, text):
+    assert human_size(size) == text

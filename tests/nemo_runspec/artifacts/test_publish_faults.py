@@ -1,0 +1,194 @@
+"""Publishing beside other processes, killed, and on a full disk: whole versions or none, and nothing left behind."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import nemo_runspec
+from nemo_runspec.artifacts import Registry, aside
+from nemo_runspec.artifacts import registry as registry_module
+from nemo_runspec.errors import RunFailed
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(nemo_runspec.__file__).parents[1])}
+
+# One process: publishes COUNT versions of `shared`, each with a payload of its own, and prints a line for each.
+PUBLISHER = """
+import sys
+from pathlib import Path
+from nemo_runspec.artifacts import Registry
+root, worker, count, work = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]) / sys.argv[2]
+work.mkdir()
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(count):
+    (work / "who").write_text(f"{worker} {number}")
+    version = Registry(root).publish("shared", work, {"type": "T", "who": worker})
+    print(version.version, flush=True)
+"""
+
+
+def start(registry, worker, count, tmp_path):
+    command = [sys.executable, "-c", PUBLISHER, str(registry.root), worker, str(count), str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def published(registry):
+    """(worker, number) of every version, in version order, each version checked byte by byte."""
+    numbers = registry.versions("shared")
+    assert numbers == list(range(1, len(numbers) + 1))
+    found = []
+    for number in numbers:
+        assert registry.verify(f"shared:{number}") == []
+        worker, index = (registry.root / "shared" / str(number) / "payload" / "who").read_text().split()
+        found.append((worker, int(index)))
+    return found
+
+
+def race(registry, tmp_path, count, kill_after=None):
+    """Four publishers at once; the last is killed once it has published `kill_after` versions."""
+    workers = ["a", "b", "c", "killed" if kill_after else "d"]
+    processes = {worker: start(registry, worker, count, tmp_path) for worker in workers}
+    for process in processes.values():
+        go(process)
+    reported = {}
+    if kill_after:
+        lines = [processes["killed"].stdout.readline() for _ in range(kill_after)]
+        processes["killed"].send_signal(signal.SIGKILL)
+        reported["killed"] = lines
+    for worker, process in processes.items():
+        reported[worker] = reported.get(worker, []) + process.stdout.read().split()
+        assert process.wait() == (-signal.SIGKILL if worker == "killed" else 0)
+    found = published(registry)
+    assert not [item for item, times in Counter(found).items() if times > 1]
+    for worker in workers:
+        indices = [index for who, index in found if who == worker]
+        whole = count if worker != "killed" else len(indices)
+        assert indices == list(range(whole))  # none lost, each once, in the order in which they were published
+        # A killed process may have published one more than it could tell.
+        assert len(indices) - len(reported[worker]) in ((0, 1) if worker == "killed" else (0,))
+    registry.publish("shared", tmp_path / "a", {"type": "T"})
+    assert not list((registry.root / ".aside").iterdir())
+    return found
+
+
+def test_four_processes_publish_one_name(registry, tmp_path):
+    assert len(race(registry, tmp_path, 15)) == 60
+
+
+def test_four_processes_publish_one_name_and_one_is_killed(registry, tmp_path):
+    assert 45 + 5 <= len(race(registry, tmp_path, 15, kill_after=5)) <= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_after", [None, 100])
+def test_four_processes_publish_250_versions_each(registry, tmp_path, kill_after):
+    found = race(registry, tmp_path, 250, kill_after)
+    assert len(found) == 1000 if kill_after is None else 850 <= len(found) <= 1000
+
+
+def test_killed_at_any_moment_leaves_a_whole_version_or_none(registry, tmp_path):
+    for attempt, delay in enumerate([0.0, 0.001, 0.002, 0.004, 0.008]):
+        process = start(registry, f"w{attempt}", 1000, tmp_path)
+        go(process)
+        time.sleep(delay)
+        process.kill()
+        process.wait()
+    found = published(registry)
+    for attempt in range(5):
+        indices = [index for worker, index in found if worker == f"w{attempt}"]
+        assert indices == list(range(len(indices)))
+
+
+def test_a_killed_publisher_in_the_middle_of_a_copy_is_cleaned_up_by_the_next(registry, tmp_path):
+    """The payload is a pipe disguised as a huge file: the copy hangs in it, so the kill always hits the middle."""
+    script = """
+import sys, time
+from pathlib import Path
+from nemo_runspec.artifacts import Registry, registry
+real = registry.copy_and_hash
+def stuck(source, target):
+    target.write_bytes(b"half")
+    print("copying", flush=True)
+    time.sleep(60)
+registry.copy_and_hash = stuck
+Registry(sys.argv[1]).publish("big", Path(sys.argv[2]), {"type": "T"})
+"""
+    source = tmp_path / "source"
+    source.write_text("content")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, registry.root, source], stdout=subprocess.PIPE, text=True, env=ENV
+    )
+    assert process.stdout.readline() == "copying\n"
+    area = registry.root / ".aside"
+    assert len(list(area.iterdir())) == 2
+    other = registry.publish("small", source, {"type": "T"})  # a living publisher's directory stays
+    assert other.version == 1 and len(list(area.iterdir())) == 2
+    process.kill()
+    process.wait()
+    assert registry.publish("big", source, {"type": "T"}).version == 1
+    assert not list(area.iterdir())
+
+
+def test_what_another_host_left_is_removed_after_a_day_only(registry, tmp_path):
+    area = registry.root / ".aside"
+    (area / "other-host.77.abc").mkdir(parents=True)
+    lock = area / "other-host.77.abc.lock"
+    lock.touch()
+    assert aside.remove_stale(area) == []
+    os.utime(lock, (time.time() - 25 * 3600,) * 2)
+    assert aside.remove_stale(area) == ["other-host.77.abc"]
+    assert not list(area.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(errno.ENOSPC, "no space left"), (errno.EDQUOT, "no space"), (errno.EIO, "Input/output")]
+)
+@pytest.mark.parametrize("failing", ["copy_and_hash", "_write_synced", "fsync_directory"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(registry, tmp_path, monkeypatch, failing, code, text):
+    source = tmp_path / "source"
+    source.write_text("content")
+    before = registry.publish("corpus", source, {"type": "T"})
+
+    def full(*arguments):
+        with contextlib.suppress(IndexError, AttributeError, OSError):
+            arguments[1].write_bytes(b"half")
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry_module, failing, full)
+        with pytest.raises(RunFailed) as failed:
+            registry.publish("corpus", source, {"type": "T"})
+    assert text in failed.value.message and "corpus was not published" in failed.value.message
+    assert "\n" not in failed.value.message
+    assert source.read_text() == "content"
+    assert registry.versions("corpus") == [1] and registry.verify("corpus") == [] and before.version == 1
+    assert not list((registry.root / ".aside").iterdir())
+    assert registry.publish("corpus", source, {"type": "T"}).version == 2
+
+
+def test_ctrl_c_while_publishing_leaves_nothing(registry, tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.write_text("content")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry_module, "copy_and_hash", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        registry.publish("corpus", source, {"type": "T"})
+    assert Registry(registry.root).names() == [] and not list((registry.root / ".aside").iterdir())

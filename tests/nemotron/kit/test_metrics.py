@@ -1,0 +1,136 @@
+"""The metrics log across kills and resumes, and the progress line with a clock of our own."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nemotron
+from nemo_runspec.errors import UserError
+from nemotron.kit.metrics import MetricsLog, Progress, format_seconds, read_metrics
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_lines_are_plain_json_and_come_back(tmp_path):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    log.log(1, loss=3.5, phase="one\u2028two", parts=[1, np.float32(0.5)], counts={"math": np.int64(3)}, none=None)
+    log.log(2, loss=float("nan"), grad_norm=math.inf)
+    for line in log.path.read_text().split("\n")[:-1]:
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    first, second = log.read()
+    assert (first["step"], first["loss"], first["parts"], first["counts"]) == (1, 3.5, [1, 0.5], {"math": 3})
+    assert first["phase"] == "one\u2028two" and first["none"] is None
+    assert math.isnan(second["loss"]) and second["grad_norm"] == math.inf
+    with pytest.raises(TypeError):
+        log.log(3, loss=object())
+
+
+def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(1, 8):
+        log.log(step, loss=1.0 / step)
+    again = MetricsLog(tmp_path / "metrics.jsonl")
+    assert again.truncate_after(5) == 2
+    again.log(6, loss=0.0)
+    assert [record["step"] for record in again.read()] == [1, 2, 3, 4, 5, 6]
+    assert again.truncate_after(-1) == 6 and again.read() == []
+    assert MetricsLog(tmp_path / "none.jsonl").truncate_after(3) == 0
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    assert [record["step"] for record in read_metrics(path)] == [1]
+    MetricsLog(path).log(2, loss=1.0)
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    assert MetricsLog(path).truncate_after(9) == 0 and len(read_metrics(path)) == 1
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
+        MetricsLog(path).truncate_after(9)
+
+
+def test_what_was_logged_is_there_after_kill_9(tmp_path):
+    script = (
+        "import os, sys, signal; from pathlib import Path; from nemotron.kit.metrics import MetricsLog\n"
+        "log = MetricsLog(Path(sys.argv[1]))\n"
+        "for step in range(100): log.log(step, loss=1.0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {"PYTHONPATH": str(Path(nemotron.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "m.jsonl"], env=environment, check=False)
+    assert done.returncode == -9 and len(read_metrics(tmp_path / "m.jsonl")) == 100
+
+
+def test_speed_share_of_peak_and_eta_follow_from_the_clock():
+    clock = Clock()
+    progress = Progress(100, label="sft", peak_flops=1e9, stream=io.StringIO(), clock=clock)
+    for step in range(1, 11):
+        clock.now += 0.5
+        progress.update(step, tokens=2048, flops=0.15e9, loss=3.14159)
+    # 2048 tokens and 0.15 GFLOP each half second on a machine of 1 GFLOP/s; 90 steps of 0.5 s to go
+    assert progress.line(loss=3.14159) == "sft   10/100   10%  loss 3.142  4.1k tok/s  30% of peak  ETA 0:45"
+
+
+def test_only_recent_and_own_steps_count_for_the_speed():
+    clock = Clock()
+    progress = Progress(1000, start=500, stream=io.StringIO(), clock=clock)
+    clock.now += 3600  # a slow first step
+    progress.update(501, tokens=10)
+    for step in range(502, 541):
+        clock.now += 1
+        progress.update(step, tokens=10)
+    assert "10 tok/s" in progress.line() and "ETA 7:40" in progress.line()
+
+
+def test_without_a_terminal_lines_are_plain_and_rare():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(100, stream=stream, clock=clock) as progress:
+        for step in range(1, 101):
+            clock.now += 1
+            progress.update(step, loss=1.0)
+    text = stream.getvalue()
+    assert "\r" not in text and "\x1b" not in text
+    steps = [int(line.split()[1].split("/")[0]) for line in text.splitlines()]
+    assert steps == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
+
+
+def test_on_a_terminal_one_line_is_redrawn_and_notes_stand_alone(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    clock, stream = Clock(), Terminal()
+    with Progress(1000, stream=stream, clock=clock) as progress:
+        for step in range(1, 101):
+            clock.now += 0.01
+            progress.update(step, loss=1.0, a_long_name_to_overflow_the_line="x" * 50)
+        progress.note("valid 1.23 bits per byte")
+    text = stream.getvalue()
+    assert text.count("\n") == 2 and text.endswith("\nvalid 1.23 bits per byte\n")
+    drawn = text.split("\r\x1b[2K")[1:]
+    assert 9 <= len(drawn) <= 11  # a second at ten redraws a second
+    assert all(len(line.split("\n")[0]) < 40 for line in drawn)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599.7, "1:00:00"), (90061, "25:01:01")]
+)
+def test_durations(seconds, text):
+    assert format_seconds(seconds) == text

@@ -1,0 +1,241 @@
+"""A run's directory and inputs, and what happens when it is killed, finished, run twice at once or by several ranks."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import nemotron
+from nemo_runspec.config import load_config, load_script_config
+from nemo_runspec.env import Env
+from nemo_runspec.errors import Preempted, UserError
+from nemo_runspec.job import build_job_config, save_configs
+from nemo_runspec.runspec import parse
+from nemotron.kit import Checkpoint, Dataset, Model, Results, current_run, open_run
+from nemotron.kit.run import read_state
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(nemotron.__file__).parents[1])}
+
+
+@pytest.fixture
+def raw(out):
+    return Dataset(path=out, num_examples=2, train_path=out / "train.jsonl", sources=["python-stdlib 3.11.7"]).save(
+        "raw"
+    )
+
+
+def opened(script, *overrides):
+    return open_run(load_script_config(script, ["--config", "tiny", *overrides]), script=script)
+
+
+def test_a_run_has_a_directory_records_and_verified_inputs(script, raw, tmp_path):
+    run = opened(script)
+    assert run.dir.parent == tmp_path / "output" / "toy" / "train"
+    assert run.dir.name == f"tiny-{run.fingerprint}" and len(run.fingerprint) == 10
+    assert run.inputs["data"].ref == "raw:1" and not run.resumed and current_run() is run
+    assert run.output_dir.is_dir() and not any(run.output_dir.iterdir())
+    assert "data: raw:1" in (run.dir / "config.yaml").read_text()
+    environment = json.loads((run.dir / "environment.json").read_text())
+    assert (
+        environment["python"] == ".".join(map(str, sys.version_info[:3])) and environment["cpu_count"] == os.cpu_count()
+    )
+    run.close()
+    assert current_run() is None and read_state(run.dir)["state"] == "finished"
+
+
+def test_saving_takes_name_inputs_and_producer_from_the_run(script, raw):
+    with opened(script, "lr=0.2") as run:
+        (run.output_dir / "model.safetensors").write_bytes(b"w")
+        model = Model(path=run.output_dir, step=3, dataset_path=run.inputs["data"].path).save()
+        results = Results(metrics={"bpb": 2.5}).save()
+    assert (model.ref, results.ref) == ("toy-train-model-tiny:1", "toy-train-results-tiny:1")
+    assert model.inputs == {"data": f"raw:1@{raw.digest}"}
+    producer = model.producer
+    assert (producer.name, producer.fingerprint) == ("toy/train", run.fingerprint)
+    assert producer.script.endswith("train.py") and producer.argv[0] == Path(sys.argv[0]).name
+    assert run.registry.find_published("toy-train-model-tiny", run.fingerprint).ref == model.ref
+    assert json.loads((results.path / "results.json").read_text()) == {"bpb": 2.5}
+
+
+def test_a_launched_script_records_the_launchers_command_line(script, raw, monkeypatch):
+    run = opened(script)
+    (run.dir / "job.yaml").write_text("argv: [nemotron, toy, train, -c, tiny]\n")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config", str(run.dir / "train.yaml")])
+    assert run.producer().argv == ["nemotron", "toy", "train", "-c", "tiny"]
+
+
+def test_the_launcher_and_the_script_mean_the_same_directory(script, raw):
+    spec = parse(script)
+    job = build_job_config(load_config(spec.config_dir, "tiny", ["lr=0.2"]), spec, Env())
+    folder = save_configs(job, spec)
+    with open_run(load_script_config(script, ["--config", str(folder / "train.yaml")]), script=script) as run:
+        assert run.dir == folder and run.fingerprint == job.run.fingerprint
+    with opened(script, "lr=0.2") as again:
+        assert again.dir == folder
+
+
+def test_what_is_loaded_while_a_run_is_open_becomes_its_input(script, raw, tmp_path):
+    (tmp_path / "w").write_text("w")
+    teacher = Checkpoint(path=tmp_path / "w", step=1).save("teacher")
+    with opened(script) as run:
+        Dataset.load(path=run.inputs["data"].path)
+        Checkpoint.load("teacher")
+        (run.output_dir / "m").write_text("")
+        model = Model(path=run.output_dir, step=1).save()
+    assert model.inputs == {"data": f"raw:1@{raw.digest}", "teacher": f"teacher:1@{teacher.digest}"}
+
+
+def test_a_stopped_run_resumes_and_a_finished_one_starts_afresh(script, raw):
+    with pytest.raises(Preempted), opened(script) as run:
+        (run.output_dir / "half").write_text("")
+        (run.dir / "checkpoints").mkdir()
+        run.metrics.log(1, loss=2.0)
+        raise Preempted("step 1")
+    with opened(script) as again:
+        assert again.dir == run.dir and again.resumed
+        assert (again.output_dir / "half").exists() and (again.dir / "checkpoints").exists()
+        assert again.metrics.truncate_after(1) == 0 and len(again.metrics.read()) == 1
+    assert read_state(again.dir)["attempts"] == 2
+    (again.dir / "train.yaml").write_text("kept: true\n")
+    with opened(script) as third:
+        assert third.dir == run.dir and not third.resumed
+        assert {entry.name for entry in third.dir.iterdir()} == {
+            "config.yaml", "environment.json", "out-payload", "run.json", "run.lock", "train.yaml",
+        }  # fmt: skip
+        assert not any(third.output_dir.iterdir())
+
+
+def test_another_config_or_another_input_is_another_run(script, raw, out):
+    names = set()
+    for overrides in ([], ["lr=0.3"]):
+        with opened(script, *overrides) as run:
+            names.add(run.dir.name)
+    Dataset(path=out, num_examples=2).save("raw")  # the same content again: another version, the same run
+    with opened(script) as run:
+        names.add(run.dir.name)
+        assert run.inputs["data"].ref == "raw:2"
+    assert len(names) == 2
+    (out / "train.jsonl").write_text("other")
+    Dataset(path=out, num_examples=2).save("raw")
+    with opened(script) as run:
+        assert run.dir.name not in names
+
+
+def test_killed_with_9_it_resumes_in_the_same_place(script, raw, tmp_path):
+    body = (
+        "import os, sys; from nemo_runspec.config import load_script_config; from nemotron.kit import open_run\n"
+        "run = open_run(load_script_config(sys.argv[1], ['--config', 'tiny']), sys.argv[1])\n"
+        "print(run.dir, run.resumed, flush=True)\n"
+        "with run.phase('train'):\n"
+        "    run.metrics.log(1, loss=1.0)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", body, str(script)]
+    first = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False)
+    assert first.returncode == second.returncode == -9, first.stderr
+    directory, resumed = first.stdout.split()
+    assert resumed == "False" and second.stdout.split() == [directory, "True"]
+    run = opened(script)
+    assert str(run.dir) == directory and run.resumed and set(run.phase_seconds()) == {"train"}
+
+
+def test_two_processes_do_not_run_the_same_thing(script, raw, tmp_path):
+    body = (
+        "import sys, time; from nemo_runspec.config import load_script_config; from nemotron.kit import open_run\n"
+        "run = open_run(load_script_config(sys.argv[1], ['--config', 'tiny']), sys.argv[1])\n"
+        "print(run.dir, flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", body, str(script)], stdout=subprocess.PIPE, text=True, env=ENV)
+    assert process.stdout.readline()
+    with pytest.raises(UserError, match=f"process {process.pid} is running the same thing"):
+        opened(script)
+    assert current_run() is None
+    process.kill()
+    process.wait()
+    assert opened(script).resumed
+
+
+def test_a_flipped_byte_in_an_input_is_refused_before_anything_is_made(script, raw, tmp_path):
+    raw.train_path.write_text('{"text": "A"}\n')
+    with pytest.raises(UserError, match=r"artifact raw:1 is corrupt: .*train\.jsonl"):
+        opened(script)
+    assert not (tmp_path / "output" / "toy").exists() and current_run() is None
+
+
+def test_resume_names_a_directory_and_another_config_is_refused_with_the_difference(script, raw, tmp_path):
+    with opened(script) as run:
+        (run.dir / "checkpoint").write_text("")
+    moved = run.dir.rename(tmp_path / "moved")
+    with opened(script, f"resume={moved}") as again:
+        assert again.dir == moved and again.resumed and (moved / "checkpoint").exists()
+    with pytest.raises(UserError) as refused:
+        opened(script, f"resume={moved}", "lr=0.7")
+    assert refused.value.hint == "different: lr: 0.1 there, 0.7 here"
+    script.write_text(script.read_text() + "# changed\n")
+    with pytest.raises(UserError) as refused:
+        opened(script, f"resume={moved}")
+    assert "the script, or the content of an input" in refused.value.hint
+    with pytest.raises(UserError, match="no run there"):
+        opened(script, f"resume={tmp_path}/none")
+
+
+def test_phases_add_up_over_attempts_and_count_when_they_fail(script, raw):
+    run = opened(script)
+    for seconds in (0.02, 0.03):
+        with run.phase("train"):
+            time.sleep(seconds)
+    with pytest.raises(KeyError), run.phase("eval"):
+        raise KeyError
+    run.close(finished=False)
+    with (run.dir / "phases.jsonl").open("a") as stream:
+        stream.write('{"phase": "tra')  # killed while writing
+    run = opened(script)
+    with run.phase("train"):
+        time.sleep(0.01)
+    seconds = run.phase_seconds()
+    assert list(seconds) == ["train", "eval"] and 0.06 <= seconds["train"] < 0.5
+
+
+def test_other_ranks_wait_for_rank_0_share_its_directory_and_write_nothing_of_its(script, raw, monkeypatch):
+    body = (
+        "import sys; from nemo_runspec.config import load_script_config; from nemotron.kit import open_run, Results\n"
+        "run = open_run(load_script_config(sys.argv[1], ['--config', 'tiny']), sys.argv[1])\n"
+        "run.metrics.log(1, loss=1.0)\n"
+        "print(run.dir, run.resumed, run.inputs['data'].ref)\n"
+        "try: Results(path=run.output_dir, metrics={}).save()\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    opened(script).close()  # an older launch was here: its run.json must not be taken for this one's
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29511"}.items():
+        monkeypatch.setenv(name, value)
+    # Both ranks are children of one launcher, as under torchrun.
+    launcher = (
+        "import os, subprocess, sys, time\n"
+        "ranks = []\n"
+        "for rank in ('1', '0'):\n"
+        "    env = {**os.environ, 'RANK': rank}\n"
+        "    command = [sys.executable, *sys.argv[1:]]\n"
+        "    ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))\n"
+        "    time.sleep(0.5)\n"
+        "for rank in ranks: print(rank.communicate()[0], end='')\n"
+    )
+    environment = {**ENV, "RUNSPEC_OUTPUT_ROOT": os.environ["RUNSPEC_OUTPUT_ROOT"]}
+    environment |= {name: os.environ[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")}
+    command = [sys.executable, "-c", launcher, "-c", body, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
+    one, refused, zero = done.stdout.splitlines()
+    assert one == zero and one.endswith(" False raw:1") and "rank 1 saves an artifact" in refused
+    directory = Path(one.split()[0])
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 1
+    assert (directory / "metrics.rank1.jsonl").exists()
+
+
+def test_opening_two_runs_in_one_process_is_a_bug(script, raw):
+    opened(script)
+    with pytest.raises(RuntimeError, match="open already"):
+        opened(script)

@@ -1,0 +1,1 @@
+"""The embedded stack: what the NVIDIA stack does at scale, in plain PyTorch small enough to read."""

@@ -1,0 +1,61 @@
+"""`*`: causal grouped-query attention without any positional embedding (Mamba layers carry the order)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nemotron.stack.models.cache import AttentionCache, Cache
+from nemotron.stack.models.config import NemotronHConfig
+
+# Shapes: B batch, L length, S key slots, D hidden, A query heads, J key/value heads, X head_dim.
+
+
+class Attention(nn.Module):
+    """Softmax(q k^T / sqrt(head_dim)) v, q heads share k/v heads in groups of A / J."""
+
+    def __init__(self, config: NemotronHConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+
+    def forward(
+        self, x_BLD: Tensor, attention_mask: Tensor | None = None, cache: AttentionCache | None = None, start: int = 0
+    ) -> Tensor:
+        """Attend within x, and to the cached tokens before it when a cache is given (x is then stored there).
+
+        Args:
+            x_BLD: [B, L, D].
+            attention_mask: bool [B, 1, L, S], True where a query may look; None means plain causal.
+            cache: where keys and values are written at slots start .. start + L.
+            start: number of slots filled before this call.
+        """
+        q_BALX = self.q_proj(x_BLD).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        k_BJSX = self.k_proj(x_BLD).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
+        v_BJSX = self.v_proj(x_BLD).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
+        if cache is not None:
+            end = start + x_BLD.shape[1]
+            cache.k[:, :, start:end] = k_BJSX
+            cache.v[:, :, start:end] = v_BJSX
+            k_BJSX, v_BJSX = cache.k[:, :, :end], cache.v[:, :, :end]
+        out_BALX = F.scaled_dot_product_attention(
+            q_BALX, k_BJSX, v_BJSX, attn_mask=attention_mask, is_causal=attention_mask is None, enable_gqa=True
+        )
+        return self.o_proj(out_BALX.transpose(1, 2).flatten(-2))
+
+
+def packing_mask(seq_idx_BL: Tensor) -> Tensor:
+    """Causal mask that also keeps documents of a packed row apart: bool [B, 1, L, L] from document indices [B, L]."""
+    same = seq_idx_BL.unsqueeze(-1) == seq_idx_BL.unsqueeze(-2)
+    return same.tril().unsqueeze(1)
+
+
+def decode_mask(cache: Cache) -> Tensor:
+    """Mask of a single-token step: every real token up to the slot being written, bool [B, 1, 1, S]."""
+    return cache.key_mask_BS[:, None, None, : cache.length + 1]

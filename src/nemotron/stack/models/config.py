@@ -1,0 +1,95 @@
+"""Architecture of a Nemotron-H model: pattern, dimensions, and the checks that make them fit together.
+
+Field names are those of Hugging Face's `NemotronHConfig`, so that a `config.json` reads the same in both.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+BLOCK_NAMES = {"M": "Mamba-2", "*": "attention", "E": "mixture of experts", "-": "dense MLP"}
+
+
+@dataclass(frozen=True)
+class NemotronHConfig:
+    """Dimensions of a Nemotron-H model. One symbol of `hybrid_override_pattern` is one pre-norm residual block.
+
+    Raises:
+        ValueError: dimensions that do not fit together (unknown symbol, heads not divisible by groups, ...).
+    """
+
+    hybrid_override_pattern: str = "MEM*EME"
+    vocab_size: int = 2048
+    hidden_size: int = 128
+    # attention (*): grouped queries, no positional embedding of any kind
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+    # Mamba-2 (M): the inner width is mamba_num_heads x mamba_head_dim, not expand x hidden_size
+    mamba_num_heads: int = 8
+    mamba_head_dim: int = 32
+    ssm_state_size: int = 32
+    n_groups: int = 2
+    conv_kernel: int = 4
+    chunk_size: int = 64
+    # mixture of experts (E)
+    n_routed_experts: int = 16
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int = 128
+    moe_shared_expert_intermediate_size: int = 256
+    routed_scaling_factor: float = 2.5
+    # dense MLP (-)
+    intermediate_size: int = 512
+    initializer_range: float = 0.02
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.hybrid_override_pattern) - set(BLOCK_NAMES))
+        if unknown or not self.hybrid_override_pattern:
+            raise ValueError(
+                f"hybrid_override_pattern {self.hybrid_override_pattern!r}: "
+                f"one or more of {' '.join(BLOCK_NAMES)} expected" + (f", found {unknown}" if unknown else "")
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and value <= 0:
+                raise ValueError(f"{field.name} must be positive, is {value}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.mamba_num_heads % self.n_groups:
+            raise ValueError(f"mamba_num_heads {self.mamba_num_heads} is not a multiple of n_groups {self.n_groups}")
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
+            )
+
+    @property
+    def mamba_inner_size(self) -> int:
+        """Width inside a Mamba-2 block."""
+        return self.mamba_num_heads * self.mamba_head_dim
+
+    @property
+    def mamba_conv_size(self) -> int:
+        """Channels that pass through the causal convolution: x, B and C."""
+        return self.mamba_inner_size + 2 * self.n_groups * self.ssm_state_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary, the content of `config.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> NemotronHConfig:
+        """Build from a dictionary; keys that are not dimensions (`model_type`, token ids, ...) are ignored."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    @classmethod
+    def load(cls, path: Path) -> NemotronHConfig:
+        """Read `config.json` of a model directory."""
+        return cls.from_dict(json.loads((Path(path) / "config.json").read_text(encoding="utf-8")))

@@ -1,0 +1,1 @@
+"""Reinforcement learning from verifiable rewards: rollouts, advantages and the GRPO loss."""

@@ -1,0 +1,154 @@
+"""From prompts to scored completions, and from those to packed micro-batches for the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemotron.stack.models.generate import generate
+from nemotron.stack.models.nemotron_h import NemotronH
+
+
+@dataclass
+class Rollout:
+    """One completion of one prompt, and what the environment said of it.
+
+    reward: None where verification failed (an error is not a zero). truncated: no stop token within the limit.
+    """
+
+    prompt_index: int
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    entropy: float
+    truncated: bool
+    reward: float | None
+
+
+@dataclass
+class MicroBatch:
+    """Packed rows of whole sequences (prompt + completion), and per completion token what the loss needs.
+
+    input_ids_BL, seq_idx_BL: [B, L]. predicts_BL: bool [B, L], True where the *next* token is a completion token that
+    counts in the loss. The flat tensors [T] follow predicts_BL in row-major order.
+    """
+
+    input_ids_BL: Tensor
+    seq_idx_BL: Tensor
+    predicts_BL: Tensor
+    targets_T: Tensor
+    logp_generator_T: Tensor
+    advantages_T: Tensor
+
+
+def collect_rollouts(
+    model: NemotronH,
+    prompts: Sequence[Sequence[int]],
+    score: Callable[[int, list[int]], float | None],
+    *,
+    samples_per_prompt: int,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    stop_token_ids: Sequence[int],
+    prompts_per_call: int,
+    generator: torch.Generator,
+    should_stop: Callable[[], bool] | None = None,
+) -> list[Rollout]:
+    """Sample `samples_per_prompt` completions of each prompt and score them; those of a prompt stand together.
+
+    Prompts are generated `prompts_per_call` at a time, sorted by length so that padding stays small; the result is in
+    the order given. `score(prompt_index, completion_ids)` returns the reward, or None when verification failed.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
+    by_prompt: dict[int, list[Rollout]] = {}
+    for start in range(0, len(order), prompts_per_call):
+        chunk = order[start : start + prompts_per_call]
+        out = generate(
+            model,
+            [prompts[index] for index in chunk],
+            max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            stop_token_ids=stop_token_ids,
+            generator=generator,
+            samples_per_prompt=samples_per_prompt,
+            should_stop=should_stop,
+        )
+        for position, index in enumerate(chunk):
+            rows = range(position * samples_per_prompt, (position + 1) * samples_per_prompt)
+            by_prompt[index] = [
+                Rollout(
+                    prompt_index=index,
+                    prompt_ids=list(prompts[index]),
+                    completion_ids=out.tokens[row],
+                    logprobs=out.logprobs[row],
+                    entropy=out.entropies[row],
+                    truncated=not out.finished[row],
+                    reward=score(index, out.tokens[row]),
+                )
+                for row in rows
+            ]
+        if should_stop is not None and should_stop():
+            break
+    return [rollout for index in sorted(by_prompt) for rollout in by_prompt[index]]
+
+
+def pack_rollouts(
+    rollouts: Sequence[Rollout], advantages: Sequence[float], row_len: int, rows_per_batch: int
+) -> list[MicroBatch]:
+    """Pack the sequences that carry gradient into rows of `row_len` tokens, `rows_per_batch` rows a micro-batch.
+
+    Sequences with advantage 0 are left out: without a KL term their gradient is exactly 0. First-fit decreasing, so
+    few tokens of a row stay empty; the empty tail of a row is padding (id 0, a document of its own, never predicted).
+
+    Raises:
+        ValueError: a sequence is longer than a row.
+    """
+    used = [index for index, advantage in enumerate(advantages) if advantage != 0 and rollouts[index].completion_ids]
+    lengths = {i: len(rollouts[i].prompt_ids) + len(rollouts[i].completion_ids) for i in used}
+    too_long = max(lengths.values(), default=0)
+    if too_long > row_len:
+        raise ValueError(f"a rollout of {too_long} tokens does not fit a row of {row_len}")
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(used, key=lambda i: (-lengths[i], i)):
+        row = next((r for r, free in enumerate(room) if free >= lengths[index]), None)
+        if row is None:
+            rows.append([])
+            room.append(row_len)
+            row = len(rows) - 1
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return [
+        _micro_batch([[rollouts[i] for i in row] for row in batch], [[advantages[i] for i in row] for row in batch])
+        for batch in (rows[start : start + rows_per_batch] for start in range(0, len(rows), rows_per_batch))
+    ]
+
+
+def _micro_batch(rows: list[list[Rollout]], advantages: list[list[float]]) -> MicroBatch:
+    width = max(sum(len(r.prompt_ids) + len(r.completion_ids) for r in row) for row in rows)
+    input_ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    seq_idx = torch.zeros(len(rows), width, dtype=torch.int64)
+    predicts = torch.zeros(len(rows), width, dtype=torch.bool)
+    targets: list[int] = []
+    logprobs: list[float] = []
+    weights: list[float] = []
+    for b, row in enumerate(rows):
+        start = 0
+        for document, (rollout, advantage) in enumerate(zip(row, advantages[b], strict=True)):
+            ids = rollout.prompt_ids + rollout.completion_ids
+            input_ids[b, start : start + len(ids)] = torch.tensor(ids)
+            seq_idx[b, start : start + len(ids)] = document
+            predicts[b, start + len(rollout.prompt_ids) - 1 : start + len(ids) - 1] = True
+            targets += rollout.completion_ids
+            logprobs += rollout.logprobs
+            weights += [advantage] * len(rollout.completion_ids)
+            start += len(ids)
+        seq_idx[b, start:] = len(row)
+    return MicroBatch(
+        input_ids, seq_idx, predicts, torch.tensor(targets), torch.tensor(logprobs), torch.tensor(weights)
+    )

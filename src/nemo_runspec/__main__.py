@@ -1,0 +1,6 @@
+"""`python -m nemo_runspec` is the `runspec` command."""
+
+from nemo_runspec.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The `runspec` command: show, validate and run any script that carries a `[tool.runspec]` block, in any project."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import typer
+
+from nemo_runspec.config.loader import list_configs, load_config
+from nemo_runspec.config.resolve import resolve_config
+from nemo_runspec.config.script import default_config
+from nemo_runspec.config.validate import load_schema
+from nemo_runspec.config.yaml_text import shown
+from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.execution.local import execute_local
+from nemo_runspec.job import (
+    CONTEXT_SETTINGS,
+    VALUED,
+    build_env_vars,
+    build_job_config,
+    display_job,
+    parse_env,
+    parse_recipe_config,
+    save_configs,
+)
+from nemo_runspec.options import parse_words
+from nemo_runspec.runspec import parse
+
+app = typer.Typer(
+    name="runspec",
+    help="Show, validate and run scripts that describe themselves in a [tool.runspec] block.",
+    epilog="The format: docs/runspec/v1/spec.md",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def show(
+    path: Path = typer.Argument(..., help="the script"),
+    as_json: bool = typer.Option(False, "--json", help="one JSON object with every field"),
+) -> None:
+    """Print what a script says about itself, defaults filled in."""
+    spec = parse(path)
+    if as_json:
+        print(json.dumps(spec.to_dict(), indent=2))
+        return
+    for key, value in spec.to_dict().items():
+        if isinstance(value, dict):
+            for inner, item in value.items():
+                print(f"{key + '.' + inner:<24} {_text(item)}")
+        else:
+            print(f"{key:<24} {_text(value)}")
+    print(f"{'configs':<24} {', '.join(list_configs(spec.config_dir, spec.config.format)) or '-'}")
+
+
+def _text(value: object) -> str:
+    return "-" if value in (None, "") else str(value)
+
+
+@app.command(context_settings=CONTEXT_SETTINGS, options_metavar="PATH [-c CONFIG] [key=value …]")
+def validate(ctx: typer.Context) -> None:
+    """Check the block, the schema and the configs of a script: all of them, or the one that -c names.
+
+    Artifacts are not looked up, so that configs can be checked where nothing has been made yet; `runspec run --dry-run`
+    looks them up.
+    """
+    spec = parse(_take_path(ctx))
+    options = parse_words(ctx.args, valued={"-c": "config", "--config": "config"}, flags={"--debug": "debug"})
+    chosen = options.values.get("config")
+    for name in [chosen] if chosen else list_configs(spec.config_dir, spec.config.format):
+        loaded = load_config(spec.config_dir, name, options.overrides, spec.config.format)
+        if not chosen and vars(loaded.run).get("script") not in (None, "", spec.script_path.name):
+            continue  # the folder is shared, and this config is for another script
+        resolve_config(loaded, spec, look_up=False)
+        print(f"ok  {shown(loaded.path)}")
+    note = "" if load_schema(spec) else " (it declares no schema: the keys of its configs are not checked)"
+    print(f"ok  {shown(spec.script_path)}: {spec.name}{note}")
+
+
+@app.command(context_settings=CONTEXT_SETTINGS, options_metavar="PATH [-c CONFIG] [--dry-run] [key=value …]")
+def run(ctx: typer.Context) -> None:
+    """Run a script here, with the config that -c names or its default one. --run PROFILE takes one of env.toml."""
+    spec = parse(_take_path(ctx))
+    cfg = parse_recipe_config(ctx)
+    loaded = load_config(spec.config_dir, cfg.config_name or default_config(spec), cfg.overrides, spec.config.format)
+    env = parse_env(cfg.profile)
+    job = build_job_config(loaded, spec, env, argv=cfg.argv)
+    display_job(job, spec, env)
+    if cfg.dry_run:
+        return
+    job_dir = save_configs(job, spec)
+    raise typer.Exit(execute_local(spec, job_dir, build_env_vars(job, env)))
+
+
+def _take_path(ctx: typer.Context) -> str:
+    """Take the script's path, the one word that is no option, no option's value and no override, out of `ctx.args`."""
+    for index, word in enumerate(ctx.args):
+        is_value = index > 0 and ctx.args[index - 1] in VALUED
+        if not word.startswith("-") and "=" not in word and not is_value:
+            ctx.args.pop(index)
+            return word
+    raise UserError("which script? PATH is missing", f"as in {ctx.command_path} train.py")
+
+
+def main() -> None:
+    """Entry point of the `runspec` command."""
+    sys.exit(run_main(_run))
+
+
+def _run() -> int:
+    try:
+        return app(prog_name="runspec", standalone_mode=False) or 0
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except typer.TyperException as error:
+        message = error.format_message()
+        if not message:  # no sub-command: the help page has been printed
+            return 2
+        raise UserError(message, "see: runspec --help") from error

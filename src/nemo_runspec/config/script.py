@@ -1,0 +1,80 @@
+"""What a script calls first: its command line -> its validated config.
+
+`python train.py --config tiny train.train_iters=5` works on its own, from anywhere; a launched job passes the path of
+its train.yaml instead of a name. Both go through the same checks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_runspec.config.loader import load_config
+from nemo_runspec.config.resolve import resolve_config
+from nemo_runspec.errors import UserError
+from nemo_runspec.options import Options, parse_words
+from nemo_runspec.runspec import Runspec, parse
+
+_VALUED = {"-c": "config", "--config": "config"}
+_FLAGS = {"--debug": "debug", "-h": "help", "--help": "help"}
+
+
+def load_script_config(
+    script: str | Path, argv: Sequence[str] | None = None, *, inputs: Mapping[str, str] | None = None
+) -> Any:
+    """The validated config of the script that calls this.
+
+    Args:
+        script: `__file__` of the caller.
+        argv: words after the script's name; those of this process by default. `--config NAME|PATH`, `key=value`,
+            `--debug`, `--help`.
+        inputs: references of artifacts by key of `run` (`{"data": "art://…:3"}`), from a pipe. They replace what the
+            config says, not what the command line says.
+
+    Returns:
+        An instance of the script's schema class; where it declares none, an omegaconf `DictConfig`. References in
+        `run` are pinned to versions.
+
+    Raises:
+        UserError: whatever `load_config` and `resolve_config` refuse, an unknown option, an option without its value.
+        SystemExit: 0, after `--help`.
+    """
+    spec = parse(script)
+    options = parse_words(sys.argv[1:] if argv is None else argv, valued=_VALUED, flags=_FLAGS)
+    if "help" in options.flags:
+        from nemo_runspec.help import script_help
+
+        print(script_help(spec, f"python {Path(sys.argv[0]).name if argv is None else spec.script_path.name}"))
+        raise SystemExit(0)
+    resolved = resolve_config(_load(spec, options, inputs or {}), spec)
+    if resolved.model is not None:
+        return resolved.model
+    from omegaconf import OmegaConf
+
+    from nemo_runspec.config.yaml_text import escape_interpolation
+
+    return OmegaConf.create(escape_interpolation(resolved.data))
+
+
+def _load(spec: Runspec, options: Options, inputs: Mapping[str, str]) -> Any:
+    said = {override.partition("=")[0] for override in options.overrides}
+    piped = [f"run.{key}={reference}" for key, reference in inputs.items() if f"run.{key}" not in said]
+    name = options.values.get("config")
+    return load_config(spec.config_dir, name or default_config(spec), (*piped, *options.overrides), spec.config.format)
+
+
+def default_config(spec: Runspec) -> str:
+    """The name of the script's default config.
+
+    Raises:
+        UserError: it has no such file; the hint lists the configs that there are.
+    """
+    from nemo_runspec.config.loader import list_configs
+
+    names = list_configs(spec.config_dir, spec.config.format)
+    if spec.config.default in names:
+        return spec.config.default
+    hint = f"configs: {', '.join(names)}; choose one with -c {names[0]}" if names else "its folder has no configs"
+    raise UserError(f"{spec.name} has no config {spec.config.default!r}; none was chosen", hint)

@@ -1,0 +1,178 @@
+"""YAML as configs use it: read with the line of every key, written so that it reads back as the same values.
+
+The dialect is YAML 1.1 less its traps: `yes`, `no`, `on`, `off` and `12:30` are strings, `1e-5` is a number, dates stay
+strings, and a key that stands twice in one mapping is an error. PyYAML is imported on first use: `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nemo_runspec.errors import UserError
+
+if TYPE_CHECKING:
+    import yaml
+
+# A key's path in a config: names of mappings, indices of lists.
+KeyPath = tuple[str | int, ...]
+
+_Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
+
+_FLOAT = re.compile(
+    r"""[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[0-9][0-9_]*[eE][-+]?[0-9]+
+    |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+    |\.(?:inf|Inf|INF))$
+    |\.(?:nan|NaN|NAN)$""",
+    re.VERBOSE,
+)
+_INT = re.compile(r"[-+]?(?:0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+_NULL = re.compile(r"(?:~|null|Null|NULL|)$")
+_RESOLVERS = (
+    ("tag:yaml.org,2002:bool", _BOOL, list("tTfF")),
+    ("tag:yaml.org,2002:int", _INT, list("-+0123456789")),
+    ("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789.")),
+    ("tag:yaml.org,2002:null", _NULL, ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:merge", re.compile(r"<<$"), ["<"]),
+)
+
+
+@functools.cache
+def _loader_class() -> type[yaml.SafeLoader]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}
+
+    for tag, pattern, first in _RESOLVERS:
+        Loader.add_implicit_resolver(tag, pattern, first)
+    return Loader
+
+
+@functools.cache
+def _dumper_class() -> type[yaml.SafeDumper]:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        # The reader's own rules decide which strings need quotes, so that "1e-5" comes back as a string.
+        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+        def represent_str(self, data: str) -> yaml.ScalarNode:
+            # PyYAML would write these line breaks of Unicode as they are, and read them back as spaces.
+            style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
+            return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+    Dumper.add_representer(str, Dumper.represent_str)
+    for tag, pattern, first in _RESOLVERS:
+        Dumper.add_implicit_resolver(tag, pattern, first)
+    return Dumper
+
+
+def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
+    """Parse one YAML document.
+
+    Args:
+        text: the document; empty means None.
+        where: file name for messages.
+
+    Returns:
+        The value (mappings have string keys) and, for every key and list item in it, `where:line`.
+
+    Raises:
+        UserError: malformed YAML, a key twice in a mapping, or a key that is no string; with file and line.
+    """
+    import yaml
+
+    loader = _loader_class()(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        lines: dict[KeyPath, str] = {}
+        _note_lines(node, (), where, lines)
+        return _string_keys(loader.construct_document(node)), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise UserError(f"{where}{line}: malformed YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{where}: malformed YAML: {str(error).splitlines()[0]}") from None
+    finally:
+        loader.dispose()
+
+
+def _note_lines(node: yaml.Node, path: KeyPath, where: str, lines: dict[KeyPath, str]) -> None:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            at = f"{where}:{key.start_mark.line + 1}"
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"{at}: a key of a config is one word, not a list or a mapping")
+            if key.value in seen:
+                raise UserError(f"{at}: {'.'.join(map(str, (*path, key.value)))} stands twice")
+            seen.add(key.value)
+            lines[(*path, key.value)] = at
+            _note_lines(value, (*path, key.value), where, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            lines[(*path, index)] = f"{where}:{value.start_mark.line + 1}"
+            _note_lines(value, (*path, index), where, lines)
+
+
+def _string_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _string_keys(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_string_keys(item) for item in value]
+    return value
+
+
+def read_scalar(text: str, where: str) -> Any:
+    """The value of an override, parsed as YAML; nothing after the `=` is the empty string."""
+    try:
+        return "" if text == "" else read_yaml(text, where)[0]
+    except UserError:
+        hint = "quote it, as in 'key=\"@text\"', or write it in YAML's [a, b] or {a: 1}"
+        raise UserError(f"{where}: {text!r} is not a value", hint) from None
+
+
+def dump_yaml(value: Any, *, escape: bool) -> str:
+    """YAML text of plain values. `escape` keeps a literal `${` from being read as an interpolation again."""
+    import yaml
+
+    text = yaml.dump(
+        escape_interpolation(value) if escape else value,
+        Dumper=_dumper_class(),
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+        default_flow_style=False,
+    )
+    return str(text)
+
+
+def escape_interpolation(value: Any) -> Any:
+    r"""Plain values with every `${` written `\${`, which OmegaConf reads as the two characters."""
+    if isinstance(value, dict):
+        return {key: escape_interpolation(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [escape_interpolation(item) for item in value]
+    if isinstance(value, str) and "${" in value:
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return value
+
+
+def shown(path: Path) -> str:
+    """`path` as messages show it: relative to the current directory where it lies below it, else whole."""
+    text, here = os.path.abspath(path), os.getcwd()  # noqa: PTH100, PTH109
+    return os.path.relpath(text, here) if text.startswith(here + os.sep) else text

@@ -1,0 +1,69 @@
+"""What a user sees before a job starts, and all that a dry run prints: what would run, where, on what, to make what."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from nemo_runspec.config.yaml_text import dump_yaml, shown
+from nemo_runspec.env import Env
+from nemo_runspec.runspec import Runspec
+
+if TYPE_CHECKING:
+    from nemo_runspec.job import Job
+
+_WIDTH = 9
+
+
+def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool | None = None) -> None:
+    """Print the job to stdout.
+
+    Args:
+        show_config: print the resolved config too; by default where the command line says `--dry-run`.
+    """
+    print(job_text(job_config, spec, env, bold=_colored(sys.stdout, env)))
+    if show_config or (show_config is None and "--dry-run" in job_config.argv):
+        print(f"\n# {spec.job_config_name}")
+        print(dump_yaml(job_config.resolved.data, escape=spec.config.format == "omegaconf"), end="")
+    sys.stdout.flush()
+
+
+def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) -> str:
+    """The summary of a job, one fact a line."""
+    from nemo_runspec.execution.local import local_command
+
+    loaded = job_config.resolved.loaded
+    title = f"{spec.name} -c {loaded.name}" + (f"  (profile {env.profile})" if env.profile else "")
+    lines = [f"\033[1m{title}\033[0m" if bold else title]
+
+    def row(label: str, text: str) -> None:
+        lines.append(f"  {label:<{_WIDTH}} {text}")
+
+    row("script", shown(spec.script_path))
+    row("config", " ".join([shown(loaded.path), *map(shlex.quote, loaded.overrides)]))
+    for key, version in job_config.inputs.items():
+        reference = job_config.resolved.run[key]
+        pinned = f"{version.ref} ({version.digest[:10]})" if version else f"{reference} (resolved at start)"
+        row("reads", f"{key} = {pinned}")
+    for name in job_config.outputs:
+        row("writes", name)
+    folder = shown(job_config.run.dir)
+    row("run dir", f"{folder} (exists)" if job_config.run.dir.is_dir() else folder)
+    command = local_command(spec, job_config.run.dir / spec.job_config_name)
+    row("command", " ".join(map(_quoted, command)))
+    policy = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    for name, value in {**policy, **spec.env, **env.variables}.items():
+        row("env", f"{name}={value}")
+    for name in env.secrets:
+        row("secret", f"{name} (from the environment)")
+    return "\n".join(lines)
+
+
+def _quoted(word: str) -> str:
+    return word if "<fingerprint>" in word else shlex.quote(word)
+
+
+def _colored(stream: TextIO, env: Env) -> bool:
+    return env.color and stream.isatty() and "NO_COLOR" not in os.environ

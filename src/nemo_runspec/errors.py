@@ -1,0 +1,155 @@
+"""Errors that a user sees, and the exit codes they become.
+
+Exit codes of every command and every script: 0 done; 1 failed while working; 2 refused before any work;
+130 interrupted; 143 checkpoint saved on a signal. `run_main` is the one place that maps exceptions to them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
+
+# torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
+# own exit code there, and `execution.local` returns that one.
+EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"
+
+DEBUG = "RUNSPEC_DEBUG"
+
+
+class RunspecError(Exception):
+    """Base of the errors that are shown as one or two lines instead of a traceback.
+
+    Args:
+        message: one line: what is wrong, naming file, key, value and allowed range as far as they apply.
+        hint: one more line: what to do about it.
+    """
+
+    exit_code = FAILED
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+
+class UserError(RunspecError):
+    """Refused before any work: usage, config, missing or corrupt input. Exit 2."""
+
+    exit_code = REFUSED
+
+
+class RunFailed(RunspecError):
+    """Failed while working. Exit 1."""
+
+    exit_code = FAILED
+
+
+class Interrupted(RunspecError):
+    """Stopped by Ctrl-C. Exit 130."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, message: str = "interrupted", hint: str | None = None) -> None:
+        super().__init__(message, hint)
+
+
+class Preempted(RunspecError):
+    """A signal asked the run to leave, and it saved `checkpoint` first. Exit 143."""
+
+    exit_code = PREEMPTED
+
+    def __init__(self, checkpoint: str | Path) -> None:
+        super().__init__(f"stopped on a signal; checkpoint saved: {checkpoint}", "the same command resumes from it")
+        self.checkpoint = checkpoint
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that looks most like `word` (case ignored), or None when nothing is close."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(word: str, choices: Iterable[str], what: str = "choose from") -> str | None:
+    """The hint for a misspelt `word`: the nearest choice, else the list of all, else None when there are none."""
+    choices = list(choices)
+    near = nearest(word, choices)
+    if near is not None:
+        return f"did you mean {near}?"
+    return f"{what}: {', '.join(choices)}" if choices else None
+
+
+def run_main(fn: Callable[[], int | None]) -> int:
+    """Run `fn` (a script's main, a command line) and return the exit code that its outcome stands for.
+
+    `fn` returns None or 0 for done, or its own exit code. A `RunspecError` is printed to stderr as `error: message`
+    and its hint; a full disk as one line. Every other exception is a bug and keeps its traceback.
+    `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too.
+    """
+    try:
+        code = fn() or DONE
+    except RunspecError as error:
+        code = error.exit_code
+        report(error)
+    except KeyboardInterrupt as error:
+        code = INTERRUPTED
+        report(error, "interrupted")
+    except BrokenPipeError:
+        # The reader of our stdout left (`runspec show … | head`). Python would complain once more while closing it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    except Exception as error:
+        if not _disk_full(error):
+            raise
+        code = FAILED
+        where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        report(error, f"no space left on device{where}", "free some space; the same command goes on where it was")
+    _leave_exit_code(code)
+    return code
+
+
+def report(error: BaseException, message: str | None = None, hint: str | None = None) -> None:
+    """Print `error` to stderr in one or two lines (rank 0 only), with its traceback in debug mode."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if isinstance(error, RunspecError):
+        message, hint = error.message, error.hint
+    if debugging():
+        traceback.print_exception(error)
+    print(f"error: {message or error}", file=sys.stderr)
+    if hint:
+        print(hint, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted: `--debug` on the command line, or RUNSPEC_DEBUG set to anything but 0."""
+    return "--debug" in sys.argv[1:] or os.environ.get(DEBUG, "0") not in ("", "0")
+
+
+def _disk_full(error: BaseException) -> bool:
+    """Whether `error` comes from a full disk. Native writers (Arrow, safetensors) say so only in their message."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _leave_exit_code(code: int) -> None:
+    path = os.environ.get(EXIT_CODE_FILE)
+    if path and os.environ.get("RANK", "0") == "0":
+        Path(path).write_text(f"{code}\n", encoding="utf-8")

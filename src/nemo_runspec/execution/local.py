@@ -1,0 +1,204 @@
+"""Run a job on this machine: one process, or torchrun over the visible GPUs; signals go in, exit codes come out.
+
+The child gets /dev/null as stdin (a launched script takes its inputs from its config, not from a pipe) and
+OMP_WAIT_POLICY=PASSIVE: on shared cores, OpenMP threads that spin while idle made the same small training step 16 times
+slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from nemo_runspec.errors import (
+    DONE,
+    EXIT_CODE_FILE,
+    FAILED,
+    INTERRUPTED,
+    PREEMPTED,
+    REFUSED,
+    RunFailed,
+    UserError,
+    report,
+)
+from nemo_runspec.runspec import Runspec
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Ctrl-C this many times ends a child that does not listen.
+PATIENCE = 3
+_PR_SET_PDEATHSIG = 1
+
+
+def visible_gpus() -> int:
+    """How many NVIDIA GPUs a process started here would see, without importing torch."""
+    present = sum(1 for device in Path("/dev").glob("nvidia[0-9]*") if device.name.removeprefix("nvidia").isdigit())
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    return min(present, len([device for device in chosen.split(",") if device.strip() not in ("", "-1")]))
+
+
+def local_command(spec: Runspec, config: Path, processes: int | None = None) -> list[str]:
+    """The words that `execute_local` would run.
+
+    Args:
+        config: the job's config file.
+        processes: of torchrun; the visible GPUs by default, at least 1. One process needs no torchrun.
+
+    Raises:
+        UserError: the script asks for a launcher that is not there on this machine.
+    """
+    if spec.run.launch == "ray":
+        raise UserError(
+            f'{spec.name}: launch = "ray" does not run locally in this version',
+            "locally run: direct, torchrun",
+        )
+    words = [word.format(script=spec.script_path, config=config) for word in shlex.split(spec.run.cmd)]
+    if words[0] in ("python", "python3"):
+        words[0] = sys.executable
+    count = max(visible_gpus(), 1) if processes is None else processes
+    if spec.run.launch == "torchrun" and count > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        return [words[0], *torchrun, *words[1:]]
+    return words
+
+
+def local_environment(env_vars: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `env_vars` over it, and OMP_WAIT_POLICY=PASSIVE unless somebody has set it."""
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **env_vars}
+
+
+def execute_local(
+    spec: Runspec,
+    job_dir: Path,
+    env_vars: Mapping[str, str],
+    *,
+    processes: int | None = None,
+    interactive: bool = False,
+) -> int:
+    """Run the script of `spec` with the config in `job_dir`, and wait for it.
+
+    Args:
+        job_dir: holds train.yaml (train.json for `format = "json"`).
+        env_vars: set for the child, over this process's environment.
+        processes: see `local_command`.
+        interactive: the child keeps the terminal (a chat); otherwise its stdin is /dev/null.
+
+    Returns:
+        0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
+    """
+    command = local_command(spec, job_dir / spec.job_config_name, processes)
+    if spec.run.workdir is not None and not spec.run.workdir.is_dir():
+        raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
+    environment = local_environment(env_vars)
+    if "torch.distributed.run" not in command:
+        return exit_code(_wait(command, environment, spec.run.workdir, interactive=interactive, torchrun=False))
+    with tempfile.TemporaryDirectory(prefix="runspec-") as folder:
+        left = Path(folder) / "exit_code"
+        environment[EXIT_CODE_FILE] = str(left)
+        code = _wait(command, environment, spec.run.workdir, interactive=False, torchrun=True)
+        if code != DONE and left.is_file():
+            return exit_code(int(left.read_text(encoding="utf-8")))
+        return exit_code(code)
+
+
+def exit_code(returncode: int) -> int:
+    """The exit code of a command whose child ended with `returncode` (negative: the signal that killed it).
+
+    A killed child has saved nothing, so it counts as failed; only a script that says 143 itself has its checkpoint.
+    """
+    if returncode in (DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED):
+        return returncode
+    if returncode == -signal.SIGINT:
+        return INTERRUPTED
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        hint = "out of memory, perhaps; the same command goes on from the last checkpoint"
+        report(RunFailed(f"the job was killed by {name}", hint if returncode == -signal.SIGKILL else None))
+    return FAILED
+
+
+def _wait(
+    command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, *, interactive: bool, torchrun: bool
+) -> int:
+    """Start the child, pass signals on to it until it ends, and return its return code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with _forwarding(torchrun) as forward:
+        try:
+            child = subprocess.Popen(
+                command,
+                env=dict(environment),
+                cwd=workdir,
+                stdin=None if interactive else subprocess.DEVNULL,
+                # A group of its own: Ctrl-C reaches the child once, through us, not twice.
+                start_new_session=not interactive,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        except OSError as error:
+            raise RunFailed(f"cannot start {command[0]}: {error.strerror}") from None
+        forward.to(child)
+        return child.wait()
+
+
+def _die_with_parent() -> None:
+    """In the child, before the script: be killed when the parent is.
+
+    Without it, `kill -9` of the command leaves the script running, and the same command started again to resume would
+    work in the same folder as the survivor.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Forward:
+    """Signals received so far, and the child to pass them to; those that came before it started are kept for it."""
+
+    def __init__(self, torchrun: bool) -> None:
+        self.torchrun = torchrun
+        self.child: subprocess.Popen[bytes] | None = None
+        self.kept: list[int] = []
+        self.interrupts = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.child is None:
+            self.kept.append(number)
+        else:
+            self.send(self.child, number)
+
+    def to(self, child: subprocess.Popen[bytes]) -> None:
+        self.child = child
+        for number in self.kept:
+            self.send(child, number)
+
+    def send(self, child: subprocess.Popen[bytes], number: int) -> None:
+        self.interrupts += number == signal.SIGINT
+        if number == signal.SIGUSR1 and self.torchrun:
+            number = signal.SIGTERM  # the same to a script, and torchrun itself would die of SIGUSR1
+        if self.interrupts >= PATIENCE:
+            number = signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+
+
+@contextlib.contextmanager
+def _forwarding(torchrun: bool) -> Iterator[_Forward]:
+    forward = _Forward(torchrun)
+    # Handlers belong to the main thread; elsewhere the caller keeps its own.
+    signals = FORWARDED if threading.current_thread() is threading.main_thread() else ()
+    old = {number: signal.signal(number, forward) for number in signals}
+    try:
+        yield forward
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

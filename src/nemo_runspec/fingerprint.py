@@ -1,0 +1,110 @@
+"""The identity of a run: what it would compute, in ten hex digits.
+
+Two runs have the same fingerprint when the resolved config, the bytes of the script and the contents of the inputs are
+the same. Where things lie (paths, version numbers, the run's own name) does not count: an input is its payload digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.env import output_root
+from nemo_runspec.runspec import Runspec
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts import Version
+
+LENGTH = 10
+# Of the `run` group: names and places, not content.
+_NOT_CONTENT_OF_RUN = ("name", "root")
+# Of the config: what is printed how often, and which run to go on from.
+_NOT_CONTENT = ("logger", "resume")
+
+
+def fingerprint(
+    config: Mapping[str, Any],
+    script: Path,
+    input_digests: Mapping[str, str],
+    input_paths: Mapping[str, str] | None = None,
+) -> str:
+    """Ten hex digits over config, script and inputs.
+
+    Args:
+        config: the resolved config, plain values. `run.name`, `run.root`, `logger` and `resume` do not count.
+        script: the script; its bytes count.
+        input_digests: payload digest of each input, by its key in `run`; it takes the place of the reference there.
+        input_paths: payload directory of each input, by the same keys; where a value of the config is a path in one of
+            them (`${art:data,path}`), the digest takes the directory's place.
+    """
+    canonical = {key: value for key, value in config.items() if key not in _NOT_CONTENT}
+    for key, path in (input_paths or {}).items():
+        canonical = _replace_path(canonical, path, f"art:{input_digests[key]}")
+    run = {key: value for key, value in canonical.get("run", {}).items() if key not in _NOT_CONTENT_OF_RUN}
+    canonical["run"] = {key: input_digests.get(key, value) for key, value in run.items()}
+    text = json.dumps(canonical, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+    digest = hashlib.sha256(text.encode())
+    digest.update(b"\0" + script.read_bytes())
+    return digest.hexdigest()[:LENGTH]
+
+
+def _replace_path(value: Any, path: str, by: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_path(item, path, by) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replace_path(item, path, by) for item in value]
+    if isinstance(value, str) and (value == path or value.startswith(path + "/")):
+        return by + value[len(path) :]
+    return value
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Plain values of a pydantic model, an omegaconf config or a mapping."""
+    if hasattr(config, "model_dump"):
+        values = config.model_dump(mode="json")
+    elif hasattr(config, "_metadata"):  # an omegaconf node, recognised without importing omegaconf
+        from omegaconf import OmegaConf
+
+        values = OmegaConf.to_container(config, resolve=True)
+    else:
+        values = dict(config)
+    return dict(values)
+
+
+def inputs_of(config: Any) -> dict[str, Version]:
+    """The input artifacts that a config's `run` group names, by key.
+
+    Raises:
+        UserError: one of them does not exist.
+    """
+    from nemo_runspec.artifacts import Registry
+    from nemo_runspec.config.validate import RESERVED_RUN_KEYS
+
+    run = plain(config).get("run") or {}
+    references = {key: value for key, value in run.items() if key not in RESERVED_RUN_KEYS and value}
+    registry = Registry.default()
+    return {key: registry.resolve(value) for key, value in references.items()}
+
+
+def config_fingerprint(config: Any, spec: Runspec, inputs: Mapping[str, Version] | None = None) -> str:
+    """The fingerprint of a run of `spec`'s script with a validated `config`; `inputs` are looked up unless given."""
+    inputs = inputs_of(config) if inputs is None else inputs
+    digests = {key: version.digest for key, version in inputs.items()}
+    paths = {key: str(version.path) for key, version in inputs.items()}
+    return fingerprint(plain(config), spec.script_path, digests, paths)
+
+
+def run_dir_for(config: Any, spec: Runspec, digits: str | None = None) -> Path:
+    """`<output root>/<family>/<stage>/<config>-<fingerprint>`, absolute; nothing is created.
+
+    Args:
+        config: a validated config, model or plain values; `run.root`, where set, is the output root.
+        digits: the fingerprint, where it is known already.
+    """
+    run = plain(config).get("run") or {}
+    root = Path(run["root"]).expanduser().absolute() if run.get("root") else output_root()
+    digits = digits or config_fingerprint(config, spec)
+    return root / spec.family / spec.stage / f"{run.get('config') or 'config'}-{digits}"

@@ -1,0 +1,266 @@
+"""The pieces that a command file is made of: command line -> config -> runspec -> environment -> job.
+
+Nothing here decides what runs where; a command file calls these in order and then starts the job itself::
+
+    cfg = parse_recipe_config(ctx)
+    train_config = parse_config(cfg, STAGE / "config")
+    spec = parse_runspec(STAGE / train_config.run.script)
+    env = parse_env(cfg.profile)
+    job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
+    display_job(job_config, spec, env)
+    job_dir = save_configs(job_config, spec)
+    code = execute_local(spec, job_dir, build_env_vars(job_config, env))
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
+from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
+from nemo_runspec.config.yaml_text import dump_yaml, shown
+from nemo_runspec.display import display_job
+from nemo_runspec.env import ARTIFACTS_ROOT, ENV_FILE, OUTPUT_ROOT, Env, artifacts_root, output_root, parse_env
+from nemo_runspec.errors import DEBUG, UserError, debugging
+from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
+from nemo_runspec.options import parse_words
+from nemo_runspec.runspec import Runspec
+from nemo_runspec.runspec import parse as parse_runspec
+
+if TYPE_CHECKING:
+    import typer
+
+    from nemo_runspec.artifacts import Version
+
+__all__ = [
+    "CONTEXT_SETTINGS",
+    "Job",
+    "RecipeConfig",
+    "build_env_vars",
+    "build_job_config",
+    "display_job",
+    "parse_config",
+    "parse_env",
+    "parse_recipe_config",
+    "parse_runspec",
+    "save_configs",
+]
+
+# For `app.command(context_settings=…)`: every word reaches `parse_recipe_config`, which knows all of them or refuses.
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["-h", "--help"],
+}
+VALUED = {"-c": "config", "--config": "config", "--run": "run", "--batch": "batch"}
+FLAGS = {"--dry-run": "dry_run", "--force": "force", "--debug": "debug"}
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """What the command line of a recipe command says.
+
+    `mode` is "local", or the executor of the chosen profile; `attached` is False for `--batch`.
+    """
+
+    config_name: str | None = None
+    overrides: tuple[str, ...] = ()
+    profile: str | None = None
+    mode: str = "local"
+    attached: bool = True
+    dry_run: bool = False
+    force: bool = False
+    debug: bool = False
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Identity of a job: its name, the folder it runs in, and the fingerprint; None where inputs do not exist yet."""
+
+    name: str
+    dir: Path
+    fingerprint: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job ready to be shown, saved and started: the resolved config and where it comes from."""
+
+    resolved: ResolvedConfig
+    run: RunInfo
+    env: Env
+    argv: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> dict[str, Version | None]:
+        """Key of `run` -> version that it is pinned to; None for one that an earlier step will publish."""
+        return self.resolved.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the artifacts that the job publishes."""
+        return self.resolved.outputs
+
+
+def parse_recipe_config(ctx: typer.Context) -> RecipeConfig:
+    """Read the words of a recipe command, whose context has CONTEXT_SETTINGS.
+
+    Raises:
+        UserError: an unknown option, an option without its value, a stray word, `--run` together with `--batch`, an
+            unknown profile.
+    """
+    declared = [option for parameter in ctx.command.params for option in parameter.opts if option.startswith("-")]
+    options = parse_words(ctx.args, valued=VALUED, flags=FLAGS, known=declared)
+    values = options.values
+    if "run" in values and "batch" in values:
+        raise UserError("--run and --batch exclude each other", "--run stays attached to the job; --batch submits it")
+    profile = values.get("run", values.get("batch"))
+    return RecipeConfig(
+        config_name=values.get("config"),
+        overrides=options.overrides,
+        profile=profile,
+        mode=parse_env(profile).executor,
+        attached="batch" not in values,
+        dry_run="dry_run" in options.flags,
+        force="force" in options.flags,
+        debug="debug" in options.flags,
+        argv=(Path(sys.argv[0]).name, *sys.argv[1:]),
+    )
+
+
+def parse_config(
+    cfg: RecipeConfig, config_dir: Path, default: str = "default", script: str = "train.py"
+) -> LoadedConfig:
+    """Load the config that the command line chose.
+
+    Args:
+        config_dir: the configs of the step.
+        default: the config of the bare command. Where it does not exist, the command must choose one.
+        script: the script of a config that names none.
+
+    Raises:
+        UserError: see `load_config`.
+    """
+    names = list_configs(config_dir)
+    if cfg.config_name is None and default not in names:
+        hint = f"choose one with -c NAME: {', '.join(names)}" if names else None
+        raise UserError(f"no config was chosen, and there is no config {default!r} in {shown(config_dir)}", hint)
+    loaded = load_config(config_dir, cfg.config_name or default, cfg.overrides)
+    if not loaded.data["run"].get("script"):
+        loaded.data["run"]["script"] = script
+    return loaded
+
+
+def build_job_config(
+    train_config: LoadedConfig,
+    spec: Runspec,
+    env: Env,
+    *,
+    argv: Sequence[str] = (),
+    produced: Mapping[str, str | None] | None = None,
+) -> Job:
+    """Resolve and validate the config, look up its inputs, and find the run's folder. Nothing is written.
+
+    Args:
+        produced: see `resolve_config`; for the steps of a pipeline.
+
+    Raises:
+        UserError: see `resolve_config`.
+    """
+    resolved = resolve_config(train_config, spec, produced=produced)
+    versions = {key: version for key, version in resolved.inputs.items() if version is not None}
+    if len(versions) < len(resolved.inputs):
+        digits = None
+    else:
+        digits = config_fingerprint(resolved.data, spec, versions)
+    folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>")
+    return Job(resolved, RunInfo(str(resolved.run["name"]), folder, digits), env, tuple(argv))
+
+
+def save_configs(job_config: Job, spec: Runspec) -> Path:
+    """Write `job.yaml` (provenance) and the script's config (`train.yaml`) into the run's folder; return the folder.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    folder = job_config.run.dir
+    data, fmt = job_config.resolved.data, spec.config.format
+    if fmt == "json":
+        train = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    else:
+        train = f"# The resolved config of {spec.name}; where it comes from: job.yaml\n"
+        train += dump_yaml(data, escape=fmt == "omegaconf")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / "job.yaml", dump_yaml(_provenance(job_config, spec), escape=False))
+        _replace(folder / spec.job_config_name, train)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # `run_main` has the words for a full disk
+        raise UserError(f"cannot write {folder}: {error.strerror}", f"{OUTPUT_ROOT} names another place") from None
+    return folder
+
+
+def _provenance(job: Job, spec: Runspec) -> dict[str, Any]:
+    loaded = job.resolved.loaded
+    return {
+        "name": job.run.name,
+        "fingerprint": job.run.fingerprint,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "argv": list(job.argv),
+        "config": str(loaded.path),
+        "dotlist": list(loaded.overrides),
+        "profile": job.env.profile,
+        "executor": job.env.executor,
+        "git_commit": git_commit(spec.script_path.parent),
+        "inputs": {key: None if version is None else version.pinned for key, version in job.inputs.items()},
+        "outputs": list(job.outputs),
+        "runspec": spec.to_dict(),
+        "train": job.resolved.data,
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit checked out in the repository that holds `folder`, with `-dirty` where files differ from it."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:
+    """The variables to set for the job, over the environment that it inherits.
+
+    The script's `[env]`, then the profile's, then the roots of runs and artifacts as absolute paths, so that a script
+    with another working directory finds the same ones, and `--debug`. Secrets are not among them: they are inherited.
+    """
+    variables = {**job_config.resolved.spec.env, **env.variables}
+    variables[OUTPUT_ROOT], variables[ARTIFACTS_ROOT] = str(output_root()), str(artifacts_root())
+    if env.cache_dir is not None:
+        variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
+    if debugging():
+        variables[DEBUG] = "1"
+    if env.file is not None:
+        variables[ENV_FILE] = str(env.file.absolute())
+    return variables

@@ -1,0 +1,153 @@
+"""Run the steps of a recipe one after another on this machine.
+
+Every step is validated before the first one starts, so that a misspelt key of the last step costs nothing. A step whose
+fingerprint is already published is skipped, and the run stops at the first step that fails. A later step reads exactly
+the versions that the earlier ones made or were skipped for, not whatever is the latest by then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from nemo_runspec.display import display_job
+from nemo_runspec.errors import DONE, RunFailed, UserError
+from nemo_runspec.execution.local import execute_local
+from nemo_runspec.job import (
+    Job,
+    RecipeConfig,
+    build_env_vars,
+    build_job_config,
+    parse_config,
+    parse_env,
+    parse_runspec,
+    save_configs,
+)
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts import Version
+
+Status = Literal["done", "skipped", "failed"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: a script folder and its configs. The config's `run.script` (else `script`) says which file runs.
+
+    `config` and `overrides` are this step's; without `config` it takes the one that the command line chose.
+    """
+
+    name: str
+    stage_dir: Path
+    config_dir: Path
+    script: str = "train.py"
+    config: str | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How a step went. `seconds`: its wall time, 0 if skipped; `versions`: what it published, by name."""
+
+    step: Step
+    status: Status
+    exit_code: int
+    seconds: float
+    run_dir: Path
+    versions: dict[str, Version] = field(default_factory=dict)
+
+
+def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
+    """Run `steps` in order and return one result a step, up to the first that failed.
+
+    Args:
+        cfg: the command line: config, profile, `--dry-run` (only plan and show), `--force` (skip nothing). Its
+            overrides are not used: a step has its own.
+
+    Raises:
+        UserError: a step's config, script or input is refused; then no step has run.
+        RunFailed: a step ended well and yet did not publish what its config names.
+    """
+    _plan(steps, cfg, show=cfg.dry_run)
+    if cfg.dry_run:
+        return []
+    results: list[StepResult] = []
+    produced: dict[str, str | None] = {}
+    for number, step in enumerate(steps, start=1):
+        job = _job(step, cfg, produced)
+        versions = {} if cfg.force else published(job)
+        title = f"[{number}/{len(steps)}] {step.name}"
+        if versions:
+            made = ", ".join(version.ref for version in versions.values())
+            _say(f"{title}: skipped, published already: {made} (fingerprint {job.run.fingerprint}; --force runs it)")
+            results.append(StepResult(step, "skipped", DONE, 0.0, job.run.dir, versions))
+        else:
+            _say(title)
+            results.append(_run(step, job))
+            if results[-1].exit_code != DONE:
+                _say(f"{title}: failed with exit code {results[-1].exit_code}; the same command goes on from here")
+                break
+        produced.update({name: version.ref for name, version in results[-1].versions.items()})
+    return results
+
+
+def published(job: Job) -> dict[str, Version]:
+    """What a run with this job's fingerprint has published, by name; empty unless that is all of the job's outputs."""
+    from nemo_runspec.artifacts import Registry
+
+    if job.run.fingerprint is None or not job.outputs:
+        return {}
+    registry = Registry.default()
+    found = {name: registry.find_published(name, job.run.fingerprint) for name in job.outputs}
+    versions = {name: version for name, version in found.items() if version is not None}
+    return versions if len(versions) == len(found) else {}
+
+
+def _plan(steps: Sequence[Step], cfg: RecipeConfig, *, show: bool) -> None:
+    """Validate all steps, each as if the ones before it had made what they promise; `show` prints them."""
+    produced: dict[str, str | None] = {}
+    for number, step in enumerate(steps, start=1):
+        try:
+            job = _job(step, cfg, produced)
+        except UserError as error:
+            raise UserError(f"step {step.name}: {error.message}", error.hint) from error
+        versions = {} if cfg.force else published(job)
+        if show:
+            state = ", skipped: published already" if versions else ""
+            _say(f"[{number}/{len(steps)}] {step.name}{state}")
+            display_job(job, job.resolved.spec, job.env, show_config=False)
+        for name in job.outputs:
+            produced[name] = versions[name].ref if versions else None
+
+
+def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None]) -> Job:
+    chosen = dataclasses.replace(cfg, config_name=step.config or cfg.config_name, overrides=step.overrides)
+    loaded = parse_config(chosen, step.config_dir, script=step.script)
+    spec = parse_runspec(step.stage_dir / loaded.run.script)
+    return build_job_config(loaded, spec, parse_env(cfg.profile), argv=cfg.argv, produced=produced)
+
+
+def _run(step: Step, job: Job) -> StepResult:
+    spec = job.resolved.spec
+    display_job(job, spec, job.env, show_config=False)
+    job_dir = save_configs(job, spec)
+    started = time.monotonic()
+    code = execute_local(spec, job_dir, build_env_vars(job, job.env))
+    seconds = time.monotonic() - started
+    if code != DONE:
+        return StepResult(step, "failed", code, seconds, job_dir)
+    versions = published(job)
+    if job.outputs and not versions:
+        raise RunFailed(
+            f"step {step.name} ended well but did not publish {' and '.join(job.outputs)}",
+            f"its records: {job_dir}",
+        )
+    return StepResult(step, "done", DONE, seconds, job_dir, versions)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,53 @@
+"""Verifiable tasks: generators with held-out splits, and the checks that score an answer.
+
+Four families (math, multiple choice, instruction following, structured output) feed SFT, RL and evaluation alike.
+"""
+
+from nemotron.stack.environments.baselines import (
+    ConstantAnswer,
+    best_constant_answer,
+    fraction_of_space_seen,
+    nearest_neighbour_lookup,
+)
+from nemotron.stack.environments.families import (
+    FAMILIES,
+    Difficulty,
+    generate_tasks,
+    iter_tasks,
+    make_difficulty,
+    plain_answer,
+    plain_prompt,
+    plain_text,
+    prompt_messages,
+    read_tasks,
+    task_space_size,
+    to_messages,
+    verify,
+)
+from nemotron.stack.environments.task import Solution, Split, Task, Verdict, answer_of, split_of
+
+__all__ = [
+    "FAMILIES",
+    "ConstantAnswer",
+    "Difficulty",
+    "Solution",
+    "Split",
+    "Task",
+    "Verdict",
+    "answer_of",
+    "best_constant_answer",
+    "fraction_of_space_seen",
+    "generate_tasks",
+    "iter_tasks",
+    "make_difficulty",
+    "nearest_neighbour_lookup",
+    "plain_answer",
+    "plain_prompt",
+    "plain_text",
+    "prompt_messages",
+    "read_tasks",
+    "split_of",
+    "task_space_size",
+    "to_messages",
+    "verify",
+]

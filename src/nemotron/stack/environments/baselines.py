@@ -1,0 +1,87 @@
+"""What a model that understood nothing would score: a constant answer, or that of the most similar training task.
+
+Both are printed beside every result, with the share of the task space that training saw: a score means something only
+as far as it lies above them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nemotron.stack.environments.families import Difficulty, task_space_size, verify
+from nemotron.stack.environments.task import Task
+
+_NGRAM = 3
+# A constant answer can only be good if it is common, so the most common ones are enough to try.
+_CANDIDATES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantAnswer:
+    """The answer that, given to every task, is right most often, and the share of tasks it is right for."""
+
+    answer: str
+    score: float
+
+
+def best_constant_answer(tasks: Sequence[Task]) -> ConstantAnswer:
+    """The best constant answer among the 32 most common demonstrated ones, chosen on these very tasks.
+
+    Choosing it with knowledge of the tasks that it is scored on makes it an upper bound on an honest constant.
+    """
+    best = ConstantAnswer("", 0.0)
+    for answer, _ in Counter(task.solution.answer for task in tasks).most_common(_CANDIDATES):
+        score = sum(verify(task, answer).status == "score" for task in tasks) / len(tasks)
+        if score > best.score:
+            best = ConstantAnswer(answer, score)
+    return best
+
+
+def _ngrams(prompt: str) -> set[str]:
+    """The character n-grams of a prompt, its ends marked."""
+    text = f"^{prompt}$"
+    return {text[i : i + _NGRAM] for i in range(len(text) - _NGRAM + 1)}
+
+
+def nearest_neighbour_lookup(train_tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> float:
+    """Share of evaluation tasks that the demonstrated answer of the most similar training task gets right.
+
+    Similarity is the cosine of character-trigram indicator vectors of the prompts, weighted by inverse document
+    frequency so that shared wording counts little and shared content much; the first of equal ones wins.
+    """
+    if not train_tasks or not eval_tasks:
+        return 0.0
+    index: dict[str, list[int]] = {}
+    for position, task in enumerate(train_tasks):
+        for ngram in _ngrams(task.prompt):
+            index.setdefault(ngram, []).append(position)
+    postings = {ngram: np.array(where) for ngram, where in index.items()}
+    weight = {ngram: float(np.log((1 + len(train_tasks)) / len(where)) ** 2) for ngram, where in postings.items()}
+    squared_norm = np.zeros(len(train_tasks))
+    for ngram, where in postings.items():
+        squared_norm[where] += weight[ngram]
+    norm = np.sqrt(np.maximum(squared_norm, 1e-12))
+    found = 0
+    for task in eval_tasks:
+        shared = np.zeros(len(train_tasks))
+        for ngram in sorted(_ngrams(task.prompt) & postings.keys()):
+            shared[postings[ngram]] += weight[ngram]
+        neighbour = train_tasks[int(np.argmax(shared / norm))]
+        found += verify(task, neighbour.solution.answer).status == "score"
+    return found / len(eval_tasks)
+
+
+def fraction_of_space_seen(
+    canonicals: Iterable[str], family: str, difficulty: Mapping[str, Any] | Difficulty | None = None
+) -> float:
+    """Distinct canonical tasks of a family met in training, as a share of all there are at this difficulty.
+
+    Canonical forms of other families are not counted: each begins with the name of its family.
+    """
+    seen = {canonical for canonical in canonicals if canonical.startswith(f"{family}|")}
+    return len(seen) / task_space_size(family, difficulty)

@@ -1,0 +1,209 @@
+"""The task families behind one door: generate, verify, count, and turn tasks into conversations or plain text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import xxhash
+
+from nemo_runspec.errors import UserError, did_you_mean
+from nemotron.stack.environments import instruction_following, math, multiple_choice, structured_output
+from nemotron.stack.environments.instruction_following import InstructionFollowingDifficulty
+from nemotron.stack.environments.math import MathDifficulty
+from nemotron.stack.environments.multiple_choice import MultipleChoiceDifficulty
+from nemotron.stack.environments.structured_output import StructuredOutputDifficulty
+from nemotron.stack.environments.task import SPLITS, Split, Task, Verdict, answer_of, error, split_of
+
+FAMILIES = (math.FAMILY, multiple_choice.FAMILY, instruction_following.FAMILY, structured_output.FAMILY)
+Difficulty: TypeAlias = (
+    MathDifficulty | MultipleChoiceDifficulty | InstructionFollowingDifficulty | StructuredOutputDifficulty
+)
+# A split that yields no new task in this many draws a task is exhausted (the evaluation split is a tenth of all).
+_DRAWS_PER_TASK = 400
+
+
+def _family(family: str) -> tuple[ModuleType, type[Difficulty]]:
+    """The module of a family and its difficulty class; an unknown family raises UserError."""
+    match family:
+        case math.FAMILY:
+            return math, MathDifficulty
+        case multiple_choice.FAMILY:
+            return multiple_choice, MultipleChoiceDifficulty
+        case instruction_following.FAMILY:
+            return instruction_following, InstructionFollowingDifficulty
+        case structured_output.FAMILY:
+            return structured_output, StructuredOutputDifficulty
+    raise UserError(f"unknown task family '{family}'", did_you_mean(family, FAMILIES))
+
+
+def make_difficulty(family: str, difficulty: Mapping[str, Any] | Difficulty | None = None) -> Difficulty:
+    """The difficulty of a family from its fields, as a config gives them; fields left out keep their defaults.
+
+    An unknown family, an unknown field or a value out of range raises UserError.
+    """
+    _, difficulty_type = _family(family)
+    if isinstance(difficulty, difficulty_type):
+        return difficulty
+    if not isinstance(difficulty, Mapping | None):
+        raise UserError(f"{family}: the difficulty must be a mapping, not {type(difficulty).__name__}")
+    known = {field.name: field.default for field in fields(difficulty_type)}
+    given = dict(difficulty or {})
+    for name, value in given.items():
+        if name not in known:
+            raise UserError(f"{family}: unknown difficulty '{name}'", did_you_mean(str(name), known))
+        default = known[name]
+        if isinstance(default, tuple) and not isinstance(value, str):
+            given[name] = tuple(value)
+        elif isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, int | type(default)):
+            raise UserError(f"{family}: difficulty {name} = {value!r}: must be of type {type(default).__name__}")
+    result = replace(difficulty_type(), **given)
+    if not 0.0 <= result.careful_share <= 1.0:
+        raise UserError(f"{family}: careful_share = {result.careful_share}: allowed are 0 to 1")
+    return result
+
+
+def iter_tasks(
+    family: str,
+    split: Split,
+    seed: int,
+    difficulty: Mapping[str, Any] | Difficulty | None = None,
+    *,
+    distinct: bool = False,
+) -> Iterator[Task]:
+    """Tasks of one split without end, the same ones for the same arguments in every process.
+
+    Args:
+        distinct: never yield a canonical task twice; ends when a long run of draws finds no new one.
+    """
+    if split not in SPLITS:
+        raise UserError(f"unknown split '{split}'", did_you_mean(str(split), SPLITS))
+    module, _ = _family(family)
+    settings = make_difficulty(family, difficulty)
+    # Seeding with a string goes through sha512, which, unlike hash(), is the same in every process.
+    draws = random.Random(f"{family}/{split}/{seed}")
+    style = random.Random()
+    seen: set[str] = set()
+    index = fruitless = 0
+    while not distinct or fruitless < _DRAWS_PER_TASK * 50:
+        problem = module.draw(draws, settings)
+        canonical = problem.canonical
+        if split_of(canonical) != split or canonical in seen:
+            fruitless += 1
+            continue
+        fruitless = 0
+        if distinct:
+            seen.add(canonical)
+        # Wording and demonstration have a seed of their own per task, so that they do not depend on the draws before.
+        style.seed(xxhash.xxh64_intdigest(f"{seed}/{index}/{canonical}".encode()))
+        index += 1
+        yield module.build(problem, settings, style)
+
+
+def generate_tasks(
+    family: str,
+    split: Split,
+    n: int,
+    seed: int = 0,
+    difficulty: Mapping[str, Any] | Difficulty | None = None,
+    *,
+    distinct: bool | None = None,
+) -> list[Task]:
+    """The first `n` tasks of a split, deterministic in all arguments; a longer list begins with the shorter one.
+
+    Args:
+        difficulty: fields of the family's difficulty class; those left out keep their defaults.
+        distinct: never the same canonical task twice; by default on for `valid` and `eval`, off for `train`, whose
+            tasks are drawn with replacement as a stream of practice would be.
+
+    Raises:
+        UserError: unknown family, split or difficulty, or fewer than `n` distinct tasks found.
+    """
+    unique = split != "train" if distinct is None else distinct
+    stream = iter_tasks(family, split, seed, difficulty, distinct=unique)
+    tasks = [task for _, task in zip(range(n), stream, strict=False)]
+    if len(tasks) < n:
+        raise UserError(
+            f"{family}: only {len(tasks)} distinct tasks in split '{split}', {n} were asked for",
+            "ask for fewer, or widen the difficulty",
+        )
+    return tasks
+
+
+def verify(task: Task, response: str, thinking: bool | None = None) -> Verdict:
+    """Check a generated response against its task.
+
+    Args:
+        response: what the model wrote after the generation prompt, reasoning included (see `answer_of`).
+        thinking: whether the generation prompt opened `<think>`; then a response that never closes it is wrong.
+
+    Returns:
+        right, wrong, or `error` where the check itself failed (a broken task record); never raises for either.
+    """
+    try:
+        module, _ = _family(task.family)
+        verdict: Verdict = module.verify_answer(task.spec, answer_of(response, thinking))
+        return verdict
+    except Exception as failure:
+        return error(f"{type(failure).__name__}: {failure}")
+
+
+def task_space_size(family: str, difficulty: Mapping[str, Any] | Difficulty | None = None) -> int:
+    """Exact number of different canonical tasks, over all splits; about 85 % of them belong to `train`."""
+    module, _ = _family(family)
+    size: int = module.space_size(make_difficulty(family, difficulty))
+    return size
+
+
+def prompt_messages(task: Task) -> list[dict[str, Any]]:
+    """The conversation up to where the model is to answer."""
+    return [{"role": "user", "content": task.prompt}]
+
+
+def to_messages(task: Task, thinking: bool = True) -> list[dict[str, Any]]:
+    """The conversation with its demonstration: with the reasoning trace, or (thinking off) the answer only."""
+    answer: dict[str, Any] = {"role": "assistant", "content": task.solution.answer}
+    if thinking:
+        answer["reasoning_content"] = task.solution.reasoning
+    return [*prompt_messages(task), answer]
+
+
+def plain_prompt(task: Task) -> str:
+    """The prompt as plain text for a model that knows no chat template: `plain_text` up to the demonstration."""
+    return f"{task.prompt}\n"
+
+
+def plain_text(task: Task) -> str:
+    """A task as a document of three lines for pretraining: prompt, reasoning, answer."""
+    return f"{plain_prompt(task)}{task.solution.reasoning}\n{task.solution.answer}\n"
+
+
+def plain_answer(continuation: str) -> str:
+    """The answer in what a model wrote after `plain_prompt`: the second line, empty where there is none."""
+    lines = continuation.split("\n")
+    return lines[1].strip() if len(lines) > 1 else ""
+
+
+def read_tasks(directory: Path) -> list[Task]:
+    """The training tasks that a data artifact lists, in file order; none where it lists none.
+
+    They stand in `tasks.jsonl` or, for RL prompts, `train.jsonl`: one record a line, `Task.to_dict()` itself or under
+    the key `task`. A line that holds no task raises UserError with file and line number.
+    """
+    tasks = []
+    for path in (directory / "tasks.jsonl", directory / "train.jsonl"):
+        if not path.is_file():
+            continue
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = json.loads(line)
+                    tasks.append(Task.from_dict(record.get("task", record)))
+                except (ValueError, AttributeError, UserError) as failure:
+                    raise UserError(f"{path}:{number}: not a task: {failure}") from None
+    return tasks

@@ -1,0 +1,198 @@
+"""Instruction following: write words under constraints that a program checks; usually several answers are right.
+
+Kinds: repeat a word and then write another, pick some of the given words (perhaps avoiding one), reorder words with one
+at the front, write a number of different words with the first and last given, write words in upper case. Demonstrations
+vary in order and separators. The careful reasoning trace numbers the words before they are written; the short one only
+says how many.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
+from nemotron.stack.environments.words import word_list
+
+FAMILY = "instruction_following"
+KINDS = ("repeat", "pick", "pick_not", "reorder", "first_last", "upper")
+SEPARATORS = {"any": "", "commas": " Use commas.", "dashes": " Use dashes."}
+_PHRASINGS: dict[str, tuple[str, ...]] = {
+    "repeat": ("Write {0} {n} times, then {1}.", "Repeat {0} {n} times and end with {1}."),
+    "pick": ("Pick {n} of: {all}.", "List {n} of these words: {all}."),
+    "pick_not": ("Pick {n} of: {all}. Not {0}.", "List {n} of these words, but not {0}: {all}."),
+    "reorder": ("Reorder: {all}. Start with {0}.", "Write {all} in any order, {0} first."),
+    "first_last": ("Write {n} different words, {0} first, {1} last.", "Write {n} different words from {0} to {1}."),
+    "upper": ("Write in upper case: {all}.", "Write {all} in upper case."),
+}
+_ANY_SEPARATOR = re.compile(r"\s*[,-]\s*(?:and\s+)?|\s+and\s+|\s+")
+_WORD = re.compile(r"[A-Za-z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionFollowingDifficulty:
+    """How hard the instructions are.
+
+    kinds: the kinds of instruction, equally frequent. min_times, max_times: repetitions. num_given: words given to pick
+    from; num_reorder: words to reorder. max_count: longest list of different words asked for (from 3).
+    num_upper: words to write in upper case. words_per_category: size of the word list, 8 times this (2 to 16).
+    careful_share: share of demonstrations that number the words first.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    min_times: int = 2
+    max_times: int = 4
+    num_given: int = 4
+    num_reorder: int = 3
+    max_count: int = 4
+    num_upper: int = 2
+    words_per_category: int = 16
+    careful_share: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise UserError(f"instruction_following: kinds = {list(self.kinds)}: allowed are {', '.join(KINDS)}")
+        if not 1 <= self.min_times <= self.max_times <= 9:
+            raise UserError("instruction_following: must satisfy 1 <= min_times <= max_times <= 9")
+        if not 4 <= self.num_given <= 8 or not 3 <= self.num_reorder <= 8 or not 3 <= self.max_count <= 8:
+            raise UserError("instruction_following: num_given is 4 to 8, num_reorder and max_count are 3 to 8")
+        if not 1 <= self.num_upper <= 4:
+            raise UserError(f"instruction_following: num_upper = {self.num_upper}: allowed are 1 to 4")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An instruction. `named`: words with a role, in the order of the phrasing; `given`: words with none, unordered."""
+
+    kind: str
+    count: int
+    named: tuple[str, ...]
+    given: tuple[str, ...]
+    separator: str = "any"
+
+    @property
+    def canonical(self) -> str:
+        """One string for all orders of the words given."""
+        given = ",".join(sorted(self.given))
+        return f"{FAMILY}|{self.kind}|{self.count}|{','.join(self.named)}|{given}|{self.separator}"
+
+
+def draw(rng: random.Random, difficulty: InstructionFollowingDifficulty) -> Problem:
+    """Draw one problem."""
+    kind, words = rng.choice(difficulty.kinds), word_list(difficulty.words_per_category)
+    if kind == "repeat":
+        times = rng.randint(difficulty.min_times, difficulty.max_times)
+        return Problem(kind, times, tuple(rng.sample(words, 2)), (), rng.choice(list(SEPARATORS)))
+    if kind == "first_last":
+        return Problem(kind, rng.randint(3, difficulty.max_count), tuple(rng.sample(words, 2)), ())
+    if kind == "upper":
+        return Problem(kind, difficulty.num_upper, (), tuple(rng.sample(words, difficulty.num_upper)))
+    if kind == "reorder":
+        given = rng.sample(words, difficulty.num_reorder)
+        return Problem(kind, difficulty.num_reorder, (given[0],), tuple(given))
+    given = rng.sample(words, difficulty.num_given)
+    count = rng.randint(2, difficulty.num_given - 1)
+    return Problem(kind, count, (given[0],) if kind == "pick_not" else (), tuple(given))
+
+
+def build(problem: Problem, difficulty: InstructionFollowingDifficulty, rng: random.Random) -> Task:
+    """Word the problem and draw one of its right answers as the demonstration."""
+    shown = list(problem.given)
+    rng.shuffle(shown)
+    phrasing = rng.choice(_PHRASINGS[problem.kind])
+    prompt = phrasing.format(*problem.named, n=problem.count, all=", ".join(shown)) + SEPARATORS[problem.separator]
+    items = _right_items(problem, shown, difficulty, rng)
+    joiner = {"any": rng.choice((", ", " ")), "commas": ", ", "dashes": "-"}[problem.separator]
+    careful = rng.random() < difficulty.careful_share
+    reasoning = " ".join(f"{n} {item}" for n, item in enumerate(items, 1)) if careful else f"{len(items)} words"
+    spec = {
+        "kind": problem.kind,
+        "count": problem.count,
+        "named": list(problem.named),
+        "given": sorted(problem.given),
+        "separator": problem.separator,
+    }
+    solution = Solution(reasoning, joiner.join(items), "careful" if careful else "short")
+    return Task(FAMILY, prompt, problem.canonical, spec, solution)
+
+
+def _right_items(
+    problem: Problem, shown: list[str], difficulty: InstructionFollowingDifficulty, rng: random.Random
+) -> list[str]:
+    """The words of one right answer, drawn at random from all right answers."""
+    named = list(problem.named)
+    if problem.kind == "repeat":
+        return [named[0]] * problem.count + [named[1]]
+    if problem.kind == "upper":
+        return [word.upper() for word in shown]
+    if problem.kind == "first_last":
+        middle = [
+            word for word in rng.sample(word_list(difficulty.words_per_category), problem.count) if word not in named
+        ]
+        return [named[0], *middle[: problem.count - 2], named[1]]
+    if problem.kind == "reorder":
+        rest = [word for word in shown if word != named[0]]
+        rng.shuffle(rest)
+        return [named[0], *rest]
+    return rng.sample([word for word in shown if word not in named], problem.count)
+
+
+def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
+    """Right if the answer is a list of words, separated as asked, that meets the constraint of its kind.
+
+    Separators count as commas, dashes, spaces, new lines or `and` where none was asked for; a full stop may end it.
+    """
+    kind, count = str(spec["kind"]), int(spec["count"])
+    named, given, separator = list(spec["named"]), list(spec["given"]), str(spec["separator"])
+    if kind not in KINDS or separator not in SEPARATORS:
+        raise ValueError(f"unknown kind {kind!r} or separator {separator!r}")
+    text = answer.removesuffix(".")
+    if separator == "any":
+        items = _ANY_SEPARATOR.split(text)
+    else:
+        items = [item.strip() for item in text.split("," if separator == "commas" else "-")]
+    if not all(_WORD.fullmatch(item) for item in items):
+        return wrong("not a list of words" if separator == "any" else f"not a list of words separated by {separator}")
+    return _check(kind, count, named, given, items)
+
+
+def _check(kind: str, count: int, named: list[str], given: list[str], items: list[str]) -> Verdict:
+    """The constraint of each kind, on the words of the answer."""
+    if kind == "repeat":
+        return right() if items == [named[0]] * count + [named[1]] else wrong("not the words asked for")
+    if kind == "upper":
+        return (
+            right() if sorted(items) == sorted(word.upper() for word in given) else wrong("not the words in upper case")
+        )
+    if len(items) != count:
+        return wrong(f"{len(items)} words, not {count}")
+    if len(set(items)) != count:
+        return wrong("a word occurs twice")
+    if kind == "first_last":
+        return right() if [items[0], items[-1]] == named else wrong("wrong first or last word")
+    if not set(items) <= set(given):
+        return wrong("a word that was not given")
+    if kind == "pick_not" and named[0] in items:
+        return wrong(f"{named[0]} was to be avoided")
+    if kind == "reorder" and items[0] != named[0]:
+        return wrong(f"does not start with {named[0]}")
+    return right()
+
+
+def space_size(difficulty: InstructionFollowingDifficulty) -> int:
+    """Number of different canonical tasks, exact."""
+    words = len(word_list(difficulty.words_per_category))
+    picks = comb(words, difficulty.num_given) * (difficulty.num_given - 2)  # counts 2 .. num_given - 1
+    sizes = {
+        "repeat": words * (words - 1) * (difficulty.max_times - difficulty.min_times + 1) * len(SEPARATORS),
+        "first_last": words * (words - 1) * (difficulty.max_count - 2),
+        "upper": comb(words, difficulty.num_upper),
+        "reorder": comb(words, difficulty.num_reorder) * difficulty.num_reorder,
+        "pick": picks,
+        "pick_not": picks * difficulty.num_given,
+    }
+    return sum(sizes[kind] for kind in set(difficulty.kinds))

@@ -1,0 +1,136 @@
+"""Integer arithmetic, verified by exact integer comparison.
+
+Addition and subtraction of numbers with a few digits, and multiplication by one digit. The careful reasoning trace
+works digit by digit from the right with its carries, as on paper; the short one states the result at once, which a
+small model gets wrong far more often.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
+
+FAMILY = "math"
+_PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
+# At most 18 digits: no answer is longer, and int() refuses strings of thousands of digits with an exception.
+_ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
+
+
+@dataclass(frozen=True, slots=True)
+class MathDifficulty:
+    """How hard the arithmetic is.
+
+    min_digits, max_digits: operands are uniform in 10^(min_digits-1) .. 10^max_digits - 1 (1 to 6 digits).
+    multiply_digits: most digits of the number that is multiplied by 2..9.
+    add, subtract, multiply: relative frequencies of the operations.
+    careful_share: share of demonstrations with the digit-by-digit trace.
+    """
+
+    min_digits: int = 2
+    max_digits: int = 3
+    multiply_digits: int = 2
+    add: float = 0.5
+    subtract: float = 0.35
+    multiply: float = 0.15
+    careful_share: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_digits <= self.max_digits <= 6 or not self.min_digits <= self.multiply_digits <= 6:
+            raise UserError("math: digits must satisfy 1 <= min_digits <= max_digits, multiply_digits <= 6")
+        if min(self.add, self.subtract, self.multiply) < 0 or self.add + self.subtract + self.multiply <= 0:
+            raise UserError("math: add, subtract and multiply must be >= 0, and one of them above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`left operator right`; a subtraction has left >= right, a multiplication a one-digit right."""
+
+    left: int
+    operator: str
+    right: int
+
+    @property
+    def canonical(self) -> str:
+        """One string for a problem and its commuted form."""
+        low, high = sorted((self.left, self.right))
+        return f"{FAMILY}|{high}{self.operator}{low}"
+
+    @property
+    def result(self) -> int:
+        if self.operator == "+":
+            return self.left + self.right
+        return self.left - self.right if self.operator == "-" else self.left * self.right
+
+
+def draw(rng: random.Random, difficulty: MathDifficulty) -> Problem:
+    """Draw one problem."""
+    choice = rng.random() * (difficulty.add + difficulty.subtract + difficulty.multiply)
+    low, high = 10 ** (difficulty.min_digits - 1), 10**difficulty.max_digits - 1
+    if choice < difficulty.add:
+        return Problem(rng.randint(low, high), "+", rng.randint(low, high))
+    if choice < difficulty.add + difficulty.subtract:
+        smaller, larger = sorted((rng.randint(low, high), rng.randint(low, high)))
+        return Problem(larger, "-", smaller)
+    return Problem(rng.randint(low, 10**difficulty.multiply_digits - 1), "*", rng.randint(2, 9))
+
+
+def build(problem: Problem, difficulty: MathDifficulty, rng: random.Random) -> Task:
+    """Word the problem and draw its demonstration."""
+    expression = f"{problem.left}{problem.operator}{problem.right}"
+    prompt = rng.choice(_PHRASINGS).format(expression)
+    careful = rng.random() < difficulty.careful_share
+    reasoning = digit_trace(problem) if careful else f"{expression}={problem.result}"
+    solution = Solution(reasoning, str(problem.result), "careful" if careful else "short")
+    return Task(FAMILY, prompt, problem.canonical, {"result": problem.result}, solution)
+
+
+def digit_trace(problem: Problem) -> str:
+    """The calculation from the rightmost digit on: `347+238` gives `7+8=15,4+3+1=8,3+2=5`.
+
+    The carry of a step is added in the next one. A subtraction that borrows writes ten more in front and subtracts the
+    borrow in the next step: `503-238` gives `13-8=5,10-3-1=6,5-2-1=2`.
+    """
+    left, right_, carry, steps = problem.left, problem.right, 0, list[str]()
+    while left or (right_ and problem.operator != "*") or not steps:
+        digit, left = left % 10, left // 10
+        other = right_ if problem.operator == "*" else right_ % 10
+        if problem.operator == "-":
+            value = digit - other - carry
+            top = digit + 10 if value < 0 else digit
+            steps.append(f"{top}-{other}{'-1' if carry else ''}={value % 10}")
+            carry = int(value < 0)
+        else:
+            value = (digit + other if problem.operator == "+" else digit * other) + carry
+            steps.append(f"{digit}{problem.operator}{other}{f'+{carry}' if carry else ''}={value}")
+            carry = value // 10
+        if problem.operator != "*":
+            right_ //= 10
+    return ",".join(steps)
+
+
+def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
+    """Right if the answer is exactly the integer, bare or in `\\boxed{}`, with an optional full stop or `$`."""
+    expected = int(spec["result"])
+    match = _ANSWER.fullmatch(answer)
+    if match is None:
+        return wrong("not an integer")
+    found = int(match.group(1) or match.group(2))
+    return right() if found == expected else wrong(f"{found} is not {expected}")
+
+
+def space_size(difficulty: MathDifficulty) -> int:
+    """Number of different canonical tasks, exact."""
+    low, high = 10 ** (difficulty.min_digits - 1), 10**difficulty.max_digits - 1
+    numbers = high - low + 1
+    pairs = numbers * (numbers + 1) // 2  # unordered, for + because it commutes, for - because left >= right
+    total = pairs * ((difficulty.add > 0) + (difficulty.subtract > 0))
+    if difficulty.multiply > 0:
+        multiplied = 10**difficulty.multiply_digits - low
+        # 3*4 and 4*3 are one task where both factors have one digit, 2..9: 28 unordered pairs are counted twice.
+        total += 8 * multiplied - (28 if difficulty.min_digits == 1 else 0)
+    return total

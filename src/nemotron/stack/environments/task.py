@@ -1,0 +1,100 @@
+"""What a verifiable task is: the prompt, the spec that its answer is checked against, a demonstration, and its split.
+
+A task belongs to a split by the hash of its canonical form, never by the seed that drew it: whoever draws `12+7` or
+`7+12`, with any seed, finds it in the same split, so nothing that is evaluated can be met in training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import xxhash
+
+from nemo_runspec.errors import UserError
+from nemotron.kit.chat import THINK, parse_response
+
+Split = Literal["train", "valid", "eval"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "eval")
+EVAL_PERCENT = 10
+VALID_PERCENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A demonstration: a correct reasoning trace and a correct answer. `style` names how the trace was written."""
+
+    reasoning: str
+    answer: str
+    style: str = "careful"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One verifiable task. `spec` is plain JSON, all that verification needs; `canonical` decides the split."""
+
+    family: str
+    prompt: str
+    canonical: str
+    spec: dict[str, Any] = field(hash=False)
+    solution: Solution
+
+    def to_dict(self) -> dict[str, Any]:
+        """The task as plain JSON data, as written to the prompt files of RL. `Task.from_dict` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Task:
+        """Rebuild a task from `to_dict()`. A record with missing or unknown keys raises UserError."""
+        try:
+            return cls(**{**record, "solution": Solution(**record["solution"])})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"not a task record: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of verifying one response.
+
+    `score`: right, score 1.0. `wrong`: verified and not right, score 0.0. `error`: the verifier could not decide (a
+    broken task, say); its score is nan, so that no mean can take it for a zero unnoticed.
+    """
+
+    status: Literal["score", "wrong", "error"]
+    score: float
+    reason: str = ""
+
+
+def right() -> Verdict:
+    """A response that is right."""
+    return Verdict("score", 1.0)
+
+
+def wrong(reason: str) -> Verdict:
+    """A response that was verified and is not right."""
+    return Verdict("wrong", 0.0, reason)
+
+
+def error(reason: str) -> Verdict:
+    """A response that could not be verified."""
+    return Verdict("error", math.nan, reason)
+
+
+def split_of(canonical: str) -> Split:
+    """The split a canonical task belongs to: xxh64(canonical) mod 100 below 10 eval, below 15 valid, else train."""
+    bucket = xxhash.xxh64_intdigest(canonical.encode()) % 100
+    if bucket < EVAL_PERCENT:
+        return "eval"
+    return "valid" if bucket < EVAL_PERCENT + VALID_PERCENT else "train"
+
+
+def answer_of(response: str, thinking: bool | None = None) -> str:
+    """The answer in what a model generated after the generation prompt, empty where it never got to answering.
+
+    Args:
+        response: generated text; anything from `<|im_end|>` on is cut.
+        thinking: True when the generation prompt opened `<think>`, so that only what follows `</think>` is an answer;
+            False when it did not; None when not known: what follows `</think>` if there is one, else all of it.
+    """
+    return parse_response(f"{THINK}{response}" if thinking else response)[1]

@@ -1,0 +1,61 @@
+"""Evaluation: pass@1 on verifiable tasks, bits per byte on text, and how sure one may be of either."""
+
+from nemotron.stack.evaluation.checkpoint import (
+    evaluate_checkpoint,
+    evaluate_model,
+    load_tokenizer,
+    model_generate_fn,
+)
+from nemotron.stack.evaluation.intervals import (
+    Difference,
+    Interval,
+    bootstrap_interval,
+    holm,
+    paired_difference,
+    wilson_interval,
+)
+from nemotron.stack.evaluation.language_model import (
+    BitsPerByte,
+    bits_per_byte_of,
+    model_bits_per_byte,
+    token_byte_lengths,
+    trigram_bits_per_byte,
+)
+from nemotron.stack.evaluation.scoring import (
+    Comparison,
+    Completion,
+    Evaluation,
+    GenerateFn,
+    PromptFormat,
+    compare,
+    evaluate_tasks,
+    prompt_text,
+)
+from nemotron.stack.evaluation.trigram import InterpolatedTrigram
+
+__all__ = [
+    "BitsPerByte",
+    "Comparison",
+    "Completion",
+    "Difference",
+    "Evaluation",
+    "GenerateFn",
+    "InterpolatedTrigram",
+    "Interval",
+    "PromptFormat",
+    "bits_per_byte_of",
+    "bootstrap_interval",
+    "compare",
+    "evaluate_checkpoint",
+    "evaluate_model",
+    "evaluate_tasks",
+    "holm",
+    "load_tokenizer",
+    "model_bits_per_byte",
+    "model_generate_fn",
+    "paired_difference",
+    "prompt_text",
+    "token_byte_lengths",
+    "trigram_bits_per_byte",
+    "wilson_interval",
+]

@@ -1,0 +1,124 @@
+"""Confidence intervals and tests for scores of tasks, paired where two models answered the same tasks.
+
+Sources: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927);
+B. Efron, R. Tibshirani, "An Introduction to the Bootstrap" (1993), ch. 13, percentile intervals; R. A. Fisher, "The
+Design of Experiments" (1935), the paired randomisation test; S. Holm, "A simple sequentially rejective multiple test
+procedure", Scand. J. Statist. 6 (1979). Samples of one task are not independent, so the unit that is resampled is the
+task (E. Miller, "Adding error bars to evals", arXiv 2411.00640).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A paired difference, its interval, its two-sided p-value, and that after correction for several tests."""
+
+    estimate: float
+    low: float
+    high: float
+    p_value: float
+    p_adjusted: float
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+    """Wilson score interval of a proportion.
+
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p = successes/trials and z the two-sided normal
+    quantile. Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes.
+    """
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes in {trials} trials")
+    if trials == 0:
+        return Interval(math.nan, 0.0, 1.0)
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    p, z2n = successes / trials, z * z / trials
+    centre = p + z2n / 2
+    half = z * math.sqrt(p * (1 - p) / trials + z2n / (4 * trials))
+    return Interval(p, max(0.0, (centre - half) / (1 + z2n)), min(1.0, (centre + half) / (1 + z2n)))
+
+
+def bootstrap_interval(
+    strata: Sequence[np.ndarray], confidence: float = 0.95, seed: int = 0, resamples: int = _RESAMPLES
+) -> Interval:
+    """Percentile bootstrap interval of the mean of the stratum means, tasks resampled within their stratum.
+
+    Args:
+        strata: one array of shape [num_tasks] a stratum (a family), each value the mean over the samples of one task;
+            nan marks a task without a verdict and is left out. Strata weigh the same, whatever their sizes.
+    """
+    kept = [values[~np.isnan(values)] for values in strata]
+    if not kept or any(len(values) == 0 for values in kept):
+        return Interval(math.nan, math.nan, math.nan)
+    rng = np.random.default_rng(seed)
+    means_R = np.zeros(resamples)
+    for values in kept:
+        # Drawing n tasks with replacement is drawing how often each occurs: one multinomial row a resample.
+        times_RT = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=resamples)
+        means_R += times_RT @ values / len(values)
+    means_R /= len(kept)
+    low, high = np.quantile(means_R, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return Interval(float(np.mean([values.mean() for values in kept])), float(low), float(high))
+
+
+def paired_difference(
+    before: Sequence[np.ndarray],
+    after: Sequence[np.ndarray],
+    confidence: float = 0.95,
+    seed: int = 0,
+    resamples: int = _RESAMPLES,
+) -> Difference:
+    """Mean of the stratum means of `after - before` on the same tasks, with interval and p-value.
+
+    The interval is the task bootstrap of the differences. The p-value is that of the paired randomisation test: under
+    the null hypothesis each task's difference has either sign with equal chance, p = (1 + #{|mean*| >= |mean|}) /
+    (1 + resamples), so its smallest value is 1 / (1 + resamples). `p_adjusted` equals `p_value` until `holm` sets it.
+    """
+    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+        raise ValueError("the two sides must hold the same tasks")
+    strata = [b - a for a, b in zip(before, after, strict=True)]
+    interval = bootstrap_interval(strata, confidence, seed, resamples)
+    if math.isnan(interval.estimate):
+        return Difference(math.nan, math.nan, math.nan, 1.0, 1.0)
+    rng = np.random.default_rng(seed + 1)
+    means_R = np.zeros(resamples)
+    for values in strata:
+        values = values[~np.isnan(values)]
+        signs_RT = rng.integers(0, 2, size=(resamples, len(values)), dtype=np.int8) * 2 - 1
+        means_R += signs_RT @ values / len(values)
+    means_R /= len(strata)
+    # Half a ulp of slack: a resample that equals the observation must count, in whatever order it was summed.
+    extreme = int(np.sum(np.abs(means_R) >= abs(interval.estimate) - 1e-12))
+    p_value = (1 + extreme) / (1 + resamples)
+    return Difference(interval.estimate, interval.low, interval.high, p_value, p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p-values, in the order given.
+
+    The i-th smallest of m is multiplied by m - i + 1, then made non-decreasing and cut at 1; comparing the results
+    with alpha controls the family-wise error at alpha under any dependence.
+    """
+    adjusted, running = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted

@@ -1,0 +1,112 @@
+"""Bits per byte on held-out text: a language model's loss in a unit that does not depend on the tokenizer.
+
+bits per byte = sum of the negative log-likelihoods of all predicted tokens (nats) / ln 2 / UTF-8 bytes of their text.
+End-of-document tokens are predicted and cost bits, but have no bytes. N windows, L tokens a window, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from nemotron.stack.evaluation.trigram import InterpolatedTrigram
+
+
+@dataclass(frozen=True, slots=True)
+class BitsPerByte:
+    """A score with what it was computed from."""
+
+    bits_per_byte: float
+    nll_nats: float
+    tokens: int
+    bytes: int
+
+
+def bits_per_byte_of(nll_nats: float, tokens: int, num_bytes: int) -> BitsPerByte:
+    """The score from a summed negative log-likelihood in nats and the bytes of the text that it covers."""
+    if num_bytes <= 0:
+        raise ValueError("the held-out text has no bytes")
+    return BitsPerByte(nll_nats / math.log(2) / num_bytes, nll_nats, tokens, num_bytes)
+
+
+def token_byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
+    """[V] UTF-8 bytes that each token of a byte-level BPE stands for; special tokens stand for none.
+
+    In a byte-level vocabulary every byte is written as one character, so a token has as many bytes as characters.
+    """
+    lengths = np.zeros(tokenizer.get_vocab_size(with_added_tokens=True), dtype=np.int64)
+    special = set(tokenizer.get_added_tokens_decoder())
+    for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
+        if index not in special:
+            lengths[index] = len(token)
+    return lengths
+
+
+def model_bits_per_byte(
+    model: torch.nn.Module,
+    tokens: np.ndarray,
+    byte_lengths: np.ndarray,
+    *,
+    seq_len: int,
+    batch_size: int = 16,
+    poll: Callable[[], None] = lambda: None,
+) -> BitsPerByte:
+    """Bits per byte of a model on one held-out token stream.
+
+    The stream is cut into windows of `seq_len` as in training; every token but the first of the stream is predicted
+    exactly once, from the tokens before it in its window.
+
+    Args:
+        model: called as `model(input_ids_NL).logits`, [N, L, V].
+        tokens: [T] documents joined as in training, end-of-document tokens included.
+        byte_lengths: [V] bytes of each token (`token_byte_lengths`).
+        poll: called before each batch; raises to stop.
+    """
+    stream = np.asarray(tokens, dtype=np.int64)
+    if len(stream) < 2:
+        raise ValueError("the held-out text has fewer than two tokens")
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total = 0.0
+    full = (len(stream) - 1) // seq_len
+    windows = [stream[i * seq_len : (i + 1) * seq_len + 1] for i in range(full)]
+    batches = [np.stack(windows[i : i + batch_size]) for i in range(0, full, batch_size)]
+    if (len(stream) - 1) % seq_len:
+        batches.append(stream[None, full * seq_len :])
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                poll()
+                ids_NL = torch.from_numpy(batch).to(device)
+                logits_NLV = model(ids_NL[:, :-1]).logits
+                # fp32 log-softmax, fp64 sum: a sum over 10^5 tokens in fp32 would lose the fourth digit.
+                nll_NL = torch.nn.functional.cross_entropy(
+                    logits_NLV.float().flatten(0, 1), ids_NL[:, 1:].flatten(), reduction="none"
+                )
+                total += float(nll_NL.double().sum())
+    finally:
+        model.train(was_training)
+    return bits_per_byte_of(total, len(stream) - 1, int(byte_lengths[stream[1:]].sum()))
+
+
+def trigram_bits_per_byte(
+    train_tokens: np.ndarray, fit_tokens: np.ndarray, tokens: np.ndarray, byte_lengths: np.ndarray
+) -> BitsPerByte:
+    """Bits per byte of the interpolated trigram baseline on the same held-out stream.
+
+    Args:
+        train_tokens: [N] exactly the tokens that the compared model was trained on, in order; they are counted.
+        fit_tokens: tokens of other documents, neither counted nor scored; they set the interpolation weights.
+        tokens: [T] the held-out stream to score.
+        byte_lengths: [V] bytes of each token.
+    """
+    trigram = InterpolatedTrigram(train_tokens, len(byte_lengths))
+    trigram.fit(fit_tokens)
+    stream = np.asarray(tokens, dtype=np.int64)
+    return bits_per_byte_of(float(trigram.nll(stream).sum()), len(stream) - 1, int(byte_lengths[stream[1:]].sum()))

@@ -1,0 +1,270 @@
+"""pass@1 of a model on verifiable tasks, greedy and sampled, and the paired comparison of two models.
+
+The model is a callable, so everything here runs without one. Legend: T tasks, S samples a task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from nemo_runspec.errors import RunFailed
+from nemotron.kit import chat
+from nemotron.stack.environments import Task, plain_answer, plain_prompt, prompt_messages, verify
+from nemotron.stack.evaluation.intervals import (
+    Difference,
+    Interval,
+    bootstrap_interval,
+    holm,
+    paired_difference,
+    wilson_interval,
+)
+
+PromptFormat = Literal["chat", "chat_no_think", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a model generated for one prompt.
+
+    text: special tokens kept, the stop token optional. num_tokens: generated, stop token included. entropy: of the
+    model's distribution over the next token, nats, mean over these tokens. finished: ended by itself.
+    """
+
+    text: str
+    num_tokens: int
+    entropy: float
+    finished: bool
+
+
+class GenerateFn(Protocol):
+    """Generates `samples` completions a prompt, those of one prompt together, prompts in order.
+
+    `temperature` 0 is greedy; the same seed gives the same text.
+    """
+
+    def __call__(
+        self, prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1
+    ) -> list[Completion]: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one model on a list of tasks. `greedy_T` and `sampled_TS` hold 1, 0, or nan for a verifier error."""
+
+    tasks: list[Task]
+    prompt_format: PromptFormat
+    greedy_T: np.ndarray
+    sampled_TS: np.ndarray
+    greedy_completions: list[Completion]
+    sampled_completions: list[list[Completion]]
+
+    @property
+    def families(self) -> list[str]:
+        """The families of the tasks, in order of first appearance."""
+        return list(dict.fromkeys(task.family for task in self.tasks))
+
+    def rows(self, family: str) -> np.ndarray:
+        """Positions of the tasks of a family."""
+        return np.array([i for i, task in enumerate(self.tasks) if task.family == family], dtype=np.int64)
+
+    def strata(self, which: Literal["greedy", "sampled"]) -> list[np.ndarray]:
+        """Per family, the score of each task: greedy, or the mean over its samples."""
+        if which == "greedy":
+            return [self.greedy_T[self.rows(family)] for family in self.families]
+        return [_mean_over_samples(self.sampled_TS[self.rows(family)]) for family in self.families]
+
+    def greedy(self, family: str) -> Interval:
+        """Greedy pass@1 of a family with its Wilson interval, over the tasks that have a verdict."""
+        scores = self.greedy_T[self.rows(family)]
+        scores = scores[~np.isnan(scores)]
+        return wilson_interval(int(scores.sum()), len(scores))
+
+    def sampled(self, family: str) -> Interval:
+        """Sampled pass@1 of a family (mean over tasks of the mean over samples), tasks bootstrapped."""
+        return bootstrap_interval([_mean_over_samples(self.sampled_TS[self.rows(family)])])
+
+    def mean(self, which: Literal["greedy", "sampled"]) -> Interval:
+        """Mean over the families of pass@1, each family weighing the same, tasks bootstrapped within families."""
+        return bootstrap_interval(self.strata(which))
+
+    def entropy(self, family: str | None = None) -> float:
+        """Entropy of the policy, nats a token, mean over all sampled tokens; nan without samples."""
+        rows = range(len(self.tasks)) if family is None else self.rows(family)
+        sampled = [completion for row in rows for completion in self.sampled_completions[row]]
+        tokens = sum(completion.num_tokens for completion in sampled)
+        return (
+            sum(completion.entropy * completion.num_tokens for completion in sampled) / tokens if tokens else math.nan
+        )
+
+    def error_rate(self) -> float:
+        """Share of all responses that the verifiers could not decide."""
+        scores = np.concatenate([self.greedy_T, self.sampled_TS.ravel()])
+        return float(np.isnan(scores).mean()) if scores.size else 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        """Everything above as plain JSON, as it goes into the Results artifact: a mean and one entry a family."""
+        report: dict[str, Any] = {
+            "prompt_format": self.prompt_format,
+            "samples": int(self.sampled_TS.shape[1]),
+            "verifier_errors": self.error_rate(),
+            "mean": self._entry(self.mean("greedy"), self.mean("sampled"), None),
+            "families": {
+                family: self._entry(self.greedy(family), self.sampled(family), family) for family in self.families
+            },
+        }
+        return report
+
+    def _entry(self, greedy: Interval, sampled: Interval, family: str | None) -> dict[str, Any]:
+        rows = np.arange(len(self.tasks)) if family is None else self.rows(family)
+        done = [self.greedy_completions[row] for row in rows]
+        entry: dict[str, Any] = {"tasks": len(rows), "greedy": greedy.estimate, "greedy_95": [greedy.low, greedy.high]}
+        if self.sampled_TS.shape[1]:
+            entry |= {"sampled": sampled.estimate, "sampled_95": [sampled.low, sampled.high]}
+            entry["entropy_nats_per_token"] = self.entropy(family)
+        entry["greedy_tokens"] = sum(completion.num_tokens for completion in done) / max(1, len(done))
+        entry["greedy_finished"] = sum(completion.finished for completion in done) / max(1, len(done))
+        return entry
+
+    def generations(self, per_family: int) -> list[dict[str, Any]]:
+        """The first tasks of each family with what the model wrote, for the reader: one record a task."""
+        records = []
+        for family in self.families:
+            for row in self.rows(family)[:per_family]:
+                task = self.tasks[row]
+                record = {
+                    "family": family,
+                    "prompt": task.prompt,
+                    "demonstration": task.solution.answer,
+                    "greedy": self.greedy_completions[row].text,
+                    "greedy_right": bool(self.greedy_T[row] == 1),
+                }
+                if self.sampled_TS.shape[1]:
+                    record |= {
+                        "sampled": self.sampled_completions[row][0].text,
+                        "sampled_right": bool(self.sampled_TS[row, 0] == 1),
+                    }
+                records.append(record)
+        return records
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`after - before` on the same tasks: of the mean over families, and of each family, Holm-corrected over them."""
+
+    mean: Difference
+    families: dict[str, Difference]
+
+    def worse(self, alpha: float = 0.05) -> list[str]:
+        """Families that lost, after correction for testing all of them at family-wise error `alpha`."""
+        return [name for name, d in self.families.items() if d.estimate < 0 and d.p_adjusted < alpha]
+
+    def metrics(self) -> dict[str, Any]:
+        """The comparison as plain JSON."""
+        return {
+            "mean": _difference_entry(self.mean),
+            "families": {name: _difference_entry(difference) for name, difference in self.families.items()},
+            "worse": self.worse(),
+        }
+
+
+def _difference_entry(difference: Difference) -> dict[str, Any]:
+    return {
+        "difference": difference.estimate,
+        "difference_95": [difference.low, difference.high],
+        "p": difference.p_value,
+        "p_holm": difference.p_adjusted,
+    }
+
+
+def _mean_over_samples(scores_TS: np.ndarray) -> np.ndarray:
+    """[T]: mean over the samples that have a verdict; nan where none has."""
+    counted = ~np.isnan(scores_TS)
+    total = np.where(counted, scores_TS, 0.0).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        mean: np.ndarray = total / counted.sum(axis=1)
+    return mean
+
+
+def prompt_text(task: Task, prompt_format: PromptFormat) -> str:
+    """The prompt of a task: under the chat template with reasoning on or off, or plain for a model without one."""
+    if prompt_format == "plain":
+        return plain_prompt(task)
+    return chat.render(
+        prompt_messages(task), enable_thinking=prompt_format == "chat", add_generation_prompt=True, template="nano3"
+    )
+
+
+def _score(task: Task, completion: Completion, prompt_format: PromptFormat) -> float:
+    if prompt_format == "plain":
+        return verify(task, plain_answer(completion.text), thinking=False).score
+    return verify(task, completion.text, thinking=prompt_format == "chat").score
+
+
+def evaluate_tasks(
+    generate_fn: GenerateFn,
+    tasks: Sequence[Task],
+    *,
+    samples: int = 4,
+    temperature: float = 1.0,
+    prompt_format: PromptFormat = "chat",
+    seed: int = 0,
+    max_error_rate: float = 0.01,
+) -> Evaluation:
+    """Generate and verify one greedy and `samples` sampled responses a task.
+
+    Args:
+        samples: sampled responses a task; 0 evaluates greedily only.
+        prompt_format: `chat` (reasoning on), `chat_no_think`, or `plain` (the document format of pretraining).
+        max_error_rate: a larger share of responses that no verifier could decide raises RunFailed: then the scores
+            would be those of another set of tasks.
+
+    Returns:
+        the scores, with all completions.
+    """
+    prompts = [prompt_text(task, prompt_format) for task in tasks]
+    greedy = generate_fn(prompts, temperature=0.0, seed=seed)
+    flat = generate_fn(prompts, temperature=temperature, seed=seed, samples=samples) if samples else []
+    sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
+    greedy_T = np.array(
+        [_score(task, done, prompt_format) for task, done in zip(tasks, greedy, strict=True)], dtype=float
+    )
+    sampled_TS = np.array(
+        [[_score(task, done, prompt_format) for done in several] for task, several in zip(tasks, sampled, strict=True)],
+        dtype=float,
+    ).reshape(len(tasks), samples)
+    evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled)
+    if evaluation.error_rate() > max_error_rate:
+        raise RunFailed(
+            f"{evaluation.error_rate():.1%} of the responses could not be verified, more than {max_error_rate:.1%}",
+            f"first: {_first_error(evaluation)}",
+        )
+    return evaluation
+
+
+def _first_error(evaluation: Evaluation) -> str:
+    """The reason of the first verifier error, for the message."""
+    for row, task in enumerate(evaluation.tasks):
+        for completion in (evaluation.greedy_completions[row], *evaluation.sampled_completions[row]):
+            verdict = verify(task, completion.text)
+            if verdict.status == "error":
+                return f"{task.family}: {verdict.reason}"
+    return "unknown"
+
+
+def compare(before: Evaluation, after: Evaluation, which: Literal["greedy", "sampled"]) -> Comparison:
+    """Paired comparison of two models on the same tasks in the same order; anything else raises ValueError."""
+    if [task.canonical for task in before.tasks] != [task.canonical for task in after.tasks]:
+        raise ValueError("the two evaluations hold different tasks")
+    first, second = before.strata(which), after.strata(which)
+    single = [paired_difference([a], [b]) for a, b in zip(first, second, strict=True)]
+    adjusted = holm([difference.p_value for difference in single])
+    families = {
+        family: replace(difference, p_adjusted=p)
+        for family, difference, p in zip(before.families, single, adjusted, strict=True)
+    }
+    return Comparison(paired_difference(first, second), families)

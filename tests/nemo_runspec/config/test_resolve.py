@@ -1,0 +1,235 @@
+"""From a loaded config to a validated one: strict keys and types, interpolation, pinned artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec import parse
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config import ResolvedConfig, load_config, resolve_config
+from nemo_runspec.errors import UserError
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def here(project: Path) -> Path:
+    return project
+
+
+def resolve(*overrides: str, config: str = "tiny", **how: object) -> ResolvedConfig:
+    spec = parse("train.py")
+    return resolve_config(load_config(spec.config_dir, config, overrides), spec, **how)  # type: ignore[arg-type]
+
+
+def publish(name: str, text: str = "x") -> None:
+    payload = Path(f"payload-{name}")
+    payload.mkdir(exist_ok=True)
+    (payload / "data.txt").write_text(text, encoding="utf-8")
+    Registry.default().publish(name, payload, {"type": "Dataset", "fields": {"num_examples": 12, "train_path": "t"}})
+
+
+def test_the_result_is_an_instance_of_the_schema_class_with_every_default_visible() -> None:
+    resolved = resolve("train.train_iters=5")
+    model = resolved.model
+    assert model is not None
+    assert [cls.__name__ for cls in type(model).__mro__[:2]] == ["Cfg", "Cfg"]  # a subclass of the script's own
+    assert model.train.train_iters == 5  # type: ignore[attr-defined]
+    assert resolved.data["optimizer"] == {"lr": 1e-4}
+    assert resolved.data["style"] == "WSD"
+    assert resolved.data["run"] == {
+        "script": "train.py",
+        "name": "demo-train-tiny",
+        "config": "tiny",
+        "output": "demo-train-model-tiny",
+        "results": None,
+        "family": "demo",
+        "stage": "train",
+        "root": None,
+        "data": None,
+    }
+    assert resolved.outputs == ("demo-train-model-tiny",)
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("train.train_iter=5", "unknown key train.train_iter = 5", "did you mean train.train_iters?"),
+        ("lr=0.1", "unknown key lr = 0.1", "did you mean optimizer.lr?"),
+        ("tran.train_iters=5", "unknown key tran", "did you mean train?"),
+        ("run.daat=x", "unknown key run.daat = 'x'", "did you mean run.data?"),
+        ("run.outptu=x", "unknown key run.outptu = 'x'", "did you mean run.output?"),
+        ("sources=[{name: a, wieght: 2}]", "unknown key sources.0.wieght = 2", "did you mean sources.0.weight?"),
+        ("qqqqq=1", "unknown key qqqqq = 1", "known keys: run, train, optimizer"),
+        ("train.train_iters=abc", "train.train_iters = 'abc': must be an integer from 1 to 1000", "optimiser steps"),
+        ("train.train_iters=0", "train.train_iters = 0: must be an integer from 1 to 1000", "optimiser steps"),
+        ("train.train_iters=1.5", "train.train_iters = 1.5: must be an integer from 1 to 1000", None),
+        ("train.train_iters=true", "train.train_iters = True: must be an integer", None),
+        ("train.train_iters='5'", "train.train_iters = '5': must be an integer", None),
+        ("train.train_iters=null", "train.train_iters = None: must be an integer", None),
+        ("optimizer.lr=-1", "optimizer.lr = -1: must be a number > 0 and <= 1", None),
+        ("optimizer.lr=true", "optimizer.lr = True: must be a number", None),
+        ("style=WDS", "style = 'WDS': must be one of 'WSD', 'cosine'", None),
+        ("shuffle=yes", "shuffle = 'yes': must be true or false", None),
+        ("shuffle=1", "shuffle = 1: must be true or false", None),
+        ("tags=a", "tags = 'a': must be a list, each item a string", None),
+        ("tags=[a,1]", "tags.1 = 1: must be a string", None),
+        ("limits={a: x}", "limits.a = 'x': must be an integer", None),
+        ("sources=[{weight: 2}]", "sources.0.name is missing; it must be a string", None),
+        ("sources=[{name: a, weight: -2}]", "sources.0.weight = -2: must be a number >= 0", None),
+        ("train=5", "train = 5: must be a group of keys", None),
+        ("path=1", "path = 1: must be a path or null", None),
+        ("train.train_iters=???", "train.train_iters has no value", None),
+    ],
+)
+def test_a_bad_key_or_value_names_what_is_allowed(override: str, message: str, hint: str | None) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(override)
+    assert caught.value.message.startswith("command line: ")
+    assert message in caught.value.message
+    assert hint is None or hint in (caught.value.hint or "")
+    assert "\n" not in caught.value.message + (caught.value.hint or "")
+
+
+def test_a_fault_in_a_file_names_file_and_line_and_how_many_more(write: Write) -> None:
+    write("config/bad.yaml", "train:\n  train_iters: 10\n  global_batch_size: x\nstyle: z\n")
+    with pytest.raises(UserError) as caught:
+        resolve(config="bad")
+    assert caught.value.message == (
+        "config/bad.yaml:3: train.global_batch_size = 'x': must be an integer > 0 (and 1 more)"
+    )
+    write("config/bad.yaml", "style: WSD\ntrain:\n  micro_batch_size: 3\n")
+    with pytest.raises(UserError) as caught:
+        resolve(config="bad")
+    said = "train.micro_batch_size must divide train.global_batch_size"
+    assert caught.value.message == f"config/bad.yaml:2: train: {said}"
+    write("config/bad.yaml", "train:\n\n  trin_iters: 10\n")
+    with pytest.raises(UserError, match=r"config/bad\.yaml:3: unknown key train\.trin_iters = 10"):
+        resolve(config="bad")
+
+
+def test_whole_floats_are_integers_and_interpolated_text_is_what_it_spells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS", "7")
+    resolved = resolve("train.train_iters=1e2", "train.global_batch_size=${oc.env:STEPS}", "train.micro_batch_size=7")
+    assert resolved.data["train"] == {"train_iters": 100, "global_batch_size": 7, "micro_batch_size": 7}
+    assert type(resolved.data["train"]["train_iters"]) is int
+
+
+def test_interpolations() -> None:
+    resolved = resolve(
+        "train.global_batch_size=${mul:2,${train.train_iters},2}",
+        "optimizer.lr=${mul:0.5,0.5}",
+        "tags=['${run.family}/${run.stage}', '${oc.env:NOT_SET_ANYWHERE,fallback}']",
+    )
+    assert resolved.data["train"]["global_batch_size"] == 80
+    assert resolved.data["optimizer"]["lr"] == 0.25
+    assert resolved.data["tags"] == ["demo/train", "fallback"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tags=['${train.foo}']", "tags[0]: Interpolation key 'train.foo' not found"),
+        ("style=${oc.env:NOT_SET_ANYWHERE}", "style: Environment variable 'NOT_SET_ANYWHERE' not found"),
+        ("style=${mul:2,x}", "style: ${mul:…}: 'x' is not a number"),
+        ("style=${nope:2}", "style: Unsupported interpolation type nope"),
+        ("style=${mul:2", "style: bad interpolation: "),
+        ("style=${style}", "style: Recursive interpolation"),
+        ("style=${art:dta,path}", "style: ${art:dta,path}: run.dta names no artifact"),
+    ],
+)
+def test_an_interpolation_that_leads_nowhere_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(override)
+    assert caught.value.message.startswith(f"command line: {message}")
+    assert "\n" not in caught.value.message
+
+
+def test_artifacts_are_pinned_and_their_fields_can_be_used() -> None:
+    publish("demo-train-data-tiny", "one")
+    publish("demo-train-data-tiny", "two")
+    first, second = (Registry.default().resolve(f"demo-train-data-tiny:{n}") for n in (1, 2))
+    resolved = resolve(
+        "run.data=demo-train-data-tiny", "path=${art:data,path}", "train.train_iters=${art:data,num_examples}"
+    )
+    assert resolved.inputs == {"data": second}
+    assert resolved.data["run"]["data"] == "demo-train-data-tiny:2"
+    assert resolved.data["path"] == str(second.path)
+    assert resolved.data["train"]["train_iters"] == 12
+    for reference in ("demo-train-data-tiny:1", "art://demo-train-data-tiny:1", first.pinned):
+        assert resolve(f"run.data={reference}").inputs == {"data": first}
+    assert resolve("run.data=demo-train-data-tiny:latest").data["run"]["data"] == "demo-train-data-tiny:2"
+    # A pipeline pins what its own earlier step made, also if another version is the latest by then.
+    produced = {"demo-train-data-tiny": "demo-train-data-tiny:1"}
+    assert resolve("run.data=demo-train-data-tiny", produced=produced).inputs == {"data": first}
+    assert resolve("run.data=demo-train-data-tiny:2", produced=produced).inputs == {"data": second}
+
+
+def test_a_missing_artifact_names_the_command_that_makes_it() -> None:
+    with pytest.raises(UserError, match="no artifact 'demo-train-data-tiny'") as caught:
+        resolve("run.data=demo-train-data-tiny")
+    assert caught.value.hint is not None
+    assert "nemotron demo data prep train -c tiny" in caught.value.hint
+    # A fault of the config itself is named first, before somebody goes and makes the artifact.
+    with pytest.raises(UserError, match="style = 'x': must be one of"):
+        resolve("run.data=demo-train-data-tiny", "style=x")
+
+
+def test_an_artifact_field_that_is_not_there_is_answered_with_the_nearest() -> None:
+    publish("d")
+    with pytest.raises(UserError, match=r"d:1 has no field 'trian_path'") as caught:
+        resolve("run.data=d", "style=${art:data,trian_path}")
+    assert caught.value.hint == "did you mean train_path?"
+    with pytest.raises(UserError, match=r"run\.data = 3: must be the name of an artifact"):
+        resolve("run.data=3")
+
+
+def test_an_input_that_only_the_schema_names_is_pinned_too(write: Write, project: Path) -> None:
+    publish("always")
+    text = (project / "schema.py").read_text(encoding="utf-8")
+    write("schema.py", text.replace("data: str | None = None", 'data: str | None = "always"'))
+    assert resolve().data["run"]["data"] == "always:1"
+
+
+def test_what_an_earlier_step_will_make_is_left_open() -> None:
+    resolved = resolve("run.data=d", "train.train_iters=${art:data,num_examples}", produced={"d": None})
+    assert resolved.inputs == {"data": None}
+    assert resolved.data["run"]["data"] == "d:latest"
+    assert "resolved at start" in resolved.data["train"]["train_iters"]
+    # Everything else is checked all the same.
+    with pytest.raises(UserError, match="style = 'x'"):
+        resolve("run.data=d", "train.train_iters=${art:data,num_examples}", "style=x", produced={"d": None})
+    assert resolve("run.data=nowhere", look_up=False).inputs == {"data": None}
+
+
+def test_a_config_of_another_script_is_refused() -> None:
+    with pytest.raises(UserError, match=r"run\.script = 'other\.py': this config is not for train\.py"):
+        resolve("run.script=other.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch\n", r"schema\.py:1: imports torch"),
+        ("from .x import y\n", r"schema\.py:1: imports a sibling"),
+        ("class Cfg(:\n", r"schema\.py:1: "),
+        ("x = 1\n", "has no pydantic class 'Cfg'"),
+        ("raise ValueError('boom')\n", "fails to load: ValueError: boom"),
+    ],
+)
+def test_a_bad_schema_file_is_refused(write: Write, text: str, message: str) -> None:
+    write("schema.py", text)
+    with pytest.raises(UserError, match=message):
+        resolve()
+
+
+def test_without_a_schema_values_stand_as_they_are(write: Write) -> None:
+    write("free.py", '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "free"\n# ///\n')
+    spec = parse("free.py")
+    resolved = resolve_config(load_config(spec.config_dir, "tiny", ["any.key=1"]), spec)
+    assert resolved.model is None
+    assert resolved.data["any"] == {"key": 1}
+    assert resolved.data["run"]["name"] == "free-tiny"

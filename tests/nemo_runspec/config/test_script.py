@@ -1,0 +1,62 @@
+"""What a script gets from its own command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError
+
+
+def test_config_and_overrides_in_any_order(project: Path) -> None:
+    cfg = load_script_config(project / "train.py", ["train.train_iters=3", "--config", "tiny", "style=cosine"])
+    assert (cfg.train.train_iters, cfg.style, cfg.optimizer.lr) == (3, "cosine", 1e-4)
+    assert cfg.run.config == "tiny"
+
+
+def test_the_default_config_is_the_runspec_s_or_the_choice_is_listed(project: Path) -> None:
+    with pytest.raises(UserError, match="has no config 'default'") as caught:
+        load_script_config(project / "train.py", [])
+    assert caught.value.hint == "configs: tiny; choose one with -c tiny"
+    (project / "config" / "default.yaml").write_text("train: {train_iters: 4}\n", encoding="utf-8")
+    assert load_script_config(project / "train.py", []).train.train_iters == 4
+
+
+def test_unknown_options_and_forgotten_values_are_refused(project: Path) -> None:
+    with pytest.raises(UserError, match="unknown option --dry-run"):
+        load_script_config(project / "train.py", ["--config", "tiny", "--dry-run"])
+    with pytest.raises(UserError, match="option --config needs a value"):
+        load_script_config(project / "train.py", ["--config"])
+
+
+def test_piped_inputs_replace_the_config_s_but_not_the_command_line_s(project: Path) -> None:
+    payload = project / "payload"
+    payload.write_text("x", encoding="utf-8")
+    for name in ("a", "b"):
+        Registry.default().publish(name, payload, {})
+    script = project / "train.py"
+    assert load_script_config(script, ["--config", "tiny"], inputs={"data": "art://a:1"}).run.data == "a:1"
+    assert load_script_config(script, ["--config", "tiny", "run.data=b"], inputs={"data": "a:1"}).run.data == "b:1"
+
+
+def test_a_script_without_a_schema_gets_an_omegaconf_config(project: Path) -> None:
+    script = project / "free.py"
+    script.write_text('# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "free"\n# ///\n', encoding="utf-8")
+    cfg = load_script_config(script, ["--config", "tiny", "text='\\${literal}'"])
+    assert isinstance(cfg, DictConfig)
+    assert cfg.optimizer.lr == 1e-4
+    assert cfg.text == "${literal}"
+
+
+def test_help_lists_configs_and_keys_with_their_limits(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_script_config(project / "train.py", ["--help"])
+    assert caught.value.code == 0
+    page = capsys.readouterr().out
+    for text in ("Train a demo.", "tiny               The small one.", "writes  demo-train-model-tiny"):
+        assert text in page
+    assert "train.train_iters                    an integer from 1 to 1000: optimiser steps" in page

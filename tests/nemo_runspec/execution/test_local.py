@@ -1,0 +1,194 @@
+"""Local execution: the command, the environment, signals and exit codes, with real child processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec import Runspec, parse
+from nemo_runspec.errors import UserError
+from nemo_runspec.execution.local import execute_local, exit_code, local_command, visible_gpus
+
+HEADER = '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "demo"\n# ///\n'
+SRC = str(Path(__file__).resolve().parents[3] / "src")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Runspec]:
+    (tmp_path / "train.yaml").write_text("a: 1\n", encoding="utf-8")
+
+    def make(body: str) -> Runspec:
+        path = tmp_path / "s.py"
+        path.write_text(HEADER + textwrap.dedent(body), encoding="utf-8")
+        return parse(path)
+
+    return make
+
+
+def test_the_command_of_each_launcher(script: Callable[[str], Runspec], tmp_path: Path) -> None:
+    direct = script("")
+    config = tmp_path / "train.yaml"
+    plain = [sys.executable, str(tmp_path / "s.py"), "--config", str(config)]
+    assert local_command(direct, config, processes=4) == plain
+    torchrun = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="torchrun"))
+    assert local_command(torchrun, config, processes=1) == plain
+    words = local_command(torchrun, config, processes=4)
+    assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert "--nproc-per-node=4" in words
+    assert words[-3:] == plain[1:]
+    own = dataclasses.replace(direct, run=dataclasses.replace(direct.run, cmd="bash -c 'echo {config}' x"))
+    assert local_command(own, config) == ["bash", "-c", f"echo {config}", "x"]
+    ray = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="ray"))
+    with pytest.raises(UserError, match='launch = "ray" does not run locally'):
+        local_command(ray, config)
+
+
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == 0
+
+
+def test_the_child_s_surroundings(
+    script: Callable[[str], Runspec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("INHERITED", "yes")
+    spec = script(
+        """
+        import os, pathlib, sys
+        out = [os.environ[k] for k in ("OMP_WAIT_POLICY", "INHERITED", "GIVEN")] + [sys.stdin.read(), sys.argv[1]]
+        pathlib.Path(sys.argv[2]).with_name("seen").write_text("|".join(out))
+        """
+    )
+    assert execute_local(spec, tmp_path, {"GIVEN": "1"}) == 0
+    assert (tmp_path / "seen").read_text(encoding="utf-8") == "PASSIVE|yes|1||--config"
+    assert execute_local(spec, tmp_path, {"GIVEN": "1", "OMP_WAIT_POLICY": "ACTIVE"}) == 0
+    assert (tmp_path / "seen").read_text(encoding="utf-8").startswith("ACTIVE|")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 2), (130, 130), (143, 143), (7, 1)])
+def test_exit_codes_come_back(script: Callable[[str], Runspec], tmp_path: Path, code: int, expected: int) -> None:
+    assert execute_local(script(f"raise SystemExit({code})"), tmp_path, {}) == expected
+
+
+def test_a_killed_child_counts_as_failed_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(-signal.SIGKILL) == 1
+    assert capsys.readouterr().err.startswith("error: the job was killed by SIGKILL\n")
+    assert exit_code(-signal.SIGTERM) == 1
+    assert exit_code(-signal.SIGINT) == 130
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from nemo_runspec import parse
+from nemo_runspec.execution.local import execute_local
+sys.exit(execute_local(parse(sys.argv[1]), Path(sys.argv[2]), {}))
+"""
+
+LISTENER = """
+import os, pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[2]).parent
+got = []
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    signal.signal(number, lambda n, frame: got.append(n))
+(here / "pid").write_text(str(os.getpid()))
+while not got:
+    time.sleep(0.01)
+(here / "got").write_text(str(got[0]))
+sys.exit(130 if got[0] == signal.SIGINT else 143)
+"""
+
+
+def wait_for(path: Path, seconds: float = 20.0) -> str:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if path.is_file() and (text := path.read_text(encoding="utf-8")):
+            return text
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not appear")
+
+
+def launch(spec: Runspec, folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    return subprocess.Popen([sys.executable, "-c", LAUNCHER, str(spec.script_path), str(folder)], env=environment)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)])
+def test_signals_reach_the_child_and_its_answer_comes_back(
+    script: Callable[[str], Runspec], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    parent = launch(script(LISTENER), tmp_path)
+    wait_for(tmp_path / "pid")
+    parent.send_signal(number)
+    assert parent.wait(timeout=20) == code
+    assert int(wait_for(tmp_path / "got")) == number
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_a_killed_parent_leaves_no_child_behind(script: Callable[[str], Runspec], tmp_path: Path) -> None:
+    parent = launch(script(LISTENER), tmp_path)
+    child = int(wait_for(tmp_path / "pid"))
+    parent.kill()
+    parent.wait(timeout=20)
+    end = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def test_a_child_that_ignores_ctrl_c_is_ended_by_the_third(script: Callable[[str], Runspec], tmp_path: Path) -> None:
+    spec = script(
+        """
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        pathlib.Path(sys.argv[2]).with_name("pid").write_text("up")
+        time.sleep(60)
+        """
+    )
+    parent = launch(spec, tmp_path)
+    wait_for(tmp_path / "pid")
+    for _ in range(3):
+        parent.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert parent.wait(timeout=20) == 1
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
+    script: Callable[[str], Runspec], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    spec = script(
+        """
+        import os, pathlib, sys, time
+        from nemo_runspec.errors import Preempted, run_main
+        def main():
+            here = pathlib.Path(sys.argv[2]).parent
+            (here / f"rank{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"])
+            while os.environ["RANK"] == "1" or not (here / "rank1").exists():
+                time.sleep(0.05)  # torchrun ends the other ranks when the first one has left
+            raise Preempted("ckpt")
+        sys.exit(run_main(main))
+        """
+    )
+    spec = dataclasses.replace(spec, run=dataclasses.replace(spec.run, launch="torchrun"))
+    assert execute_local(spec, tmp_path, {"PYTHONPATH": SRC}, processes=2) == 143
+    assert sorted(path.name for path in tmp_path.glob("rank*")) == ["rank0", "rank1"]
+    assert (tmp_path / "rank1").read_text(encoding="utf-8") == "2"

@@ -1,0 +1,138 @@
+"""The `runspec` command as a user calls it, in a process of its own, on a script of another project."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = str(Path(__file__).resolve().parents[2] / "src")
+
+
+def runspec(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": SRC, "CUDA_VISIBLE_DEVICES": "", "TERMINAL_WIDTH": "120"}
+    command = [sys.executable, "-m", "nemo_runspec", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_show(project: Path) -> None:
+    shown = runspec(project, "show", "train.py", "--json")
+    assert shown.returncode == 0, shown.stderr
+    spec = json.loads(shown.stdout)
+    assert spec["name"] == "demo/train"
+    assert spec["script_path"] == str(project / "train.py")
+    assert spec["config_dir"] == str(project / "config")
+    assert spec["run"] == {"launch": "torchrun", "cmd": "python {script} --config {config}", "workdir": None}
+    assert spec["config"]["schema"] == "schema.py:Cfg"
+    assert spec["resources"] == {"nodes": 1, "gpus_per_node": 8}
+    plain = runspec(project / "config", "show", "../train.py").stdout
+    assert "run.launch               torchrun\n" in plain
+    assert "configs                  tiny\n" in plain
+
+
+def test_validate_checks_block_schema_and_configs_without_artifacts(project: Path) -> None:
+    (project / "config" / "more.yaml").write_text("run: {data: not-made-yet}\n", encoding="utf-8")
+    (project / "config" / "other.yaml").write_text("run: {script: other.py}\nodd: 1\n", encoding="utf-8")
+    done = runspec(project, "validate", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "ok  config/more.yaml\nok  config/tiny.yaml\nok  train.py: demo/train\n"
+    (project / "config" / "more.yaml").write_text("style: wsd\n", encoding="utf-8")
+    done = runspec(project, "validate", "train.py")
+    assert done.returncode == 2
+    assert done.stderr == "error: config/more.yaml:1: style = 'wsd': must be one of 'WSD', 'cosine'\n"
+    assert runspec(project, "validate", "-c", "tiny", "train.py", "style=cosine").returncode == 0
+
+
+def test_run_starts_the_script_and_a_dry_run_does_not(project: Path) -> None:
+    dry = runspec(project, "run", "--dry-run", "train.py", "-c", "tiny", "train.train_iters=3")
+    assert (dry.returncode, dry.stderr) == (0, "")
+    assert "  train_iters: 3\n" in dry.stdout
+    assert not (project / "output").exists()
+    done = runspec(project, "run", "train.py", "train.train_iters=3", "--config=tiny")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["train_iters"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "trian.py"], "error: no such script: trian.py\ndid you mean {project}/train.py?\n"),
+        (["run"], "error: which script? PATH is missing\nas in runspec run train.py\n"),
+        (["run", "train.py"], "error: demo/train has no config 'default'; none was chosen\nconfigs: tiny;"),
+        (["run", "train.py", "-c"], "error: option -c needs a value\n"),
+        (["run", "train.py", "-c", "tniy"], "error: no config 'tniy' in config\ndid you mean tiny?\n"),
+        (["run", "train.py", "-c", "tiny", "--dryrun"], "error: unknown option --dryrun\ndid you mean --dry-run?\n"),
+        (["run", "train.py", "-c", "tiny", "lr=1"], "error: command line: unknown key lr = 1\n"),
+        (["run", "train.py", "-c", "tiny", "--run", "x"], "error: unknown profile 'x'"),
+        (["shwo", "train.py"], "error: No such command 'shwo'."),
+        (["show"], "error: Missing argument"),
+        (["show", "config/tiny.yaml"], "error: {project}/config/tiny.yaml: no runspec"),
+    ],
+)
+def test_bad_input_is_one_or_two_lines_and_exit_2(project: Path, words: list[str], message: str) -> None:
+    done = runspec(project, *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(message.format(project=project))
+    assert 1 <= done.stderr.count("\n") <= 2
+
+
+def test_debug_shows_the_traceback(project: Path) -> None:
+    done = runspec(project, "run", "train.py", "-c", "tiny", "lr=1", "--debug")
+    assert done.returncode == 2
+    assert "Traceback (most recent call last)" in done.stderr
+
+
+def test_a_script_runs_alone_and_refuses_like_the_command(project: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    command = [sys.executable, str(project / "train.py"), "--config", "tiny"]
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    command += ["train.train_iters=0"]
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: command line: train.train_iters = 0: must be an integer from 1 to 1000\n"
+        "train.train_iters: optimiser steps\n"
+    )
+
+
+def test_a_dry_run_imports_no_torch_and_nothing_of_nemotron(project: Path) -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['run', 'train.py', '-c', 'tiny', '--dry-run']\n"
+        "from nemo_runspec.cli import main\n"
+        "try: main()\n"
+        "finally:\n"
+        "    heavy = {'torch', 'nemotron', 'numpy', 'rich', 'transformers'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_pieces_of_a_command_import_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "import nemo_runspec.job, nemo_runspec.pipeline, nemo_runspec.help\n"
+        "heavy = {'torch', 'omegaconf', 'pydantic', 'rich', 'yaml', 'typer', 'nemotron'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+
+
+def test_a_dry_run_takes_less_than_half_a_second_of_processor_time(project: Path) -> None:
+    # Processor time, not wall time: a busy machine makes everything late, but not this number much larger.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = runspec(project, "run", "train.py", "-c", "tiny", "--dry-run")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5

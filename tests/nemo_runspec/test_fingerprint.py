@@ -1,0 +1,92 @@
+"""What changes the identity of a run, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_runspec import parse
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config import load_script_config
+from nemo_runspec.fingerprint import fingerprint, run_dir_for
+
+CONFIG: dict[str, Any] = {
+    "run": {"data": "d:3", "name": "n", "root": None, "config": "tiny"},
+    "train": {"lr": 1e-3, "steps": 5},
+    "path": "/store/d/3/payload/x",
+    "logger": {"log_interval": 5},
+}
+DIGESTS = {"data": "ab" * 32}
+PATHS = {"data": "/store/d/3/payload"}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print()", encoding="utf-8")
+    return path
+
+
+def changed(**groups: Any) -> dict[str, Any]:
+    return {key: {**value, **groups[key]} if key in groups else value for key, value in CONFIG.items()}
+
+
+def test_ten_hex_digits_that_depend_on_config_script_and_inputs(script: Path) -> None:
+    base = fingerprint(CONFIG, script, DIGESTS, PATHS)
+    assert len(base) == 10
+    assert int(base, 16) >= 0
+    seen = {base}
+    seen.add(fingerprint(changed(train={"lr": 2e-3}), script, DIGESTS, PATHS))
+    seen.add(fingerprint(changed(train={"steps": 5.0}), script, DIGESTS, PATHS))
+    seen.add(fingerprint(changed(run={"config": "small"}), script, DIGESTS, PATHS))
+    seen.add(fingerprint(CONFIG, script, {"data": "cd" * 32}, PATHS))
+    script.write_text("print(1)", encoding="utf-8")
+    seen.add(fingerprint(CONFIG, script, DIGESTS, PATHS))
+    assert len(seen) == 6
+
+
+def test_names_places_and_logging_do_not_count(script: Path) -> None:
+    base = fingerprint(CONFIG, script, DIGESTS, PATHS)
+    assert fingerprint(changed(run={"name": "m", "root": "/x"}), script, DIGESTS, PATHS) == base
+    assert fingerprint(changed(logger={"log_interval": 1}), script, DIGESTS, PATHS) == base
+    assert fingerprint({**CONFIG, "resume": "/some/run"}, script, DIGESTS, PATHS) == base
+    # The same content as version 9 of another registry.
+    moved = {**changed(run={"data": "d:9"}), "path": "/other/d/9/payload/x"}
+    assert fingerprint(moved, script, DIGESTS, {"data": "/other/d/9/payload"}) == base
+    # A neighbour whose name begins alike is another path.
+    assert fingerprint({**CONFIG, "path": "/store/d/3/payload2/x"}, script, DIGESTS, PATHS) != base
+
+
+@settings(deadline=None)
+@given(st.permutations(list(CONFIG)))
+def test_the_order_of_keys_does_not_count(order: list[str]) -> None:
+    script = Path(__file__)
+    shuffled = {key: CONFIG[key] for key in order}
+    assert fingerprint(shuffled, script, DIGESTS) == fingerprint(CONFIG, script, DIGESTS)
+
+
+def test_the_run_s_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = project / "payload"
+    payload.write_text("x", encoding="utf-8")
+    Registry.default().publish("d", payload, {})
+    spec = parse("train.py")
+    cfg = load_script_config("train.py", ["--config", "tiny", "run.data=d"])
+    folder = run_dir_for(cfg, spec)
+    assert folder.parent == project / "output" / "demo" / "train"
+    assert folder.name.startswith("tiny-")
+    assert not folder.exists()
+    # The same payload published once more: the same run.
+    Registry.default().publish("d", payload, {})
+    assert run_dir_for(load_script_config("train.py", ["--config", "tiny", "run.data=d"]), spec) == folder
+    payload.write_text("y", encoding="utf-8")
+    Registry.default().publish("d", payload, {})
+    assert run_dir_for(load_script_config("train.py", ["--config", "tiny", "run.data=d"]), spec) != folder
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(project / "runs"))
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(project / "output" / "artifacts"))
+    assert run_dir_for(cfg, spec) == project / "runs" / "demo" / "train" / folder.name
+    rooted = load_script_config("train.py", ["--config", "tiny", "run.data=d:1", f"run.root={project}/here"])
+    assert run_dir_for(rooted, spec) == project / "here" / "demo" / "train" / folder.name

@@ -1,0 +1,64 @@
+"""Options and overrides, told apart at any position of the line."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_runspec.errors import UserError
+from nemo_runspec.job import FLAGS, VALUED
+from nemo_runspec.options import Options, parse_words
+
+EXPECTED = Options(
+    {"config": "tiny", "run": "slurm"}, frozenset({"dry_run", "force"}), ("train.train_iters=5", "optimizer.lr=1e-3")
+)
+
+
+def read(*words: str) -> Options:
+    return parse_words(words, valued=VALUED, flags=FLAGS, known=["--from"])
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_the_order_of_the_words_does_not_matter(rng: random.Random, equals: bool) -> None:
+    config = ["--config=tiny"] if equals else ["-c", "tiny"]
+    profile = ["--run=slurm"] if equals else ["--run", "slurm"]
+    groups = [config, profile, ["--dry-run"], ["--force"], ["train.train_iters=5"], ["optimizer.lr=1e-3"]]
+    rng.shuffle(groups)
+    options = read(*(word for group in groups for word in group))
+    assert options.values == EXPECTED.values
+    assert options.flags == EXPECTED.flags
+    assert sorted(options.overrides) == sorted(EXPECTED.overrides)
+
+
+def test_overrides_keep_their_order_and_their_equals_signs() -> None:
+    assert read("a=1", "--dry-run", "a=2", "b=x=y", "c=-1", "d=").overrides == ("a=1", "a=2", "b=x=y", "c=-1", "d=")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["-c"], "option -c needs a value", "-c tiny"),
+        (["-c", "--dry-run"], "option -c needs a value", "-c tiny"),
+        (["-c", "train.lr=1"], "option -c needs a value", "-c tiny"),
+        (["--config="], "option --config needs a value", "--config tiny"),
+        (["--run"], "option --run needs a value", "PROFILE"),
+        (["--dry-run=yes"], "option --dry-run takes no value", None),
+        (["-c", "tiny", "--config", "small"], "option --config is given twice", None),
+        (["--dryrun"], "unknown option --dryrun", "did you mean --dry-run?"),
+        (["--dryrun=1"], "unknown option --dryrun", "did you mean --dry-run?"),
+        (["--form", "sft"], "unknown option --form", "did you mean --from?"),
+        (["-x"], "unknown option -x", None),
+        (["tiny"], "unexpected word 'tiny'", "--config tiny"),
+        (["--dry-run", "tiny"], "unexpected word 'tiny'", "--config tiny"),
+    ],
+)
+def test_nothing_is_skipped_or_guessed(words: list[str], message: str, hint: str | None) -> None:
+    with pytest.raises(UserError) as caught:
+        read(*words)
+    assert caught.value.message.startswith(message)
+    if hint is not None:
+        assert hint in (caught.value.hint or "")

@@ -1,0 +1,149 @@
+"""Steps one after another: order, skipping, pinning, stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.job import RecipeConfig
+from nemo_runspec.pipeline import Step, StepResult, run_pipeline
+
+SRC = str(Path(__file__).resolve().parents[2] / "src")
+
+# A step that publishes what its config says, and a note of what it read.
+SCRIPT = """
+# /// script
+# [tool.runspec]
+# schema = "1"
+# name = "demo/{name}"
+# [tool.runspec.config]
+# dir = "./{name}"
+# ///
+import pathlib, sys
+from nemo_runspec import parse
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import RunFailed, run_main
+from nemo_runspec.fingerprint import run_dir_for
+
+def main():
+    cfg = load_script_config(__file__)
+    folder = run_dir_for(cfg, parse(__file__))
+    with open("order", "a") as order:
+        order.write(f"{{cfg.run.stage}}<{{cfg.run.get('data')}}\\n")
+    if cfg.get("fail"):
+        raise RunFailed("on purpose")
+    if not cfg.get("silent"):
+        payload = folder / "payload"
+        payload.write_text(f"{{cfg.run.stage}} {{cfg.get('value')}}")
+        record = {{"producer": {{"fingerprint": folder.name.rpartition("-")[2]}}}}
+        Registry.default().publish(cfg.run.output, payload, record)
+
+sys.exit(run_main(main))
+"""
+
+
+@pytest.fixture
+def steps(project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    monkeypatch.setenv("PYTHONPATH", SRC)
+    for name, data in (("one", "null"), ("two", "demo-one"), ("three", "demo-two")):
+        write(f"{name}.py", SCRIPT.format(name=name))
+        write(f"{name}/tiny.yaml", f"run: {{output: demo-{name}, data: {data}}}\nvalue: 1\n")
+    return [Step(name, project, project / name, script=f"{name}.py") for name in ("one", "two", "three")]
+
+
+CFG = RecipeConfig(config_name="tiny")
+
+
+def order(project: Path) -> list[str]:
+    path = project / "order"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    path.unlink(missing_ok=True)
+    return lines
+
+
+def statuses(results: list[StepResult]) -> list[str]:
+    return [result.status for result in results]
+
+
+def with_overrides(steps: list[Step], number: int, *overrides: str) -> list[Step]:
+    step = steps[number]
+    changed = Step(step.name, step.stage_dir, step.config_dir, step.script, overrides=overrides)
+    return [*steps[:number], changed, *steps[number + 1 :]]
+
+
+def test_all_steps_run_in_order_and_the_second_time_none(
+    project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = run_pipeline(steps, CFG)
+    assert statuses(results) == ["done"] * 3
+    assert order(project) == ["one<None", "two<demo-one:1", "three<demo-two:1"]
+    assert [list(result.versions) for result in results] == [["demo-one"], ["demo-two"], ["demo-three"]]
+    capfd.readouterr()
+    results = run_pipeline(steps, CFG)
+    assert statuses(results) == ["skipped"] * 3
+    assert order(project) == []
+    assert "[2/3] two: skipped, published already: demo-two:1 (fingerprint " in capfd.readouterr().out
+
+
+def test_a_changed_step_reruns_with_all_that_depends_on_it_and_the_way_back_is_remembered(
+    project: Path, steps: list[Step]
+) -> None:
+    run_pipeline(steps, CFG)
+    order(project)
+    assert statuses(run_pipeline(with_overrides(steps, 1, "value=2"), CFG)) == ["skipped", "done", "done"]
+    assert order(project) == ["two<demo-one:1", "three<demo-two:2"]
+    # Back at the first config: nothing runs, although version 2 is the latest by now, ...
+    assert statuses(run_pipeline(steps, CFG)) == ["skipped"] * 3
+    # ... and a step that does run reads the version of this config, not the latest.
+    assert statuses(run_pipeline(with_overrides(steps, 2, "value=3"), CFG)) == ["skipped", "skipped", "done"]
+    assert order(project) == ["three<demo-two:1"]
+
+
+def test_force_skips_nothing(project: Path, steps: list[Step]) -> None:
+    run_pipeline(steps[:1], CFG)
+    assert statuses(run_pipeline(steps[:1], RecipeConfig(config_name="tiny", force=True))) == ["done"]
+    assert Registry.default().versions("demo-one") == [1, 2]
+
+
+def test_the_first_failure_stops_the_rest(project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str]) -> None:
+    results = run_pipeline(with_overrides(steps, 1, "fail=true"), CFG)
+    assert statuses(results) == ["done", "failed"]
+    assert results[-1].exit_code == 1
+    assert order(project) == ["one<None", "two<demo-one:1"]
+    assert "error: on purpose" in capfd.readouterr().err
+
+
+def test_a_step_that_publishes_nothing_is_not_done(project: Path, steps: list[Step]) -> None:
+    with pytest.raises(RunFailed, match="step one ended well but did not publish demo-one"):
+        run_pipeline(with_overrides(steps, 0, "silent=true"), CFG)
+
+
+def test_a_fault_of_the_last_step_is_found_before_the_first_one_runs(project: Path, steps: list[Step]) -> None:
+    with pytest.raises(UserError, match=r"step three: command line: 'x' is not an override"):
+        run_pipeline(with_overrides(steps, 2, "x"), CFG)
+    with pytest.raises(UserError, match=r"step two: run\.data = nowhere: no artifact 'nowhere'"):
+        run_pipeline(with_overrides(steps, 1, "run.data=nowhere"), CFG)
+    assert order(project) == []
+
+
+def test_a_dry_run_shows_the_steps_and_what_is_resolved_only_at_start(
+    project: Path, steps: list[Step], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = RecipeConfig(config_name="tiny", dry_run=True)
+    assert run_pipeline(steps, dry) == []
+    text = capsys.readouterr().out
+    assert "[3/3] three" in text
+    assert "data = demo-two:latest (resolved at start)" in text
+    assert "output/demo/two/tiny-<fingerprint>" in text
+    assert not (project / "output").exists()
+    run_pipeline(steps[:1], CFG)
+    capsys.readouterr()
+    run_pipeline(steps, dry)
+    text = capsys.readouterr().out
+    assert "[1/3] one, skipped: published already" in text
+    assert "data = demo-one:1 (" in text

@@ -1,0 +1,105 @@
+"""Generation for evaluation with a small random model: order, grouping, determinism, limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments import generate_tasks
+from nemotron.stack.evaluation import evaluate_checkpoint, evaluate_model, load_tokenizer, model_generate_fn
+from nemotron.stack.models import NemotronH, NemotronHConfig
+
+PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True) for token in ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["What is 12+7? def f(x): return x"], trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> NemotronH:
+    torch.manual_seed(0)
+    config = NemotronHConfig.from_dict(
+        {
+            "hybrid_override_pattern": "M*E",
+            "vocab_size": tokenizer.get_vocab_size(),
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "ssm_state_size": 8,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+            "intermediate_size": 32,
+            "initializer_range": 0.2,  # large enough that the greedy choice depends on the prompt
+        }
+    )
+    return NemotronH(config)
+
+
+def test_completions_come_in_the_order_of_the_prompts(model: NemotronH, tokenizer: Tokenizer) -> None:
+    together = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=4)(PROMPTS, temperature=0.0, seed=0)
+    alone = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=1)
+    assert [done.text for done in together] == [alone([p], temperature=0.0, seed=0)[0].text for p in PROMPTS]
+    assert len({done.text for done in together}) > 2
+    assert all(done.num_tokens == 6 or done.finished for done in together)
+    assert all(0 < done.entropy < torch.log(torch.tensor(300.0)) for done in together)
+
+
+def test_samples_of_a_prompt_stand_together_and_the_seed_decides(model: NemotronH, tokenizer: Tokenizer) -> None:
+    generate = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=8)
+    greedy = generate(PROMPTS, temperature=0.0, seed=0, samples=3)
+    assert [done.text for done in greedy] == [
+        done.text for done in generate(PROMPTS, temperature=0.0, seed=0) for _ in range(3)
+    ]
+    first, again, other = (generate(PROMPTS, temperature=1.0, seed=seed, samples=3) for seed in (1, 1, 2))
+    assert first == again and first != other
+    assert len({done.text for done in first[:3]}) > 1
+
+
+def test_a_signal_stops_generation(model: NemotronH, tokenizer: Tokenizer) -> None:
+    def poll() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model_generate_fn(model, tokenizer, max_new_tokens=6, poll=poll)(PROMPTS, temperature=0.0, seed=0)
+
+
+def test_a_model_on_disk_scores_as_the_one_in_memory(model: NemotronH, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    tasks = generate_tasks("multiple_choice", "eval", 4)
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        evaluate_checkpoint(tmp_path, tasks)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    on_disk = evaluate_checkpoint(tmp_path, tasks, samples=2, max_new_tokens=5)
+    in_memory = evaluate_model(model, tokenizer, tasks, samples=2, max_new_tokens=5)
+    assert on_disk.greedy_completions == in_memory.greedy_completions
+    assert on_disk.sampled_completions == in_memory.sampled_completions
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(tmp_path)

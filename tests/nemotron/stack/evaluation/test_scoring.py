@@ -1,0 +1,112 @@
+"""Scoring with generators that are no models, so that every score is known beforehand."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from nemo_runspec.errors import RunFailed
+from nemotron.stack.environments import FAMILIES, Task, generate_tasks
+from nemotron.stack.evaluation import Completion, GenerateFn, compare, evaluate_tasks, prompt_text
+
+TASKS = [task for family in FAMILIES for task in generate_tasks(family, "eval", 40)]
+
+
+def answers(right_share: dict[str, float], seed: int = 0, prompt_format: str = "chat") -> GenerateFn:
+    """A generator that demonstrates the solution with a probability of its family when sampled, always when greedy."""
+    by_prompt = {prompt_text(task, prompt_format): task for task in TASKS}
+
+    def generate(prompts: Sequence[str], *, temperature: float, seed: int = seed, samples: int = 1) -> list[Completion]:
+        rng = random.Random(seed)
+        out = []
+        for prompt in prompts:
+            task = by_prompt[prompt]
+            for _ in range(samples):
+                right = temperature == 0 or rng.random() < right_share[task.family]
+                text = f"{task.solution.reasoning}\n</think>\n{task.solution.answer if right else 'no'}<|im_end|>"
+                out.append(Completion(text, 10 if right else 30, 0.5 if right else 1.5, right))
+        return out
+
+    return generate
+
+
+def test_scores_are_what_the_generator_was_made_to_reach() -> None:
+    shares = dict(zip(FAMILIES, (0.0, 0.25, 0.75, 1.0), strict=True))
+    evaluation = evaluate_tasks(answers(shares), TASKS, samples=8)
+    assert all(evaluation.greedy(family).estimate == 1.0 for family in FAMILIES)
+    for family, share in shares.items():
+        interval = evaluation.sampled(family)
+        assert interval.low <= interval.estimate <= interval.high and abs(interval.estimate - share) < 0.08
+    assert evaluation.sampled_TS.shape == (160, 8)
+    assert evaluation.mean("greedy").estimate == 1.0
+    assert evaluation.mean("sampled").estimate == pytest.approx(evaluation.sampled_TS.mean())
+    # every token of a right completion has entropy 0.5, of a wrong one 1.5, and wrong ones are three times as long
+    assert evaluation.entropy("math") == 1.5 and evaluation.entropy("structured_output") == 0.5
+    right = evaluation.sampled_TS.mean()
+    assert evaluation.entropy() == pytest.approx((0.5 * right + 1.5 * 3 * (1 - right)) / (right + 3 * (1 - right)))
+
+
+def test_metrics_and_generations_are_json_and_complete() -> None:
+    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, samples=2)
+    metrics = json.loads(json.dumps(evaluation.metrics(), allow_nan=False))
+    assert list(metrics["families"]) == list(FAMILIES) and metrics["families"]["math"]["tasks"] == 40
+    assert metrics["mean"]["greedy_tokens"] == 10 and metrics["mean"]["greedy_finished"] == 1.0
+    records = evaluation.generations(3)
+    assert len(records) == 12 and all(record["greedy_right"] for record in records)
+    assert {record["family"] for record in records} == set(FAMILIES)
+
+
+def test_without_samples_only_greedy_is_reported() -> None:
+    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, samples=0)
+    assert "sampled" not in evaluation.metrics()["mean"] and math.isnan(evaluation.entropy())
+
+
+def test_reasoning_that_is_never_closed_is_wrong_though_it_holds_the_answer() -> None:
+    def unclosed(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        return [Completion(task.solution.answer, 5, 0.1, False) for task in TASKS for _ in range(samples)]
+
+    assert evaluate_tasks(unclosed, TASKS, samples=0).mean("greedy").estimate == 0.0
+    assert evaluate_tasks(unclosed, TASKS, samples=0, prompt_format="chat_no_think").mean("greedy").estimate == 1.0
+
+
+def test_a_model_without_chat_template_answers_in_the_second_line() -> None:
+    def plain(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        assert list(prompts) == [f"{task.prompt}\n" for task in TASKS]
+        return [Completion(f"{t.solution.reasoning}\n{t.solution.answer}\nmore", 5, 0.1, True) for t in TASKS]
+
+    assert evaluate_tasks(plain, TASKS, samples=0, prompt_format="plain").mean("greedy").estimate == 1.0
+
+
+def test_too_many_verifier_errors_stop_the_evaluation_and_few_are_left_out() -> None:
+    broken = [Task(t.family, t.prompt, t.canonical, {}, t.solution) if i % 40 == 0 else t for i, t in enumerate(TASKS)]
+    generate = answers(dict.fromkeys(FAMILIES, 1.0))
+    with pytest.raises(RunFailed, match=r"2\.5% of the responses"):
+        evaluate_tasks(generate, broken, samples=1)
+    evaluation = evaluate_tasks(generate, broken, samples=1, max_error_rate=0.03)
+    assert evaluation.error_rate() == 4 / 160
+    assert evaluation.mean("greedy").estimate == 1.0  # an error is not a zero
+    assert np.isnan(evaluation.greedy_T).sum() == 4
+
+
+def test_a_gain_is_found_in_the_family_that_has_it_and_a_loss_is_named() -> None:
+    before = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.6)), TASKS, samples=8, seed=1)
+    shares = dict(zip(FAMILIES, (0.9, 0.6, 0.6, 0.2), strict=True))
+    after = evaluate_tasks(answers(shares), TASKS, samples=8, seed=2)
+    comparison = compare(before, after, "sampled")
+    assert comparison.families["math"].low > 0 and comparison.families["math"].p_adjusted < 0.01
+    assert comparison.worse() == ["structured_output"]
+    singles = [d.p_value for d in comparison.families.values()]
+    assert all(d.p_adjusted >= d.p_value for d in comparison.families.values()) and min(singles) < 0.01
+    assert comparison.mean.estimate == pytest.approx(after.sampled_TS.mean() - before.sampled_TS.mean())
+    assert compare(before, after, "greedy").mean.estimate == 0.0
+
+
+def test_only_the_same_tasks_can_be_compared() -> None:
+    generate = answers(dict.fromkeys(FAMILIES, 1.0))
+    with pytest.raises(ValueError, match="different tasks"):
+        compare(evaluate_tasks(generate, TASKS[:80]), evaluate_tasks(generate, TASKS[80:]), "greedy")

@@ -1,0 +1,208 @@
+"""Loaders: what is read is what was written, nothing is lost or repeated, and a cursor goes on exactly."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.training.indexed_tokens import IndexedTokens
+from nemotron.stack.training.loaders import BlendLoader, PackedLoader, TokenStream, validation_batches
+
+_spec = importlib.util.spec_from_file_location("token_files", Path(__file__).with_name("token_files.py"))
+assert _spec is not None and _spec.loader is not None
+token_files = importlib.util.module_from_spec(_spec)
+sys.modules["token_files"] = token_files
+_spec.loader.exec_module(token_files)
+
+
+def numbered(first: int, lengths: list[int]) -> list[list[int]]:
+    """Documents whose tokens are consecutive numbers from `first` on."""
+    documents = []
+    for length in lengths:
+        documents.append(list(range(first, first + length)))
+        first += length
+    return documents
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4), ("<i8", 5)])
+def test_indexed_tokens_read_back(tmp_path: Path, dtype: str, code: int) -> None:
+    documents = [[5, 6, 7], [], [1], list(range(100))]
+    token_files.write_indexed(tmp_path / "x", documents, dtype, code)
+    tokens = IndexedTokens(tmp_path / "x")
+    assert [tokens.tokens(i).tolist() for i in range(len(tokens))] == documents
+    assert tokens.num_tokens == 104
+    assert tokens.tokens(3, 90, 500).tolist() == list(range(90, 100))
+
+
+def test_damaged_token_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"x\.idx: no such file"):
+        IndexedTokens(tmp_path / "x")
+    token_files.write_indexed(tmp_path / "x", [[1, 2, 3]])
+    good = (tmp_path / "x.idx").read_bytes()
+    for bad, message in ((b"NOTINDEX" + good[8:], "magic"), (good[:-8], "truncated"), (good[:12], "magic")):
+        (tmp_path / "x.idx").write_bytes(bad)
+        with pytest.raises(UserError, match=message):
+            IndexedTokens(tmp_path / "x")
+    (tmp_path / "x.idx").write_bytes(good)
+    (tmp_path / "x.bin").write_bytes(b"\0\0")
+    with pytest.raises(UserError, match=r"x\.bin: shorter"):
+        IndexedTokens(tmp_path / "x")
+
+
+def test_an_epoch_covers_every_window_once_and_the_next_is_shuffled_anew(tmp_path: Path) -> None:
+    documents = numbered(0, [13, 4, 40, 1, 23])  # 81 tokens: ten windows of 8 (+1), no remainder
+    token_files.write_indexed(tmp_path / "x", documents)
+    stream = TokenStream(IndexedTokens(tmp_path / "x"), 8, (7, 0), "x")
+    assert stream.windows_per_epoch == 10
+    joins = {(a[-1], b[0]) for a in documents for b in documents}
+    epochs = [[stream.window(k).tolist() for k in range(10 * e, 10 * e + 10)] for e in range(2)]
+    for windows in epochs:
+        assert all(len(window) == 9 for window in windows)
+        trained = Counter(token for window in windows for token in window[1:])
+        assert len(trained) == 80 and set(trained.values()) == {1}  # every label exactly once (the first has none)
+        for window in windows:
+            assert all(b == a + 1 or (a, b) in joins for a, b in itertools.pairwise(window))
+    assert epochs[0] != epochs[1]
+    assert stream.window(3).tolist() == epochs[0][3]  # going back gives the same
+
+
+def test_first_windows_join_what_was_drawn_in_stream_order(tmp_path: Path) -> None:
+    token_files.write_indexed(tmp_path / "x", numbered(0, [81]))  # one document: stream order is counting order
+    stream = TokenStream(IndexedTokens(tmp_path / "x"), 8, (7, 0), "x")
+    assert stream.first_windows(10).tolist() == list(range(80))
+    drawn = sorted(token for k in range(10, 14) for token in stream.window(k)[:-1].tolist())
+    assert stream.first_windows(14).tolist() == list(range(80)) + drawn  # one epoch and four windows of the next
+    assert stream.first_windows(0).tolist() == []
+
+
+def make_blend(tmp_path: Path) -> Path:
+    sources = {"low": numbered(0, [50] * 8), "high": numbered(1000, [30] * 9)}
+    token_files.write_blend(tmp_path, sources, {"low": 3.0, "high": 1.0})
+    return tmp_path
+
+
+def test_blend_batches_mix_as_asked_and_resume_exactly(tmp_path: Path) -> None:
+    make_blend(tmp_path)
+    loader = BlendLoader(tmp_path, seq_len=16, total_sequences=80, seed=5)
+    batches, cursors = [], []
+    for _ in range(10):
+        cursors.append(json.dumps(loader.state_dict()))
+        batches.append(loader.next_batch(8))
+    first = torch.cat([batch.input_ids_BL[:, 0] for batch in batches])
+    assert ((first >= 1000).sum().item(), len(first)) == (20, 80)
+    for batch in batches:
+        assert torch.equal(batch.input_ids_BL[:, 1:], batch.labels_BL[:, :-1])
+        assert batch.input_ids_BL.shape == (8, 16) and batch.loss_mask_BL.all()
+    assert {row.source: row.realised for row in loader.mixture()} == {"low": 0.75, "high": 0.25}
+    trained = Counter(token for batch in batches for token in batch.input_ids_BL.flatten().tolist())
+    assert Counter(loader.trained_tokens().tolist()) == trained
+    assert loader.epochs()["low"] == pytest.approx(60 / 24)  # (400 - 1) // 16 windows
+    for cut in (0, 4, 9):
+        resumed = BlendLoader(tmp_path, seq_len=16, total_sequences=80, seed=5)
+        resumed.load_state_dict(json.loads(cursors[cut]))
+        for batch in batches[cut:]:
+            assert torch.equal(resumed.next_batch(8).labels_BL, batch.labels_BL)
+    other = BlendLoader(tmp_path, seq_len=16, total_sequences=80, seed=6)
+    assert not torch.equal(other.next_batch(8).labels_BL, batches[0].labels_BL)
+
+
+def test_ranks_share_out_the_same_global_batch(tmp_path: Path) -> None:
+    make_blend(tmp_path)
+    alone = BlendLoader(tmp_path, 16, 80, seed=5)
+    ranks = [BlendLoader(tmp_path, 16, 80, seed=5, rank=r, world_size=2) for r in range(2)]
+    for _ in range(3):
+        whole, parts = alone.next_batch(8), [rank.next_batch(8) for rank in ranks]
+        assert torch.equal(whole.labels_BL[0::2], parts[0].labels_BL)
+        assert torch.equal(whole.labels_BL[1::2], parts[1].labels_BL)
+    assert ranks[0].state_dict() == alone.state_dict()
+
+
+def test_source_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    token_files.write_blend(tmp_path, {"small": [[1, 2, 3]]}, {"small": 1.0})
+    with pytest.raises(UserError, match="'small' has 3 tokens"):
+        BlendLoader(tmp_path, 16, 80, seed=0)
+
+
+def test_validation_windows_are_fixed_and_spread_over_the_stream(tmp_path: Path) -> None:
+    make_blend(tmp_path)
+    low = [batch for source, batch in validation_batches(tmp_path, 16, 5) if source == "low"]
+    labels = torch.cat([batch.labels_BL for batch in low])
+    assert labels.flatten().tolist() == list(range(1, 24 * 16 + 1))
+    few = torch.cat([b.input_ids_BL[:, 0] for s, b in validation_batches(tmp_path, 16, 3, max_batches=1) if s == "low"])
+    assert few.tolist() == [0, 8 * 16, 16 * 16]
+
+
+def write_pack(path: Path, rows: list[list[list[int]]]) -> None:
+    """Rows of conversations; of each conversation all tokens after the first are trained."""
+    table: dict[str, list[list[int]]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
+    for row in rows:
+        table["input_ids"].append([token for conversation in row for token in conversation])
+        table["loss_mask"].append([int(i < len(c) - 1) for c in row for i in range(len(c))])
+        table["seq_start_id"].append([sum(map(len, row[:i])) for i in range(len(row))])
+    types = [("input_ids", pa.int32()), ("loss_mask", pa.uint8()), ("seq_start_id", pa.int32())]
+    schema = pa.schema({name: pa.list_(kind) for name, kind in types})
+    pq.write_table(pa.table(table, schema=schema), path, row_group_size=2)
+
+
+ROWS = [[[11, 12, 13], [21, 22]], [[31, 32, 33, 34, 35, 36, 37, 38]], [[41, 42]], [[51, 52], [61, 62], [71, 72, 73]]]
+
+
+def test_packed_rows_carry_labels_masks_and_sequence_indices(tmp_path: Path) -> None:
+    write_pack(tmp_path / "pack.parquet", ROWS)
+    loader = PackedLoader(tmp_path / "pack.parquet", seq_len=8, seed=0)
+    (batch,) = loader.all_batches(4)
+    assert batch.seq_idx_BL is not None
+    assert batch.input_ids_BL[0].tolist() == [11, 12, 13, 21, 22, 0, 0, 0]
+    assert batch.seq_idx_BL[0].tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert batch.seq_idx_BL[1].tolist() == [0] * 8
+    assert batch.seq_idx_BL[3].tolist() == [0, 0, 1, 1, 2, 2, 2, 3]
+    trained = batch.labels_BL[batch.loss_mask_BL.bool()].tolist()
+    assert trained == [12, 13, 22, *range(32, 39), 42, 52, 62, 72, 73]  # never the first token of a conversation
+    assert loader.trained_tokens == len(trained)
+
+
+def test_packed_epochs_cover_all_rows_and_resume_exactly(tmp_path: Path) -> None:
+    write_pack(tmp_path / "pack.parquet", ROWS)
+    loader = PackedLoader(tmp_path, seq_len=8, seed=3)
+    drawn, cursors = [], []
+    for _ in range(8):  # batches of 3 over 4 rows: six epochs
+        cursors.append(json.dumps(loader.state_dict()))
+        drawn.append(loader.next_batch(3).input_ids_BL)
+    first = torch.cat(drawn)[:, 0].tolist()
+    orders = [first[i : i + 4] for i in range(0, 24, 4)]
+    assert all(sorted(order) == [11, 31, 41, 51] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert loader.epochs == 6.0
+    resumed = PackedLoader(tmp_path, seq_len=8, seed=3)
+    resumed.load_state_dict(json.loads(cursors[5]))
+    assert torch.equal(resumed.next_batch(3).input_ids_BL, drawn[5])
+    halves = [PackedLoader(tmp_path, seq_len=8, seed=3, rank=r, world_size=2) for r in range(2)]
+    parts = [half.next_batch(3).input_ids_BL for half in halves]
+    assert torch.equal(parts[0], drawn[0][0::2]) and torch.equal(parts[1], drawn[0][1::2])
+
+
+def test_bad_packs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no packed Parquet"):
+        PackedLoader(tmp_path, 8, 0)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(UserError, match=r"a\.parquet: not a packed"):
+        PackedLoader(tmp_path / "a.parquet", 8, 0)
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"b\.parquet: not a packed"):
+        PackedLoader(tmp_path / "b.parquet", 8, 0)
+    write_pack(tmp_path / "c.parquet", ROWS)
+    with pytest.raises(UserError, match="8 tokens, more than"):
+        PackedLoader(tmp_path / "c.parquet", 7, 0)
+    write_pack(tmp_path / "d.parquet", [])
+    with pytest.raises(UserError, match="no packed sequence"):
+        PackedLoader(tmp_path / "d.parquet", 8, 0)

@@ -1,0 +1,40 @@
+"""Losses against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nemotron.stack.training.losses import masked_loss_sum, next_token_loss, token_losses
+
+
+def test_uniform_logits_cost_log_vocabulary() -> None:
+    labels = torch.randint(0, 50, (3, 7))
+    assert token_losses(torch.zeros(3, 7, 50), labels).flatten().tolist() == pytest.approx([math.log(50)] * 21)
+
+
+def test_known_probabilities() -> None:
+    logits = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]]))
+    labels = torch.tensor([[0, 2]])
+    assert token_losses(logits, labels).tolist()[0] == pytest.approx([math.log(2), -math.log(0.8)])
+    assert next_token_loss(logits, labels).item() == pytest.approx((math.log(2) - math.log(0.8)) / 2)
+
+
+def test_half_precision_logits_are_lifted_first() -> None:
+    logits = torch.tensor([[[80.0, 0.0]]], dtype=torch.bfloat16)
+    loss = next_token_loss(logits, torch.tensor([[1]]))
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(80.0)
+
+
+def test_masked_sum_is_the_same_however_the_batch_is_cut() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 6, 9), torch.randint(0, 9, (4, 6))
+    mask = torch.zeros(4, 6, dtype=torch.int64)
+    mask[0, :1], mask[1, 2:], mask[3] = 1, 1, 1  # rows with 1, 4, 0 and 6 trained tokens
+    whole, count = masked_loss_sum(logits, labels, mask)
+    parts = [masked_loss_sum(logits[i : i + 1], labels[i : i + 1], mask[i : i + 1]) for i in range(4)]
+    assert count.item() == 11
+    assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item(), rel=1e-6)
+    assert whole.item() == pytest.approx(token_losses(logits, labels)[mask.bool()].sum().item(), rel=1e-6)

@@ -13,6 +13,8 @@ heads, like keys in GQA), N state size, K conv width, C chunks, Q chunk length.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -105,22 +107,50 @@ class Mamba2(nn.Module):
         return F.pad(xBC_BLc[:, -count:], (0, 0, missing, 0))
 
 
-def causal_conv(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor | None, seq_idx_BL: Tensor | None) -> Tensor:
-    """Depth-wise causal convolution as K shifted multiply-adds, zero across document boundaries.
+def causal_conv(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
+    """Depth-wise causal convolution, [B, L, c] -> [B, L, c], that does not reach across document boundaries."""
+    return CausalConv.apply(x_BLc, weight_c1K, bias_c, seq_idx_BL)
 
-    Four multiply-adds keep the [B, L, c] layout; a Conv1d would transpose twice and cannot stop at a boundary.
+
+class CausalConv(torch.autograd.Function):
+    """y[t] = bias + sum_s w[s] x[t - s] over the shifts s = 0 .. K-1 that stay within the document.
+
+    K multiply-adds on slices keep the [B, L, c] layout; a Conv1d would transpose twice and cannot stop at a boundary.
+    The gradient is written down because autograd would fill and pad a whole tensor for each shift:
+
+        dx[t] = sum_s w[s] dy[t + s]      dw[s] = sum_t dy[t] x[t - s]      dbias = sum_t dy[t]
     """
-    width = weight_c1K.shape[-1]
-    length = x_BLc.shape[1]
-    out = x_BLc * weight_c1K[:, 0, -1]
-    if bias_c is not None:
-        out = out + bias_c
-    for shift in range(1, min(width, length)):
-        tap = x_BLc[:, :-shift] * weight_c1K[:, 0, -1 - shift]
-        if seq_idx_BL is not None:
-            tap = tap * (seq_idx_BL[:, shift:] == seq_idx_BL[:, :-shift]).unsqueeze(-1)
-        out = out + F.pad(tap, (0, 0, shift, 0))
-    return out
+
+    @staticmethod
+    def forward(ctx: Any, x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
+        taps_Kc = weight_c1K.squeeze(1).T.flip(0).contiguous()  # taps_Kc[s] multiplies x[t - s]
+        out_BLc = torch.addcmul(bias_c, x_BLc, taps_Kc[0])
+        for shift in range(1, min(len(taps_Kc), x_BLc.shape[1])):
+            source = _within(x_BLc[:, :-shift], seq_idx_BL, shift)
+            out_BLc[:, shift:].addcmul_(source, taps_Kc[shift])
+        ctx.save_for_backward(x_BLc, taps_Kc)
+        ctx.seq_idx_BL = seq_idx_BL
+        return out_BLc
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad_BLc,) = grads
+        x_BLc, taps_Kc = ctx.saved_tensors
+        grad_x_BLc = grad_BLc * taps_Kc[0]
+        grad_taps_Kc = torch.zeros_like(taps_Kc)
+        grad_taps_Kc[0] = (grad_BLc * x_BLc).sum((0, 1))
+        for shift in range(1, min(len(taps_Kc), x_BLc.shape[1])):
+            arriving = _within(grad_BLc[:, shift:], ctx.seq_idx_BL, shift)
+            grad_x_BLc[:, :-shift].addcmul_(arriving, taps_Kc[shift])
+            grad_taps_Kc[shift] = (arriving * x_BLc[:, :-shift]).sum((0, 1))
+        return grad_x_BLc, grad_taps_Kc.flip(0).T.unsqueeze(1), grad_BLc.sum((0, 1)), None
+
+
+def _within(values_BTc: Tensor, seq_idx_BL: Tensor | None, shift: int) -> Tensor:
+    """Values of T = L - shift pairs of positions (t - shift, t), zero where the two are of different documents."""
+    if seq_idx_BL is None:
+        return values_BTc
+    return values_BTc * (seq_idx_BL[:, shift:] == seq_idx_BL[:, :-shift]).unsqueeze(-1)
 
 
 def ssd_chunk_scan(
@@ -194,9 +224,9 @@ def ssd_chunk_scan(
         chunk_decay_BCGh = chunk_decay_BCGh * reads_past[..., -1]
     state = torch.zeros_like(added_BCGhPN[:, 0])
     before: list[Tensor] = []
-    for c in range(num_chunks):
+    for decay_BGh, added_BGhPN in zip(chunk_decay_BCGh.unbind(1), added_BCGhPN.unbind(1), strict=True):
         before.append(state)
-        state = state * chunk_decay_BCGh[:, c, :, :, None, None] + added_BCGhPN[:, c]
+        state = state * decay_BGh[:, :, :, None, None] + added_BGhPN
 
     # 4. What the state before a chunk contributes to its tokens: exp(cum_i) C_i h.
     if num_chunks > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -42,6 +42,10 @@ class MicroBatch:
     targets_T: Tensor
     logp_generator_T: Tensor
     advantages_T: Tensor
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same batch on `device`."""
+        return MicroBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 def collect_rollouts(
@@ -98,17 +102,25 @@ def collect_rollouts(
 
 
 def pack_rollouts(
-    rollouts: Sequence[Rollout], advantages: Sequence[float], row_len: int, rows_per_batch: int
+    rollouts: Sequence[Rollout],
+    advantages: Sequence[float],
+    row_len: int,
+    rows_per_batch: int,
+    keep_zero_advantage: bool = False,
 ) -> list[MicroBatch]:
     """Pack the sequences that carry gradient into rows of `row_len` tokens, `rows_per_batch` rows a micro-batch.
 
-    Sequences with advantage 0 are left out: without a KL term their gradient is exactly 0. First-fit decreasing, so
+    Sequences with advantage 0 are left out unless they are to be kept: without a KL term their gradient is exactly 0. First-fit decreasing, so
     few tokens of a row stay empty; the empty tail of a row is padding (id 0, a document of its own, never predicted).
 
     Raises:
         ValueError: a sequence is longer than a row.
     """
-    used = [index for index, advantage in enumerate(advantages) if advantage != 0 and rollouts[index].completion_ids]
+    used = [
+        index
+        for index, advantage in enumerate(advantages)
+        if rollouts[index].completion_ids and (keep_zero_advantage or advantage != 0)
+    ]
     lengths = {i: len(rollouts[i].prompt_ids) + len(rollouts[i].completion_ids) for i in used}
     too_long = max(lengths.values(), default=0)
     if too_long > row_len:

@@ -1,0 +1,1 @@
+"""nemotron artifacts: look at what runs have published."""

@@ -1,0 +1,1 @@
+"""Commands of the nano3 family; `app.py` lists them."""

@@ -1,0 +1,1 @@
+"""nemotron nano3 data: what the stages eat."""

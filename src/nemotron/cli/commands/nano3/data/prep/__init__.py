@@ -1,0 +1,1 @@
+"""nemotron nano3 data prep: one file a stage."""

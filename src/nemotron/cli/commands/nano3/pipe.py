@@ -1,0 +1,154 @@
+"""nemotron nano3 pipe: all stages, a table of what they reached, and the report."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError, did_you_mean
+from nemo_runspec.job import RecipeConfig, parse_recipe_config
+from nemo_runspec.pipeline import Step, StepResult, run_pipeline
+from nemotron.cli.recipe_dir import recipe_dir
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts import Version
+
+PRETRAIN, SFT, RL, EVAL = (
+    recipe_dir(f"nano3/{stage}") for stage in ("stage0_pretrain", "stage1_sft", "stage2_rl", "stage3_eval")
+)
+# Whose model each stage makes, by the name that the evaluation gives to it.
+STAGE_OF = {"base": "pretrain", "sft": "sft", "rl": "rl"}
+# A stage and its first step; `--from sft` begins with the data of SFT.
+STAGES = {"pretrain": "data-pretrain", "sft": "data-sft", "rl": "data-rl", "eval": "eval"}
+
+
+def pipe(
+    ctx: typer.Context,
+    start: Annotated[str | None, typer.Option("--from", metavar="STAGE", hidden=True)] = None,
+) -> None:
+    """All of it: data, base model, SFT, RL, evaluation.
+
+    A step whose config, script and inputs were run before is skipped. At the end stands a table of what each stage
+    reached; outside a band the command exits with 1. Writes a report to output/nano3/report-CONFIG.html.
+
+    \b
+    Reads and writes the artifacts nano3-STAGE-data-CONFIG, nano3-STAGE-model-CONFIG, nano3-STAGE-results-CONFIG.
+    Configs: those that every stage has; tiny is for a laptop CPU, offline.
+
+    \b
+    Options, anywhere on the line:
+      -c, --config NAME  the config of every step
+      --from STAGE       begin with a stage: pretrain, sft, rl, eval
+      --run PROFILE      run under a profile of env.toml
+      --dry-run          check all steps and print what would run
+      --force            run what is published already
+      --debug            show tracebacks
+      STEP:key=value     set a key of one step: data-pretrain, pretrain, data-sft, sft, data-rl, rl, eval
+
+    \b
+    Examples:
+      nemotron nano3 pipe -c tiny
+      nemotron nano3 pipe -c tiny --from sft sft:optimizer.lr=1e-3
+    """
+    raise typer.Exit(_execute_pipe(parse_recipe_config(ctx), start))
+
+
+def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
+    # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
+    steps = [
+        Step("data-pretrain", PRETRAIN, PRETRAIN / "config" / "data_prep", script="data_prep.py"),
+        Step("pretrain", PRETRAIN, PRETRAIN / "config"),
+        Step("data-sft", SFT, SFT / "config" / "data_prep", script="data_prep.py"),
+        Step("sft", SFT, SFT / "config"),
+        Step("data-rl", RL, RL / "config" / "data_prep", script="data_prep.py"),
+        Step("rl", RL, RL / "config"),
+        Step("eval", EVAL, EVAL / "config", script="evaluate.py"),
+    ]
+    steps = _with_overrides(steps, cfg.overrides)
+    if start is not None:
+        if start not in STAGES:
+            raise UserError(f"unknown stage '{start}'", did_you_mean(start, STAGES))
+        steps = steps[[step.name for step in steps].index(STAGES[start]) :]
+    # 2. Run them. All are validated before the first one starts; what is published already is skipped.
+    results = run_pipeline(steps, cfg)
+    if cfg.dry_run:
+        return DONE
+    last = results[-1]
+    evaluation = _evaluation(last)
+    if evaluation is None:
+        return last.exit_code
+    # 3. What came of it. An evaluation outside its bands has published its numbers, and then failed.
+    page = _write_report(evaluation, last)
+    _show_table(evaluation, results)
+    typer.echo(f"report: {page}")
+    return last.exit_code or (DONE if evaluation.record["metrics"]["in_band"] else FAILED)
+
+
+def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]:
+    """Give each `STEP:key=value` to its step; UserError for a key without a step and for an unknown step."""
+    by_name = {step.name: step for step in steps}
+    for override in overrides:
+        name, colon, setting = override.partition(":")
+        if not colon or "=" in name:
+            raise UserError(f"{override}: of which step?", f"write STEP:{override}; steps: {', '.join(by_name)}")
+        if name not in by_name:
+            raise UserError(f"{override}: unknown step '{name}'", did_you_mean(name, by_name, "steps"))
+        by_name[name] = replace(by_name[name], overrides=(*by_name[name].overrides, setting))
+    return list(by_name.values())
+
+
+def _evaluation(last: StepResult) -> Version | None:
+    """The results that the step `eval` published, also when they made it fail; None where there are none."""
+    if last.step.name != "eval" or last.exit_code not in (DONE, FAILED):
+        return None
+    config, _, fingerprint = last.run_dir.name.rpartition("-")
+    return Registry.default().find_published(f"nano3-eval-results-{config}", fingerprint)
+
+
+def _write_report(evaluation: Version, last: StepResult) -> Path:
+    """Start the script that turns the records behind an evaluation into one HTML page; returns the page's path."""
+    page = last.run_dir.parent.with_name(f"report-{last.run_dir.name.rpartition('-')[0]}.html")
+    script = recipe_dir("tools") / "report.py"
+    done = subprocess.run([sys.executable, str(script), evaluation.ref, "--output", str(page)], check=False)
+    if done.returncode:
+        raise RunFailed("the report was not written", f"try it alone: python {script} {evaluation.ref}")
+    return page
+
+
+def _show_table(evaluation: Version, results: list[StepResult]) -> None:
+    """Print what each stage reached beside the band it is expected in, and the wall time of each step."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("stage", "quantity", "reached", "band", "", title="What each stage reached")
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    above = ""
+    for band in evaluation.record["metrics"]["bands"]:
+        model, _, quantity = band["name"].partition(".")
+        if above and model != above:
+            table.add_section()
+        value = "not measured" if band["value"] is None else f"{band['value']:.3f}"
+        mark = "ok" if band["passed"] else "[bold red]outside[/]"
+        table.add_row(
+            STAGE_OF[model] if model != above else "",
+            quantity.replace("_", " "),
+            value,
+            f"{band['relation']} {band['bound']:g}",
+            mark,
+        )
+        above = model
+    walls = [f"{r.step.name} {'skipped' if r.status == 'skipped' else _minutes(r.seconds)}" for r in results]
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"wall time {_minutes(sum(r.seconds for r in results))}: {', '.join(walls)}")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,32 @@
+"""nemotron nano3 rl: without a phase, the published order of phases."""
+
+from __future__ import annotations
+
+import typer
+
+from nemo_runspec.job import RecipeConfig, parse_recipe_config
+from nemo_runspec.pipeline import Step, run_pipeline
+from nemotron.cli.recipe_dir import recipe_dir
+
+STAGE = recipe_dir("nano3/stage2_rl")
+
+
+def rl(ctx: typer.Context) -> None:
+    """Align the model by reinforcement learning (stage 2).
+
+    Without a phase: all of them, in the published order.
+
+    \b
+    Examples:
+      nemotron nano3 rl -c tiny         all phases, skipping those that are published
+      nemotron nano3 rl rlvr -c tiny    one phase; its --help lists configs, artifacts and options
+    """
+    if ctx.invoked_subcommand is None:
+        raise typer.Exit(_execute_published_order(parse_recipe_config(ctx)))
+
+
+def _execute_published_order(cfg: RecipeConfig) -> int:
+    # Nano 3 was aligned with verifiable rewards first; the phases stand here in the order in which they run.
+    phases = [Step("rlvr", STAGE, STAGE / "config", overrides=cfg.overrides)]
+    results = run_pipeline(phases, cfg)
+    return next((result.exit_code for result in results if result.exit_code), 0)

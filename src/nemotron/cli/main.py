@@ -1,0 +1,42 @@
+"""The `nemotron` command: the list of families and tools, and how an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from nemo_runspec.errors import UserError, run_main
+from nemotron.cli.commands.artifacts.app import artifacts
+from nemotron.cli.commands.nano3.app import nano3
+
+app = typer.Typer(
+    name="nemotron",
+    help="Train Nemotron models: every recipe whole, on this machine or at scale.",
+    epilog="Start here: nemotron nano3 pipe -c tiny",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain pages, as those of the recipes; rich would double the time that --help takes
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(nano3, name="nano3")
+app.add_typer(artifacts, name="artifacts")
+
+
+def main() -> None:
+    """Entry point of the `nemotron` command. Exits 0 done, 1 failed, 2 refused, 130 interrupted, 143 preempted."""
+    sys.exit(run_main(_run))
+
+
+def _run() -> int:
+    try:
+        return app(prog_name="nemotron", standalone_mode=False) or 0
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except typer.TyperException as error:
+        message, context = error.format_message(), getattr(error, "ctx", None)
+        if context is not None and message == context.get_help():  # a group without a sub-command
+            typer.echo(message, err=True)
+            return 2
+        hint = f"see: {context.command_path} --help" if context is not None else None
+        raise UserError(message, hint) from error

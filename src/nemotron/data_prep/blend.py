@@ -1,0 +1,205 @@
+"""Tokenise a curated corpus into one Megatron stream per source and split, and write down how to mix them.
+
+`blend.json` is the contract with the training loader: phases with the weight of every source, and per source the files,
+tokens, documents and utf-8 bytes of both splits (bits per byte = loss in nats x tokens / ln 2 / bytes). Weights are
+fractions of *tokens drawn*, whatever the sizes of the sources: a small one is repeated, a big one is not finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypedDict
+
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError, nearest
+from nemotron.data_prep.curation import Corpus
+from nemotron.data_prep.documents import Document
+from nemotron.data_prep.indexed_dataset import IndexedDatasetWriter, token_dtype
+from nemotron.data_prep.tokenizer import EOS_ID, encode_plain
+
+BLEND_FILE = "blend.json"
+_BATCH = 256  # documents given to the tokenizer at once
+
+
+class Phase(TypedDict):
+    """One phase of the blend: ends at the fraction `until` of all training tokens; weights sum to 1."""
+
+    name: str
+    until: float
+    weights: dict[str, float]
+
+
+class SourceFiles(TypedDict):
+    """Streams of one source. `train` and `valid` are prefixes relative to blend.json (None: that split is empty).
+
+    Tokens include one end-of-document token a document, bytes do not.
+    """
+
+    train: str | None
+    valid: str | None
+    tokens: int
+    bytes: int
+    documents: int
+    valid_tokens: int
+    valid_bytes: int
+    valid_documents: int
+
+
+class Blend(TypedDict):
+    """Content of blend.json."""
+
+    phases: list[Phase]
+    sources: dict[str, SourceFiles]
+    vocab_size: int
+    eos_id: int
+
+
+def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phase]:
+    """Check the phases against the sources there are, and normalise the weights of each to sum 1.
+
+    A weight of 0 leaves a source out. UserError: a weight for a source that does not exist (nearest name), a source
+    that no phase mentions, a negative weight, phases that do not rise to 1.0.
+    """
+    names = sorted(sources)
+    if not phases or [p["until"] for p in phases] != sorted({p["until"] for p in phases}) or phases[-1]["until"] != 1.0:
+        raise UserError("blend.phases: `until` must rise from phase to phase and end at 1.0")
+    resolved: list[Phase] = []
+    for phase in phases:
+        for name, weight in phase["weights"].items():
+            if name not in names:
+                guess = nearest(name, names)
+                raise UserError(
+                    f"blend phase {phase['name']!r}: no source named {name!r}"
+                    + (f", did you mean {guess!r}?" if guess else ""),
+                    f"sources with documents are {', '.join(names) or 'none'}",
+                )
+            if weight < 0:
+                raise UserError(f"blend phase {phase['name']!r}: weight of {name!r} is {weight}, must be 0 or more")
+        total = sum(phase["weights"].values())
+        if total <= 0:
+            raise UserError(f"blend phase {phase['name']!r}: all weights are 0")
+        weights = {name: phase["weights"].get(name, 0.0) / total for name in names}
+        resolved.append({"name": phase["name"], "until": phase["until"], "weights": weights})
+    for name in names:
+        if all(
+            phase["weights"][name] == 0 and name not in given["weights"]
+            for phase, given in zip(resolved, phases, strict=True)
+        ):
+            raise UserError(
+                f"source {name!r} has no weight in any phase of the blend",
+                f"set blend.phases.N.weights.{name} (0 leaves it out)",
+            )
+    return resolved
+
+
+def add_shares(phases: Sequence[Phase], shares: Mapping[str, float]) -> list[Phase]:
+    """Give sources that a phase does not mention a share of all its tokens; the others keep their proportions.
+
+    UserError when the shares exceed 1 together, or leave nothing to a phase that weighs other sources.
+    """
+    result: list[Phase] = []
+    for phase in phases:
+        added = {name: share for name, share in shares.items() if name not in phase["weights"]}
+        total, given = sum(added.values()), sum(phase["weights"].values())
+        if total > 1.0 or (total == 1.0 and given > 0):
+            raise UserError(
+                f"blend phase {phase['name']!r}: the sources' weights add up to {total:g}, which is too much"
+            )
+        scale = (1.0 - total) / given if given > 0 else 0.0
+        weights = {name: weight * scale for name, weight in phase["weights"].items()}
+        result.append({"name": phase["name"], "until": phase["until"], "weights": {**weights, **added}})
+    return result
+
+
+def average_weights(phases: Sequence[Phase]) -> dict[str, float]:
+    """Share of each source over the whole training: phase weights averaged by the length of the phases."""
+    shares: dict[str, float] = {}
+    begin = 0.0
+    for phase in phases:
+        for name, weight in phase["weights"].items():
+            shares[name] = shares.get(name, 0.0) + weight * (phase["until"] - begin)
+        begin = phase["until"]
+    return shares
+
+
+def check_documents(corpus: Corpus, phases: Sequence[Phase]) -> None:
+    """UserError for a source that has a weight but no training document left after curation."""
+    alive = {entry.source for entry in corpus.entries if entry.split == "train"}
+    for phase in phases:
+        for source, weight in phase["weights"].items():
+            if weight > 0 and source not in alive:
+                raise UserError(
+                    f"source {source!r} has a weight in the blend but no training document is left after curation",
+                    "the table above says what was dropped and why",
+                )
+
+
+def sample_texts(corpus: Corpus, shares: Mapping[str, float], num_bytes: int) -> Iterator[str]:
+    """Training texts for the tokenizer, about `num_bytes` of them, mixed as training will see them.
+
+    A source smaller than its share is taken whole; no text is repeated.
+    """
+    for source in corpus.sources():
+        budget = shares.get(source, 0.0) * num_bytes
+        for document in corpus.documents(source, "train"):
+            if budget <= 0:
+                break
+            budget -= len(document.text.encode())
+            yield document.text
+
+
+def write_blend(corpus: Corpus, tokenizer: Tokenizer, phases: Sequence[Phase], output_dir: Path) -> Blend:
+    """Write `SOURCE_train`, `SOURCE_valid` (.bin/.idx) and blend.json into `output_dir`; return the latter's content.
+
+    `phases` are those of `resolve_phases`. Documents end with eos and begin with no bos. UserError when a source with a
+    weight has no training document left.
+    """
+    sources = sorted(phases[0]["weights"])
+    check_documents(corpus, phases)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    vocab_size = tokenizer.get_vocab_size()
+    files: dict[str, SourceFiles] = {}
+    for source in sources:
+        streams = {}
+        for split in ("train", "valid"):
+            prefix = output_dir / f"{source}_{split}"
+            streams[split] = _write_stream(corpus.documents(source, split), tokenizer, prefix, vocab_size)
+        train, valid = streams["train"], streams["valid"]
+        files[source] = {
+            "train": f"{source}_train" if train[0] else None,
+            "valid": f"{source}_valid" if valid[0] else None,
+            "tokens": train[1],
+            "bytes": train[2],
+            "documents": train[0],
+            "valid_tokens": valid[1],
+            "valid_bytes": valid[2],
+            "valid_documents": valid[0],
+        }
+    blend: Blend = {"phases": list(phases), "sources": files, "vocab_size": vocab_size, "eos_id": EOS_ID}
+    (output_dir / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", "utf-8")
+    return blend
+
+
+def _write_stream(
+    documents: Iterable[Document], tokenizer: Tokenizer, prefix: Path, vocab_size: int
+) -> tuple[int, int, int]:
+    """Number of documents, tokens and utf-8 bytes written; no file at all for an empty stream."""
+    iterator = iter(documents)
+    batch = list(islice(iterator, _BATCH))
+    if not batch:
+        return 0, 0, 0
+    num_documents = num_tokens = num_bytes = 0
+    with IndexedDatasetWriter(prefix, token_dtype(vocab_size)) as writer:
+        while batch:
+            texts = [document.text for document in batch]
+            for text, ids in zip(texts, encode_plain(tokenizer, texts), strict=True):
+                writer.add_document([*ids, EOS_ID])
+                num_documents += 1
+                num_tokens += len(ids) + 1
+                num_bytes += len(text.encode())
+            batch = list(islice(iterator, _BATCH))
+    return num_documents, num_tokens, num_bytes

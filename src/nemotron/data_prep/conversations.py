@@ -1,0 +1,163 @@
+"""Conversations for SFT: reading the user's own, reasoning control, and one training sequence per span of user turns.
+
+Reasoning control follows the Nemotron 3 Nano report, section 3.1: traces are stripped from 10 % of the samples, so that
+the model also answers with reasoning off, and 3 % are cut to a random budget with the original answer kept, so that it
+can be made to stop thinking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.decontamination import Decontaminator, words
+from nemotron.data_prep.documents import Split, split_of, stable_hash
+from nemotron.data_prep.sources import expand_paths, read_rows
+from nemotron.kit.chat import CONTROL_TOKENS, check_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages as `nemotron.kit.chat` defines them, the name of their source, and their split."""
+
+    source: str
+    messages: list[dict[str, Any]]
+    split: Split
+
+    def key(self) -> str:
+        """Canonical JSON of the messages: equal conversations have equal keys."""
+        return json.dumps(self.messages, sort_keys=True, ensure_ascii=False)
+
+
+@dataclass
+class ConversationTable:
+    """How many conversations were read, kept, and dropped for which reason, by source."""
+
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def count(self, source: str, outcome: str, n: int = 1) -> None:
+        """Add `n` to one outcome ("read", "kept" or the reason of a drop)."""
+        row = self.counts.setdefault(source, {})
+        row[outcome] = row.get(outcome, 0) + n
+
+    def rows(self) -> list[dict[str, str | int]]:
+        """Flat rows: source, outcome, conversations."""
+        return [
+            {"source": source, "outcome": outcome, "conversations": count}
+            for source, outcomes in sorted(self.counts.items())
+            for outcome, count in sorted(outcomes.items(), key=_outcome_order)
+        ]
+
+    def __str__(self) -> str:
+        """The table for people, one line a row."""
+        lines = [f"{'source':<24} {'outcome':<30} {'conversations':>13}"]
+        lines += [f"{row['source']:<24} {row['outcome']:<30} {row['conversations']:>13}" for row in self.rows()]
+        return "\n".join(lines)
+
+
+def _outcome_order(item: tuple[str, int]) -> tuple[int, str]:
+    return {"read": 0, "kept": 1}.get(item[0], 2), item[0]
+
+
+def read_conversations(
+    name: str, paths: Sequence[str], messages_field: str, valid_fraction: float, seed: int
+) -> Iterator[Conversation]:
+    """The user's conversations from JSONL or Parquet, with empty optional fields removed.
+
+    UserError with file and row for a missing field or messages that no template can render; also when there are none.
+    """
+    count = 0
+    for path in expand_paths(paths, (".jsonl", ".parquet")):
+        for number, row in read_rows(path):
+            count += 1
+            messages = row.get(messages_field)
+            if not isinstance(messages, list) or not messages:
+                raise UserError(
+                    f"{path}:{number}: field {messages_field!r} must be a list of messages",
+                    f"fields there: {', '.join(row)}; set messages_field",
+                )
+            check_messages(messages, where=f"{path}:{number}: message")
+            clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
+            conversation = Conversation(name, clean, "train")
+            yield Conversation(name, clean, split_of(conversation.key(), valid_fraction, seed))
+    if count == 0:
+        raise UserError(f"source {name!r} is empty: no conversation in {', '.join(paths)}")
+
+
+def curate_conversations(
+    conversations: Iterable[Conversation], protected_prompts: Iterable[str], table: ConversationTable
+) -> Iterator[Conversation]:
+    """Drop what must not be trained on: exact repeats, control tokens inside a message, no assistant turn, overlap of a
+    user turn with an evaluation prompt. For conversations from outside; generated ones are held out by construction."""
+    protected = list(protected_prompts)
+    exact = {" ".join(words(prompt)) for prompt in protected}  # also those too short for the n-gram rule
+    decontaminator = Decontaminator(boilerplate_documents=0)
+    decontaminator.protect(protected)
+    seen: set[int] = set()
+    for conversation in conversations:
+        table.count(conversation.source, "read")
+        key = stable_hash(conversation.key())
+        texts = [str(m.get(f) or "") for m in conversation.messages for f in ("content", "reasoning_content")]
+        prompts = [m["content"] for m in conversation.messages if m["role"] == "user"]
+        if key in seen:
+            table.count(conversation.source, "exact duplicate")
+        elif any(token in text for token in CONTROL_TOKENS for text in texts):
+            table.count(conversation.source, "control token in a message")
+        elif not any(message["role"] == "assistant" for message in conversation.messages):
+            table.count(conversation.source, "no assistant turn")
+        elif any(" ".join(words(prompt)) in exact or decontaminator.observe(prompt) for prompt in prompts):
+            table.count(conversation.source, "overlaps evaluation prompt")
+        else:
+            seen.add(key)
+            yield conversation
+
+
+def control_reasoning(
+    conversations: Iterable[Conversation], *, off_share: float, truncated_share: float, seed: int
+) -> Iterator[Conversation]:
+    """Strip the reasoning of a share of the conversations and cut that of another share at a random word.
+
+    Which ones is decided by the hash of each conversation, so that neither order nor neighbours matter.
+    """
+    for conversation in conversations:
+        draw = stable_hash("reasoning", str(seed), conversation.key()) / 2**64
+        if draw >= off_share + truncated_share:
+            yield conversation
+            continue
+        # Within its share the draw is again uniform in [0, 1): the fraction of the words that is kept.
+        kept = 0.0 if draw < off_share else (draw - off_share) / truncated_share
+        messages = []
+        for message in conversation.messages:
+            reasoning = message.get("reasoning_content")
+            if reasoning:
+                trace = reasoning.split(" ")
+                cut = " ".join(trace[: int(kept * len(trace))])
+                message = {key: value for key, value in message.items() if key != "reasoning_content"}
+                if cut:
+                    message["reasoning_content"] = cut
+            messages.append(message)
+        yield Conversation(conversation.source, messages, conversation.split)
+
+
+def training_spans(conversation: Conversation) -> Iterator[Conversation]:
+    """The sequences to train on so that every assistant turn is trained exactly as it is produced.
+
+    The template drops the reasoning of turns before the last user turn, and such turns are not trained. A conversation
+    in which that happens is therefore also emitted up to each earlier user turn's answer; any other stays one sequence.
+    """
+    messages = conversation.messages
+    user_turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    for i, following in pairwise(user_turns):
+        if any(message.get("reasoning_content") for message in messages[i + 1 : following]):
+            yield Conversation(conversation.source, messages[:following], conversation.split)
+    yield conversation
+
+
+def conversation_file_paths(paths: Sequence[str]) -> list[Path]:
+    """Files behind the user's paths, for their digests."""
+    return expand_paths(paths, (".jsonl", ".parquet"))

@@ -1,0 +1,128 @@
+"""Megatron's token stream on disk: `PREFIX.bin` holds the tokens, `PREFIX.idx` where each document begins.
+
+Layout of the index (little endian, version 1 of the format): magic `MMIDIDX\\0\\0`, version (u64), dtype code (u8),
+number of sequences S (u64), number of document boundaries D (u64), then S sequence lengths (i32), S byte offsets into
+the .bin (i64) and D document boundaries as sequence numbers (i64, the first is 0). Here a document is one sequence,
+so D = S + 1. Megatron-Core's `IndexedDataset` reads these files.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPE_CODES: dict[int, type[np.generic]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    6: np.float64,
+    7: np.float32,
+    8: np.uint16,
+}
+_HEADER = struct.Struct("<QBQQ")
+
+
+def token_dtype(vocab_size: int) -> type[np.generic]:
+    """uint16 while ids fit (Megatron's limit is 65,500), else int32."""
+    return np.uint16 if vocab_size < 65500 else np.int32
+
+
+class IndexedDatasetWriter:
+    """Appends documents; the index is written on a clean exit only, so a crash leaves no readable half.
+
+    Usage: `with IndexedDatasetWriter(prefix, np.uint16) as writer: writer.add_document(ids)`.
+    """
+
+    def __init__(self, prefix: Path, dtype: type[np.generic]) -> None:
+        self._prefix = prefix
+        self._dtype = np.dtype(dtype)
+        self._lengths: list[int] = []
+        self._file = prefix.with_name(prefix.name + ".bin").open("wb")
+
+    def add_document(self, ids: Iterable[int] | np.ndarray) -> None:
+        """Append one document's token ids, its eos included. ValueError if an id does not fit the dtype."""
+        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        info = np.iinfo(self._dtype)
+        if len(array) and (array.min() < info.min or array.max() > info.max):
+            raise ValueError(f"token id outside {self._dtype}: {array.min()}..{array.max()}")
+        self._file.write(array.astype(self._dtype).tobytes())
+        self._lengths.append(len(array))
+
+    def __enter__(self) -> IndexedDatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if kind is None:
+            self._write_index()
+
+    def _write_index(self) -> None:
+        lengths = np.array(self._lengths, dtype="<i4")
+        offsets = np.zeros(len(lengths), dtype="<i8")
+        np.cumsum(lengths[:-1].astype("<i8") * self._dtype.itemsize, out=offsets[1:])
+        boundaries = np.arange(len(lengths) + 1, dtype="<i8")
+        code = next(code for code, dtype in DTYPE_CODES.items() if np.dtype(dtype) == self._dtype)
+        with self._prefix.with_name(self._prefix.name + ".idx").open("wb") as file:
+            file.write(MAGIC)
+            file.write(_HEADER.pack(VERSION, code, len(lengths), len(boundaries)))
+            for array in (lengths, offsets, boundaries):
+                file.write(array.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class IndexedDataset:
+    """Memory-mapped reader. `tokens` is the whole stream, `dataset[i]` document i, `offsets` where documents begin.
+
+    Attributes: `tokens` 1-D array of the stored dtype; `lengths` tokens per document (i32); `offsets` int64 of length
+    len(dataset) + 1, in tokens: document i is `tokens[offsets[i]:offsets[i + 1]]`. Raises ValueError with the file's
+    name for anything that is not such a pair of files.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        index_path = prefix.with_name(prefix.name + ".idx")
+        raw = index_path.read_bytes()
+        header_size = len(MAGIC) + _HEADER.size
+        if len(raw) < header_size or not raw.startswith(MAGIC):
+            raise ValueError(f"{index_path} is not a Megatron index (wrong magic bytes)")
+        version, code, num_sequences, num_boundaries = _HEADER.unpack_from(raw, len(MAGIC))
+        if version != VERSION or code not in DTYPE_CODES:
+            raise ValueError(f"{index_path}: unknown version {version} or dtype code {code}")
+        if len(raw) != header_size + 12 * num_sequences + 8 * num_boundaries:
+            raise ValueError(f"{index_path} is truncated: {len(raw)} bytes for {num_sequences} sequences")
+        self.dtype = np.dtype(DTYPE_CODES[code])
+        lengths = np.frombuffer(raw, dtype="<i4", count=num_sequences, offset=header_size)
+        boundaries = np.frombuffer(raw, dtype="<i8", offset=header_size + 12 * num_sequences)
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self.offsets: np.ndarray = starts[boundaries]
+        self.lengths: np.ndarray = np.diff(self.offsets).astype(np.int32)
+        bin_path = prefix.with_name(prefix.name + ".bin")
+        expected = int(starts[-1]) * self.dtype.itemsize
+        if bin_path.stat().st_size != expected:
+            raise ValueError(f"{bin_path} has {bin_path.stat().st_size} bytes, its index says {expected}")
+        # An empty file cannot be mapped.
+        self.tokens: np.ndarray = np.memmap(bin_path, self.dtype, "r") if expected else np.empty(0, self.dtype)
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Token ids of one document, 1-D, in the stored dtype; a view into the mapped file."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]

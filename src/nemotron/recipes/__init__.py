@@ -1,0 +1,1 @@
+"""One folder a family, one a stage, one script a step."""

@@ -1,0 +1,1 @@
+"""Nemotron 3 Nano: pretraining, SFT, RL, evaluation; one folder a stage, one script a step."""

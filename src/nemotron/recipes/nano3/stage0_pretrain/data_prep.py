@@ -1,0 +1,191 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Curate documents, train the tokenizer, write the token blend of the base model"
+# name = "nano3/data/prep/pretrain"
+# setup = "pip install nemotron"
+#
+# [tool.runspec.run]
+# launch = "direct"
+#
+# [tool.runspec.config]
+# dir = "./config/data_prep"
+# default = "tiny"
+# schema = "data_schema.py:PretrainDataConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron 3 Nano, stage 0: raw text -> curated documents -> tokenizer -> Megatron token streams and their blend.
+
+    nemotron nano3 data prep pretrain -c tiny
+    python data_prep.py --config tiny 'sources=[{name: notes, paths: [notes/*.jsonl], weight: 0.3}]'
+
+The published model reads 25 T tokens of 15 categories (tech report 2.1 to 2.3). Here the sources are those that every
+machine has: the standard library of the running Python as code and as prose, worked tasks from the generators that the
+later stages use, and documents of your own.
+
+Simplified against the paper: no crawled and no synthetic text, hence no language identification, no model-based quality
+classifier and no rephrasing; near-duplicates are found by MinHash on one machine. The order of steps, the two-phase
+blend and the files are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep import blend, curation, sources, stdlib
+from nemotron.data_prep import tokenizer as bpe
+from nemotron.data_prep.documents import Document
+from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
+from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
+from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, plain_text
+
+
+def main() -> None:
+    """Prepare the data and publish it."""
+    cfg: PretrainDataConfig = load_script_config(__file__)
+    if cfg.stdlib.python != platform.python_version():
+        raise UserError(f"this config is for Python {cfg.stdlib.python}, this is {platform.python_version()}")
+    difficulties = {str(name): make_difficulty(name, fields) for name, fields in cfg.tasks.difficulty.items()}
+
+    # --- Sources: what is read, with digests, before any work is done -----------------------------------------------
+    user_sources = [
+        sources.UserSource(
+            source.name,
+            tuple(source.paths),
+            source.kind,
+            source.text_field,
+            source.valid_fraction,
+            apply_scale(source.max_documents, cfg.scale),
+        )
+        for source in cfg.sources
+    ]
+    files = stdlib.module_files() if cfg.stdlib.enabled else []
+    tasks_per_family = apply_scale(cfg.tasks.num_tasks, cfg.scale) if cfg.tasks.num_tasks else 0
+    names = ["stdlib_code", "stdlib_docs"] * bool(files) + ["tasks"] * bool(tasks_per_family)
+    names += [source.name for source in user_sources]
+
+    phases = _phases(cfg, names)
+    task_documents = [
+        Document("tasks", f"{family}:{i}", plain_text(task), "task", "train")
+        for family in (FAMILIES if tasks_per_family else ())
+        for i, task in enumerate(
+            generate_tasks(family, "train", tasks_per_family, cfg.tasks.seed, difficulties.get(family))
+        )
+    ]
+    raw = [Source(**digest) for digest in _digests(cfg, files, task_documents, user_sources)]
+
+    with open_run(cfg, script=__file__) as run:
+        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+        work_dir = run.dir / "work"
+
+        # --- Curate: normalise, judge, deduplicate, decontaminate ---------------------------------------------------
+        # The evaluation prompts are protected, besides being held out by the hash of the task itself.
+        with run.phase("curate"):
+            evaluation_prompts = [
+                task.prompt
+                for family in FAMILIES
+                for task in generate_tasks(
+                    family, "eval", cfg.curation.evaluation_tasks, difficulty=difficulties.get(family)
+                )
+            ]
+            documents = chain(
+                stdlib.code_documents(files, cfg.stdlib.max_code_chars),
+                stdlib.prose_documents(files, cfg.stdlib.max_docs_chars),
+                task_documents,
+                *(sources.user_documents(source, cfg.seed) for source in user_sources),
+            )
+            settings = curation.CurationSettings(seed=cfg.seed, **cfg.curation.model_dump(exclude={"evaluation_tasks"}))
+            corpus = curation.curate(documents, work_dir, evaluation_prompts, settings)
+        print(corpus.table, file=sys.stderr)
+        blend.check_documents(corpus, phases)
+
+        # --- Tokenizer: BPE on a sample mixed as the model will see it ----------------------------------------------
+        with run.phase("tokenizer"):
+            sample = blend.sample_texts(corpus, blend.average_weights(phases), cfg.tokenizer.sample_bytes)
+            tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size)
+            tokenizer_dir = run.output_dir / "tokenizer"
+            bpe.save_tokenizer(tokenizer, tokenizer_dir, model_max_length=cfg.tokenizer.model_max_length)
+
+        # --- Token streams, one a source and split, and the blend that says how to mix them -------------------------
+        with run.phase("tokenize"):
+            written = blend.write_blend(corpus, tokenizer, phases, run.output_dir)
+        shutil.rmtree(work_dir)
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = PretrainBlend(
+            path=run.output_dir,
+            num_examples=sum(source["documents"] for source in written["sources"].values()),
+            num_tokens=sum(source["tokens"] for source in written["sources"].values()),
+            tokenizer_path=tokenizer_dir,
+            blend_path=run.output_dir / blend.BLEND_FILE,
+            metrics={
+                "vocab_size": written["vocab_size"],
+                "blend": written["phases"],
+                "sources": written["sources"],
+                "curation": corpus.table.rows(),
+                "dropped_samples": corpus.table.samples,
+            },
+            sources=raw,
+        )
+        dataset.save(move=True)
+        print(f"{dataset.ref}: {dataset.num_examples} documents, {dataset.num_tokens} tokens", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[blend.Phase]:
+    """A source that is switched off takes its weight with it; your own sources take their share from all phases."""
+    switched_off = {"stdlib_code", "stdlib_docs", "tasks"} - set(names)
+    requested: list[blend.Phase] = [
+        {
+            "name": phase.name,
+            "until": phase.until,
+            "weights": {name: weight for name, weight in phase.weights.items() if name not in switched_off},
+        }
+        for phase in cfg.blend
+    ]
+    return blend.resolve_phases(blend.add_shares(requested, {s.name: s.weight for s in cfg.sources}), names)
+
+
+def _digests(
+    cfg: PretrainDataConfig,
+    files: list[stdlib.ModuleFile],
+    task_documents: list[Document],
+    user: list[sources.UserSource],
+) -> Iterator[dict[str, str]]:
+    """Name, sha256 and description of everything raw that goes in, for the lineage."""
+    if files:
+        held_out = sorted({file.top for file in files if file.split == "valid"})
+        yield {
+            "name": "python-standard-library",
+            "sha256": stdlib.digest(files),
+            "detail": f"{platform.python_implementation()} {platform.python_version()}, {len(files)} files of "
+            f"{len({file.top for file in files})} modules; held out: {', '.join(held_out)}",
+        }
+    if task_documents:
+        total = hashlib.sha256()
+        for document in task_documents:
+            total.update(document.text.encode() + b"\0")
+        yield {
+            "name": "task-generators",
+            "sha256": total.hexdigest(),
+            "detail": f"{len(task_documents)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
+        }
+    for source in user:
+        for digest in sources.file_digests(sources.expand_paths(source.paths)):
+            path = Path(str(digest["path"]))
+            yield {"name": str(path), "sha256": str(digest["sha256"]), "detail": f"source {source.name}"}
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,186 @@
+"""Every knob of `train.py`: type, default, unit, allowed range, and where the default comes from.
+
+Defaults are those of the published Nemotron 3 Nano 30B-A3B where it states one ("tech report": arXiv 2512.20848); group
+and field names are Megatron-Bridge's. Imports only the standard library and pydantic, so that a dry run needs no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Group(BaseModel):
+    """A group of keys; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelConfig(Group):
+    """Architecture (tech report, table 1) and the balancing of its experts."""
+
+    hybrid_override_pattern: str = Field(
+        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        pattern=r"^[M*E-]+$",
+        description="one symbol a block: M Mamba-2, * attention, E mixture of experts, - dense MLP",
+    )
+    vocab_size: int = Field(131072, ge=2, description="tokens; at least the tokenizer's")
+    hidden_size: int = Field(2688, ge=1, description="width of the residual stream")
+    num_attention_heads: int = Field(32, ge=1, description="query heads of a * block")
+    num_key_value_heads: int = Field(2, ge=1, description="key and value heads; divides num_attention_heads")
+    head_dim: int = Field(128, ge=1, description="width of an attention head")
+    mamba_num_heads: int = Field(64, ge=1, description="heads of an M block; a multiple of n_groups")
+    mamba_head_dim: int = Field(64, ge=1, description="width of a Mamba head; heads x width is the inner width")
+    ssm_state_size: int = Field(128, ge=1, description="state of a Mamba channel")
+    n_groups: int = Field(8, ge=1, description="groups of heads that share B and C")
+    conv_kernel: int = Field(4, ge=1, description="taps of the causal convolution")
+    chunk_size: int = Field(128, ge=1, description="tokens a chunk of the scan; changes speed, not results")
+    n_routed_experts: int = Field(128, ge=1, description="experts of an E block")
+    num_experts_per_tok: int = Field(6, ge=1, description="experts that a token visits; at most n_routed_experts")
+    moe_intermediate_size: int = Field(1856, ge=1, description="width of a routed expert")
+    moe_shared_expert_intermediate_size: int = Field(
+        3712, ge=1, description="width of the expert that sees every token"
+    )
+    routed_scaling_factor: float = Field(2.5, gt=0, description="factor on the sum of the routed experts")
+    intermediate_size: int = Field(1856, ge=1, description="width of a - block; Nano 3 has none")
+    initializer_range: float = Field(0.0173, gt=0, description="standard deviation of initial weights")
+    layer_norm_epsilon: float = Field(1e-5, gt=0, description="inside the root of RMSNorm")
+    moe_router_bias_update_rate: float = Field(
+        1e-3, ge=0, description="step of the expert bias towards equal loads, once an optimiser step (tech report 2.3)"
+    )
+    moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 2.3)")
+
+    @model_validator(mode="after")
+    def _dimensions_fit(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.mamba_num_heads % self.n_groups:
+            raise ValueError(f"mamba_num_heads {self.mamba_num_heads} is not a multiple of n_groups {self.n_groups}")
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
+            )
+        return self
+
+
+class DatasetConfig(Group):
+    """What is read."""
+
+    path: Path = Field(description="payload of the data artifact: blend.json, token files, tokenizer")
+    seq_length: int = Field(8192, ge=2, description="tokens a sequence (tech report 2.3)")
+
+
+class TrainConfig(Group):
+    """How much of it."""
+
+    train_iters: int = Field(ge=1, description="optimiser steps")
+    global_batch_size: int = Field(3072, ge=1, description="sequences a step over all ranks (tech report 2.3)")
+    micro_batch_size: int = Field(
+        1, ge=1, description="sequences a forward pass on one rank; changes memory, not results"
+    )
+    eval_interval: int = Field(1000, ge=1, description="steps between validations; the last step is always validated")
+    eval_iters: int = Field(32, ge=1, description="micro-batches of held-out text a source and validation, at most")
+
+
+class OptimizerConfig(Group):
+    """AdamW (tech report 2.3)."""
+
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    min_lr: float = Field(1e-5, ge=0, description="learning rate of the last step; at most lr")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    adam_beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
+    adam_eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled; not on norms, biases, A_log, D, dt_bias")
+    clip_grad: float = Field(1.0, gt=0, description="largest norm of all gradients together")
+
+
+class SchedulerConfig(Group):
+    """Learning rate over time (tech report 2.3: WSD, linear decay over the last 20 %)."""
+
+    lr_warmup_iters: int = Field(0, ge=0, description="steps of linear warm-up")
+    lr_decay_style: Literal["WSD", "cosine", "constant"] = Field("WSD", description="shape after the warm-up")
+    lr_wsd_decay_iters: int = Field(0, ge=0, description="steps of the final decay of WSD")
+    lr_wsd_decay_style: Literal["linear", "minus_sqrt", "cosine"] = Field("linear", description="shape of that decay")
+
+
+class EvaluationConfig(Group):
+    """What is measured at the end; published as Results."""
+
+    trigram_baseline: bool = Field(
+        True, description="count a trigram model of the trained tokens; memory grows with them"
+    )
+    tasks_per_family: int = Field(
+        200, ge=0, description="held-out tasks of each environment family; 0: only bits per byte"
+    )
+    difficulty: dict[str, dict[str, Any]] = Field({}, description="per family: fields of its difficulty class")
+    samples: int = Field(4, ge=0, description="sampled responses a task, beside the greedy one")
+    max_new_tokens: int = Field(64, ge=1, description="tokens a response, at most")
+    batch_size: int = Field(256, ge=1, description="responses generated at once")
+    seed: int = Field(0, ge=0, description="of the tasks drawn and of sampling")
+
+
+class CheckpointConfig(Group):
+    """How often a run can be resumed from."""
+
+    save_interval: int = Field(
+        500, ge=1, description="steps between checkpoints; also saved at the end and on a signal"
+    )
+    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class LoggerConfig(Group):
+    """What is written while it runs; no part of the run's fingerprint."""
+
+    log_interval: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
+
+
+class RngConfig(Group):
+    """Randomness."""
+
+    seed: int = Field(1234, ge=0, description="of initial weights and data order")
+
+
+class RunConfig(Group):
+    """Identity, artifacts read and written."""
+
+    config: str = Field("", description="name of this config; filled in from its file")
+    script: Literal["train.py"] = Field("train.py", description="the script that this config is for")
+    data: str = Field(description="artifact to train on: a PretrainBlend, as name or name:version")
+    output: str | None = Field(None, description="name under which the model is published")
+    results: str | None = Field(None, description="name under which the results are published")
+
+
+class PretrainConfig(Group):
+    """`nemotron nano3 pretrain`."""
+
+    run: RunConfig
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    dataset: DatasetConfig
+    train: TrainConfig
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    logger: LoggerConfig = Field(default_factory=LoggerConfig)
+    rng: RngConfig = Field(default_factory=RngConfig)
+    mixed_precision: Literal["fp32", "bf16_mixed"] = Field("bf16_mixed", description="type of the matrix products")
+    resume: Path | None = Field(
+        None, description="run directory to go on in, if not the one of this config and these inputs"
+    )
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        decay = self.scheduler.lr_wsd_decay_iters if self.scheduler.lr_decay_style == "WSD" else 0
+        if self.scheduler.lr_warmup_iters + decay > self.train.train_iters:
+            raise ValueError(
+                f"scheduler.lr_warmup_iters {self.scheduler.lr_warmup_iters} + scheduler.lr_wsd_decay_iters {decay} "
+                f"exceed train.train_iters {self.train.train_iters}"
+            )
+        if self.optimizer.min_lr > self.optimizer.lr:
+            raise ValueError(f"optimizer.min_lr {self.optimizer.min_lr} exceeds optimizer.lr {self.optimizer.lr}")
+        return self

@@ -1,0 +1,1 @@
+"""Stage 1: conversations, the tuned model and its results."""

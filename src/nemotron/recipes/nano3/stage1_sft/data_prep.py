@@ -1,0 +1,172 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Conversations with reasoning control, packed into rows with a loss mask"
+# name = "nano3/data/prep/sft"
+# setup = "pip install nemotron"
+#
+# [tool.runspec.run]
+# launch = "direct"
+#
+# [tool.runspec.config]
+# dir = "./config/data_prep"
+# default = "tiny"
+# schema = "data_schema.py:SFTDataConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron 3 Nano, stage 1: conversations -> reasoning control -> chat template and loss mask -> packed Parquet.
+
+    nemotron nano3 data prep sft -c tiny
+    python data_prep.py --config tiny 'sources=[{name: chats, paths: [chats.jsonl]}]'
+
+The published model is tuned on 18 M conversations of 12 domains (tech report 3.1). Here they come from the generators
+of verifiable tasks, held out by the hash of the canonical task, and from files of your own (`messages` with role,
+content and optionally reasoning_content and tool_calls).
+
+Simplified against the paper: every source counts by its size, without the paper's domain weights; nothing is generated
+by a teacher model or filtered by a judge. Template, mask, packing and the shares of reasoning control are the paper's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep import conversations as conv
+from nemotron.data_prep import packing
+from nemotron.data_prep.conversations import Conversation
+from nemotron.data_prep.documents import Split
+from nemotron.data_prep.tokenizer import load_tokenizer
+from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
+from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
+from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, to_messages
+
+
+def main() -> None:
+    """Prepare the data and publish it."""
+    cfg: SFTDataConfig = load_script_config(__file__)
+    difficulties = {str(name): make_difficulty(name, fields) for name, fields in cfg.tasks.difficulty.items()}
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    per_family = {
+        "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
+        "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
+    }
+    files = {source.name: conv.conversation_file_paths(source.paths) for source in cfg.sources}
+
+    with open_run(cfg, script=__file__) as run:
+        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+        run.output_dir.mkdir(parents=True)
+        table = conv.ConversationTable()
+
+        # --- Conversations: generated ones as they are, your own curated --------------------------------------------
+        with run.phase("collect"):
+            generated = list(_generated(cfg, per_family))
+            for conversation in generated:
+                table.count(conversation.source, "read")
+            own = chain.from_iterable(
+                islice(
+                    conv.read_conversations(
+                        source.name, source.paths, source.messages_field, source.valid_fraction, cfg.seed
+                    ),
+                    apply_scale(source.max_conversations, cfg.scale),
+                )
+                for source in cfg.sources
+            )
+            evaluation_prompts = [
+                task.prompt
+                for family in (FAMILIES if cfg.sources else ())
+                for task in generate_tasks(family, "eval", cfg.evaluation_tasks, difficulty=difficulties.get(family))
+            ]
+            curated = [*generated, *conv.curate_conversations(own, evaluation_prompts, table)]
+
+        # --- Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole ------------
+        controlled = conv.control_reasoning(
+            curated,
+            off_share=cfg.reasoning.off_share,
+            truncated_share=cfg.reasoning.truncated_share,
+            seed=cfg.seed,
+        )
+        spans = chain.from_iterable(conv.training_spans(conversation) for conversation in controlled)
+
+        # --- Template, mask, token ids ------------------------------------------------------------------------------
+        with run.phase("tokenize"):
+            rows: dict[str, list[packing.TokenizedConversation]] = {"train": [], "valid": []}
+            for item in packing.tokenize_conversations(spans, tokenizer, template=cfg.chat_template, seed=cfg.seed):
+                if len(item.input_ids) > cfg.packing.seq_length:
+                    table.count(item.source, "longer than seq_length")
+                elif not item.loss_mask.any():
+                    table.count(item.source, "nothing to train on")
+                else:
+                    table.count(item.source, "kept")
+                    rows[item.split].append(item)
+        print(table, file=sys.stderr)
+        if not rows["train"]:
+            raise UserError("no training conversation is left", "the table above says what was dropped and why")
+
+        # --- Pack ---------------------------------------------------------------------------------------------------
+        with run.phase("pack"):
+            packs = {
+                split: packing.pack(items, cfg.packing.seq_length, run.output_dir / f"{split}.parquet")
+                for split, items in rows.items()
+                if items
+            }
+        for split, pack in packs.items():
+            print(f"{split}: {pack}", file=sys.stderr)
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = SFTPack(
+            path=run.output_dir,
+            num_examples=packs["train"].conversations,
+            num_tokens=packs["train"].tokens,
+            num_loss_tokens=packs["train"].trained_tokens,
+            train_path=run.output_dir / "train.parquet",
+            valid_path=run.output_dir / "valid.parquet" if "valid" in packs else None,
+            tokenizer_path=cfg.tokenizer,
+            seq_len=cfg.packing.seq_length,
+            metrics={
+                "curation": table.rows(),
+                "packs": {split: asdict(pack) for split, pack in packs.items()},
+            },
+            sources=list(_raw(cfg, generated, files)),
+        )
+        dataset.save(move=True)
+        print_complete({"data": dataset})
+
+
+def _generated(cfg: SFTDataConfig, per_family: dict[str, int]) -> Iterator[Conversation]:
+    splits: tuple[Split, ...] = ("train", "valid")
+    for family in cfg.tasks.families:
+        for split in splits:
+            difficulty = cfg.tasks.difficulty.get(family)
+            for task in generate_tasks(family, split, per_family[split], cfg.tasks.seed, difficulty):
+                yield Conversation(family, to_messages(task), split)
+
+
+def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, list[Path]]) -> Iterator[Source]:
+    """Name, sha256 and description of everything raw that went in, for the lineage."""
+    if generated:
+        total = hashlib.sha256()
+        for conversation in generated:
+            total.update(conversation.key().encode() + b"\0")
+        yield Source(
+            name="task-generators",
+            sha256=total.hexdigest(),
+            detail=f"{len(generated)} conversations of {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
+        )
+    for name, paths in files.items():
+        for path in paths:
+            yield Source.of_file(path, detail=f"source {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

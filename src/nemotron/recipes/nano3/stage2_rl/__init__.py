@@ -1,0 +1,1 @@
+"""Stage 2: reinforcement learning with verifiable rewards."""

@@ -1,0 +1,140 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Verifiable tasks as prompts for reinforcement learning"
+# name = "nano3/data/prep/rl"
+# setup = "pip install nemotron"
+#
+# [tool.runspec.run]
+# launch = "direct"
+#
+# [tool.runspec.config]
+# dir = "./config/data_prep"
+# default = "tiny"
+# schema = "data_schema.py:RLDataConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron 3 Nano, stage 2: verifiable tasks -> prompts as JSONL, all environment families in one file.
+
+    nemotron nano3 data prep rl -c tiny
+    python data_prep.py --config tiny 'sources=[{name: mine, paths: [tasks.jsonl]}]'
+
+One line a prompt: `messages` up to where the model answers, and `task`, the record that its answer is verified against.
+No task occurs twice, and none of the evaluation split occurs at all.
+
+Simplified against the paper (tech report 3.2): four generated families instead of nine sets of prompts. The curriculum
+by pass rate needs the model, so it belongs to the training script.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import islice
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep.conversations import ConversationTable
+from nemotron.data_prep.documents import stable_hash
+from nemotron.data_prep.jsonl import read_jsonl, write_jsonl
+from nemotron.data_prep.sources import expand_paths
+from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
+from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig
+from nemotron.stack.environments import Split, Task, iter_tasks, make_difficulty, prompt_messages, split_of
+
+
+def main() -> None:
+    """Prepare the data and publish it."""
+    cfg: RLDataConfig = load_script_config(__file__)
+    for family, difficulty in cfg.tasks.difficulty.items():
+        make_difficulty(family, difficulty)  # refuses a bad one before any work
+    per_family: dict[Split, int] = {
+        "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
+        "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
+    }
+    files = {source.name: expand_paths(source.paths, (".jsonl",)) for source in cfg.sources}
+
+    with open_run(cfg, script=__file__) as run:
+        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+        run.output_dir.mkdir(parents=True)
+        table = ConversationTable()
+
+        # --- Tasks: a family that has fewer different ones than asked for gives all it has --------------------------
+        with run.phase("collect"):
+            tasks: dict[str, dict[str, Task]] = {"train": {}, "valid": {}}
+            generated = hashlib.sha256()
+            for name, split, task in _all_tasks(cfg, per_family):
+                table.count(name, "read")
+                if name in cfg.tasks.families:
+                    generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
+                if split == "eval":
+                    table.count(name, "belongs to the evaluation split")
+                elif task.canonical in tasks[split]:
+                    table.count(name, "exact duplicate")
+                else:
+                    table.count(name, "kept")
+                    tasks[split][task.canonical] = task
+        print(table, file=sys.stderr)
+        if not tasks["train"]:
+            raise UserError("no training prompt is left", "the table above says what was dropped and why")
+
+        # --- Write in an order that mixes the families and does not depend on that of the sources -------------------
+        with run.phase("write"):
+            for part, chosen in tasks.items():
+                ordered = sorted(chosen.values(), key=lambda task: stable_hash("rl", str(cfg.seed), task.canonical))
+                write_jsonl(
+                    run.output_dir / f"{part}.jsonl",
+                    ({"messages": prompt_messages(task), "task": task.to_dict()} for task in ordered),
+                )
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = RLPrompts(
+            path=run.output_dir,
+            num_examples=len(tasks["train"]),
+            train_path=run.output_dir / "train.jsonl",
+            valid_path=run.output_dir / "valid.jsonl" if tasks["valid"] else None,
+            families=sorted({task.family for task in tasks["train"].values()}),
+            metrics={"curation": table.rows()},
+            sources=[
+                Source(
+                    name="task-generators",
+                    sha256=generated.hexdigest(),
+                    detail=f"families: {', '.join(cfg.tasks.families) or 'none'}; seed {cfg.tasks.seed}",
+                ),
+                *(Source.of_file(path, detail=f"source {name}") for name, paths in files.items() for path in paths),
+            ],
+        )
+        dataset.save(move=True)
+        print(f"{dataset.ref}: {len(tasks['train'])} prompts, {len(tasks['valid'])} for validation", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+def _all_tasks(cfg: RLDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[str, Split, Task]]:
+    """(source, split, task) of generated and of the user's tasks; theirs too goes by the hash of the task."""
+    for family in cfg.tasks.families:
+        for split, count in per_family.items():
+            stream = iter_tasks(family, split, cfg.tasks.seed, cfg.tasks.difficulty.get(family), distinct=True)
+            yield from ((family, split, task) for task in islice(stream, count))
+    for source in cfg.sources:
+        records = (
+            (path, number, row) for path in expand_paths(source.paths, (".jsonl",)) for number, row in read_jsonl(path)
+        )
+        number = 0
+        for path, number, row in islice(records, apply_scale(source.max_tasks, cfg.scale)):
+            try:
+                task = Task.from_dict(row)
+                make_difficulty(task.family)
+            except UserError as error:
+                raise UserError(f"{path}:{number}: {error.message}", error.hint) from error
+            yield source.name, split_of(task.canonical), task
+        if number == 0:
+            raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

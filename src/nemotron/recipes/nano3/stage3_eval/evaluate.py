@@ -1,0 +1,257 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Evaluate base, SFT and RL models side by side on the same held-out tasks and text."
+# name = "nano3/eval"
+# setup = "pip install nemotron"
+#
+# [tool.runspec.run]
+# launch = "direct"
+#
+# [tool.runspec.config]
+# dir = "./config"
+# default = "default"
+# format = "omegaconf"
+# schema = "schema.py:EvalConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 1
+# ///
+"""Stage 3: what every stage has reached, on the same held-out tasks.
+
+    nemotron nano3 eval -c tiny
+    python evaluate.py --config tiny run.rl=nano3-rl-model-tiny:2
+    python evaluate.py --config tiny run.rl=null                  # before there is an RL model
+
+For each model: pass@1, greedy and sampled at temperature 1, of four families of verifiable tasks, with 95 % intervals,
+and bits per byte on held-out text. Beside them what understanding nothing would score: the best constant answer, and
+the answer of the most similar training task; and the share of all possible tasks that training saw. Models are compared
+in pairs, task by task, with Holm's correction over the families. The numbers are published, then held against `bands`:
+outside them the exit code is 1.
+
+Simplified against the paper (tech report, arXiv 2512.20848, section 4 and table 2): its benchmarks need models of its
+size; these tasks have the same four shapes (math, multiple choice, instruction following, structured output) and, like
+them, an answer that a program checks. The base model, which knows no chat template, is given the tasks as the plain
+documents that it met in pretraining.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import Interrupted, RunFailed, UserError, run_main
+from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_complete, read_pipe
+from nemotron.recipes.nano3.stage3_eval.bands import check_bands
+from nemotron.recipes.nano3.stage3_eval.table import format_table
+from nemotron.stack.environments import (
+    FAMILIES,
+    Task,
+    best_constant_answer,
+    fraction_of_space_seen,
+    generate_tasks,
+    nearest_neighbour_lookup,
+    read_tasks,
+    task_space_size,
+)
+from nemotron.stack.evaluation import (
+    Evaluation,
+    compare,
+    evaluate_model,
+    load_tokenizer,
+    model_bits_per_byte,
+    token_byte_lengths,
+)
+from nemotron.stack.models import NemotronH
+from nemotron.stack.training.loaders import held_out_documents
+from nemotron.stack.training.preemption import StopSignal
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig
+
+# In the order of training. A stage is compared with those before it that it should improve on.
+ROLES = ("base", "sft", "sft_continued", "rl")
+COMPARED = (("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_continued", "rl"))
+
+
+def main() -> None:
+    """Evaluate all models, publish, then judge."""
+    piped = read_pipe()
+    cfg: EvalConfig = load_script_config(__file__, inputs={"rl": piped["model"]} if "model" in piped else {})
+    models = {role: getattr(cfg.run, role) for role in ROLES if getattr(cfg.run, role)}
+    if not models:
+        raise UserError("no model to evaluate", f"set one of {', '.join(f'run.{role}' for role in ROLES)}")
+    tasks = [
+        task
+        for family in FAMILIES
+        for task in generate_tasks(
+            family, "eval", cfg.tasks.per_family, cfg.tasks.seed, cfg.tasks.difficulty.get(family)
+        )
+    ]
+    with open_run(cfg, script=__file__) as run, StopSignal() as stop:
+        with run.phase("baselines"):
+            baselines = score_baselines(cfg, run, tasks)
+        held_out = held_out_text(cfg)
+        evaluations: dict[str, Evaluation] = {}
+        reasoning_off: dict[str, Any] = {}
+        text: dict[str, Any] = {}
+        for role, reference in models.items():
+            with run.phase(f"evaluate {role}"):
+                evaluations[role], without, text[role] = evaluate_role(cfg, role, reference, tasks, held_out, stop)
+                reasoning_off |= {role: without.metrics()} if without else {}
+            scores = evaluations[role].mean("greedy")
+            print(f"{role} ({reference}): greedy pass@1 {scores.estimate:.3f}", file=sys.stderr)
+
+        # --- Compare in pairs, task by task; what chance alone would explain is no difference -------------------------
+        with run.phase("compare"):
+            comparisons = {
+                f"{after} - {before}": {
+                    which: compare(evaluations[before], evaluations[after], which).metrics()
+                    for which in ("greedy", "sampled")
+                    if (evaluations[before].sampled_TS.shape[1] and evaluations[after].sampled_TS.shape[1])
+                    or which == "greedy"
+                }
+                for before, after in COMPARED
+                if before in models and after in models
+            }
+        metrics: dict[str, Any] = {
+            "models": models,
+            "tasks": {role: evaluation.metrics() for role, evaluation in evaluations.items()},
+            "baselines": baselines,
+            "comparisons": comparisons,
+            "reasoning_off": reasoning_off,
+            "text": text,
+            "pretrain_text": pretrain_text(cfg),
+            "generations": side_by_side(evaluations, cfg.tasks.generations),
+        }
+        checks = check_bands(cfg.bands.model_dump(), metrics)
+        metrics["bands"] = [check.as_dict() for check in checks]
+        metrics["in_band"] = all(check.passed for check in checks)
+
+        # --- Publish first: numbers outside the bands are the ones that somebody will want to look at -----------------
+        results = Results(metrics=metrics).save()
+        print(format_table(metrics), file=sys.stderr)
+        print_complete({"results": results})
+    missed = [check.line() for check in checks if not check.passed]
+    if missed:
+        raise RunFailed(f"{len(missed)} of {len(checks)} numbers are outside their bands", "; ".join(missed))
+
+
+def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task]) -> dict[str, dict[str, Any]]:
+    """Per family: the best constant answer, the nearest-neighbour look-up, and how much of the task space was seen.
+
+    The last two are None where no training data is given that lists its tasks.
+    """
+    seen: list[Task] = []
+    for role in ("pretrain_data", "sft_data", "rl_data"):
+        if role in run.inputs:
+            seen += read_tasks(run.inputs[role].path)
+    baselines: dict[str, dict[str, Any]] = {}
+    for family in FAMILIES:
+        here = [task for task in tasks if task.family == family]
+        trained = [task for task in seen if task.family == family]
+        constant = best_constant_answer(here)
+        difficulty = cfg.tasks.difficulty.get(family)
+        lookup = nearest_neighbour_lookup(trained[-cfg.tasks.lookup_tasks :], here) if cfg.tasks.lookup_tasks else 0.0
+        leaked = {task.canonical for task in here} & {task.canonical for task in trained}
+        if leaked:
+            raise RunFailed(f"{len(leaked)} evaluation tasks of {family} are in the training data", sorted(leaked)[0])
+        baselines[family] = {
+            "constant": constant.score,
+            "constant_answer": constant.answer,
+            "task_space": task_space_size(family, difficulty),
+            "nearest_neighbour": lookup if trained else None,
+            "seen_tasks": len({task.canonical for task in trained}) if trained else None,
+            "seen_fraction": fraction_of_space_seen((t.canonical for t in trained), family, difficulty)
+            if trained
+            else None,
+        }
+    return baselines
+
+
+def evaluate_role(
+    cfg: EvalConfig,
+    role: str,
+    reference: str,
+    tasks: list[Task],
+    held_out: dict[str, np.ndarray],
+    stop: StopSignal,
+) -> tuple[Evaluation, Evaluation | None, dict[str, float]]:
+    """One model: with reasoning on (the base model: as plain text), with reasoning off, and its bits per byte."""
+
+    def poll() -> None:
+        if stop.requested:
+            error = Interrupted("interrupted; nothing was published", "the same command starts again")
+            error.exit_code = stop.exit_code or error.exit_code
+            raise error
+
+    artifact = Model.load(reference)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = NemotronH.from_pretrained(artifact.path).to(device)
+    tokenizer = load_tokenizer(artifact.path)
+    limits: dict[str, Any] = {
+        "max_new_tokens": cfg.tasks.max_new_tokens,
+        "batch_size": cfg.tasks.batch_size,
+        "seed": cfg.tasks.seed,
+        "poll": poll,
+    }
+    base = role == "base"
+    evaluation = evaluate_model(
+        model,
+        tokenizer,
+        tasks,
+        samples=cfg.tasks.base_samples if base else cfg.tasks.samples,
+        prompt_format="plain" if base else "chat",
+        **limits,
+    )
+    without = None
+    if cfg.tasks.reasoning_off and not base:
+        without = evaluate_model(model, tokenizer, tasks, samples=0, prompt_format="chat_no_think", **limits)
+    byte_lengths = token_byte_lengths(tokenizer)
+    bits = {
+        source: model_bits_per_byte(
+            model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=poll
+        ).bits_per_byte
+        for source, stream in held_out.items()
+    }
+    return evaluation, without, bits
+
+
+def held_out_text(cfg: EvalConfig) -> dict[str, np.ndarray]:
+    """Per source, the first `text.max_tokens` held-out tokens of the blend; empty without a blend."""
+    if not (cfg.run.pretrain_data and cfg.text.max_tokens):
+        return {}
+    blend = PretrainBlend.load(cfg.run.pretrain_data)
+    return {
+        source: np.concatenate(documents)[: cfg.text.max_tokens]
+        for source, documents in held_out_documents(blend.path).items()
+    }
+
+
+def pretrain_text(cfg: EvalConfig) -> dict[str, Any]:
+    """Bits per byte of the base model on all held-out text beside the trigram's, as pretraining published them."""
+    if not cfg.run.pretrain_results:
+        return {}
+    text = Results.load(cfg.run.pretrain_results).metrics.get("text")
+    return text if isinstance(text, dict) else {}
+
+
+def side_by_side(evaluations: dict[str, Evaluation], per_family: int) -> list[dict[str, Any]]:
+    """The first tasks of each family with what each model wrote."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for role, evaluation in evaluations.items():
+        for record in evaluation.generations(per_family):
+            key = (record["family"], record["prompt"])
+            row = rows.setdefault(key, {name: record[name] for name in ("family", "prompt", "demonstration")})
+            row[role] = {"text": record["greedy"], "right": record["greedy_right"]}
+    return list(rows.values())
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,100 @@
+"""The results of `evaluate.py` as a plain text table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nemotron.recipes.nano3.stage3_eval.bands import BandCheck
+
+
+def format_table(metrics: dict[str, Any]) -> str:
+    """All of `metrics` that fits a terminal: scores a family and model, baselines, differences, text, bands."""
+    roles = list(metrics["models"])
+    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _differences(metrics)]
+    parts += [_text(metrics, roles), _bands(metrics)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _aligned(title: str, rows: list[list[str]]) -> str:
+    """Rows under each other: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _scores(metrics: dict[str, Any], roles: list[str], which: str) -> str:
+    """Scores with their 95 % intervals; greedy ones beside what understanding nothing would score."""
+    roles = [role for role in roles if which in metrics["tasks"][role]["mean"]]
+    if not roles:
+        return ""
+    baselines = metrics["baselines"] if which == "greedy" else {}
+    rows = [["family", *(["constant", "look-up", "seen"] if baselines else []), *roles]]
+    for family in [*metrics["baselines"], "mean"]:
+        row = [family]
+        if baselines:
+            known = baselines.get(family)
+            row += [_share(known["constant"]), _share(known["nearest_neighbour"])] if known else ["", ""]
+            row += [_tiny_share(known["seen_fraction"])] if known else [""]
+        for role in roles:
+            scores = metrics["tasks"][role]
+            entry = scores["mean"] if family == "mean" else scores["families"][family]
+            low, high = entry[f"{which}_95"]
+            row.append(f"{_share(entry[which])} [{_share(low)}, {_share(high)}]")
+        rows.append(row)
+    temperature = "greedy" if which == "greedy" else "sampled at temperature 1"
+    return _aligned(f"pass@1 in %, {temperature}, with 95 % interval", rows)
+
+
+def _tiny_share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2g} %"
+
+
+def _differences(metrics: dict[str, Any]) -> str:
+    """Paired differences of each pair of models."""
+    rows = [["difference in points", "pass@1", "mean", "95 % interval", "p", "worse families"]]
+    for pair, comparison in metrics["comparisons"].items():
+        for which, entry in comparison.items():
+            mean = entry["mean"]
+            low, high = mean["difference_95"]
+            rows.append(
+                [
+                    pair,
+                    which,
+                    f"{100 * mean['difference']:+.1f}",
+                    f"[{100 * low:+.1f}, {100 * high:+.1f}]",
+                    f"{mean['p']:.2g}",
+                    ", ".join(entry["worse"]) or "none",
+                ]
+            )
+    return _aligned("paired comparison on the same tasks", rows) if len(rows) > 1 else ""
+
+
+def _text(metrics: dict[str, Any], roles: list[str]) -> str:
+    """Bits per byte of each source: the models here, and the trigram as pretraining measured it."""
+    sources = sorted({source for role in roles for source in metrics["text"][role]})
+    if not sources:
+        return ""
+    measured = metrics["pretrain_text"]
+    rows = [["source", *roles, "base, all text", "trigram, all text"]]
+    for source in sources:
+        whole = measured.get(source, {})
+        row = [source, *(f"{metrics['text'][role][source]:.3f}" for role in roles)]
+        for key in ("bits_per_byte", "trigram_bits_per_byte"):
+            row.append(f"{whole[key]:.3f}" if key in whole else "-")
+        rows.append(row)
+    return _aligned("bits per byte on held-out text", rows)
+
+
+def _bands(metrics: dict[str, Any]) -> str:
+    """Each expected number, and whether it was reached."""
+    rows = [["number", "reached", "expected", ""]]
+    for entry in metrics["bands"]:
+        check = BandCheck(entry["name"], entry["value"], entry["relation"], entry["bound"])
+        reached = "-" if check.value is None else f"{check.value:.3f}"
+        verdict = "ok" if check.passed else "OUTSIDE"
+        rows.append([check.name, reached, f"{check.relation} {check.bound:g}", verdict])
+    return _aligned("bands", rows) if len(rows) > 1 else ""

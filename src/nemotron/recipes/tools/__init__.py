@@ -1,0 +1,1 @@
+"""Scripts that belong to no stage: talk to a model, write the report."""

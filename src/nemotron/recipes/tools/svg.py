@@ -1,0 +1,180 @@
+"""Line charts and interval plots as inline SVG text, for the report. Colours come from the page's CSS variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 520, 270
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
+COLOURS = 6  # --c0 to --c5 in the style sheet of the page
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart through the `points` (x, y). Lines of one label share its colour."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    faint: bool = False
+    dashed: bool = False
+
+
+def ticks(low: float, high: float, target: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) within [low, high], about `target` of them."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / target
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A value for an axis: 1200000 -> 1.2M, 0.25 -> 0.25."""
+    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def smooth(points: Sequence[tuple[float, float]], share: float = 0.04) -> list[tuple[float, float]]:
+    """Centred running mean over `share` of the points.
+
+    At the start, where a loss is steep, the window shrinks on both sides; at the end, where it is flat, on one.
+    """
+    half = max(1, round(len(points) * share / 2))
+    out = []
+    for i, (x, _) in enumerate(points):
+        reach = min(half, i)
+        window = [y for _, y in points[i - reach : i + reach + 1]]
+        out.append((x, sum(window) / len(window)))
+    return out
+
+
+def _robust_range(series: Sequence[Series]) -> tuple[float, float]:
+    """Range of all y values that leaves out the first spike of a loss curve: the highest 1 % are clipped."""
+    values = sorted(y for line in series for _, y in line.points)
+    low, high = values[0], values[min(len(values) - 1, math.ceil(len(values) * 0.99))]
+    pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+    return low - pad, high + pad
+
+
+def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
+    """An SVG figure with axes, grid, labels and a legend. Returns "" when there is not a single finite point."""
+    series = [
+        Series(s.label, [p for p in s.points if math.isfinite(p[0]) and math.isfinite(p[1])], s.faint, s.dashed)
+        for s in series
+    ]
+    series = [s for s in series if s.points]
+    if not series:
+        return ""
+    x_low = min(x for s in series for x, _ in s.points)
+    x_high = max(x for s in series for x, _ in s.points)
+    x_high = x_high if x_high > x_low else x_low + 1
+    y_low, y_high = _robust_range(series)
+
+    def px(x: float) -> float:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+
+    def py(y: float) -> float:
+        y = min(max(y, y_low), y_high)
+        return TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+
+    parts = []
+    for value in ticks(y_low, y_high):
+        parts.append(_line("grid", LEFT, py(value), WIDTH - RIGHT, py(value)))
+        parts.append(_text("tick", LEFT - 8, py(value) + 4, number(value), "end"))
+    for value in ticks(x_low, x_high, 6):
+        parts.append(_text("tick", px(value), HEIGHT - BOTTOM + 18, number(value)))
+    parts.append(_line("axis", LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM))
+    parts.append(_text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label))
+    parts.append(_text("label", -(TOP + HEIGHT - BOTTOM) / 2, 14, y_label, turned=True))
+    colours = {label: i % COLOURS for i, label in enumerate(dict.fromkeys(s.label for s in series))}
+    for s in series:
+        colour = f"var(--c{colours[s.label]})"
+        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in _thin(s.points))
+        style = "faint" if s.faint else "dashed" if s.dashed else "line"
+        parts.append(f'<polyline class="{style}" stroke="{colour}" points="{path}"/>')
+        if len(s.points) == 1:
+            (x, y), *_ = s.points
+            parts.append(f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5" fill="{colour}"/>')
+    return _figure(title, HEIGHT, parts, [(label, f"var(--c{i})") for label, i in colours.items()])
+
+
+def _thin(points: Sequence[tuple[float, float]], limit: int = 800) -> Sequence[tuple[float, float]]:
+    """At most about `limit` points, the last one kept: a page, not a data file."""
+    stride = max(1, len(points) // limit)
+    return [*points[:-1:stride], points[-1]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A score with its 95 % interval, all in [0, 1]."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interval_chart(
+    title: str,
+    x_label: str,
+    rows: Sequence[tuple[str, dict[str, Interval]]],
+    labels: Sequence[str],
+    baseline: dict[str, float],
+) -> str:
+    """Dots with whiskers on an axis from 0 to 1: one band a row (a task family), one colour a label (a model).
+
+    Args:
+        labels: all models in order, so that one keeps its colour in every chart.
+        baseline: the best constant answer of a row, drawn as a grey mark.
+
+    Returns "" when no row has a score.
+    """
+    shown = [label for label in labels if any(label in values for _, values in rows)]
+    if not shown:
+        return ""
+    left, band = 150, 14 * len(shown) + 14
+    height = TOP + band * len(rows) + BOTTOM
+
+    def px(x: float) -> float:
+        return left + x * (WIDTH - left - RIGHT)
+
+    parts = []
+    for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        parts.append(_line("grid", px(value), TOP, px(value), height - BOTTOM))
+        parts.append(_text("tick", px(value), height - BOTTOM + 18, f"{value:.1f}"))
+    for row, (name, values) in enumerate(rows):
+        top = TOP + band * row
+        parts.append(_text("rowname", left - 12, top + band / 2 + 4, name, "end"))
+        if name in baseline:
+            parts.append(_line("baseline", px(baseline[name]), top + 5, px(baseline[name]), top + band - 5))
+        for i, label in enumerate(shown):
+            if label in values:
+                score, y, colour = values[label], top + 14 + 14 * i, f"var(--c{labels.index(label) % COLOURS})"
+                parts.append(_line("whisker", px(score.low), y, px(score.high), y, colour))
+                parts.append(f'<circle cx="{px(score.value):.1f}" cy="{y}" r="4.5" fill="{colour}"/>')
+    parts.append(_text("label", (left + WIDTH - RIGHT) / 2, height - 8, x_label))
+    legend = [(label, f"var(--c{labels.index(label) % COLOURS})") for label in shown]
+    return _figure(title, height, parts, legend + ([("best constant answer", "var(--muted)")] if baseline else []))
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float, colour: str | None = None) -> str:
+    stroke = f' stroke="{colour}"' if colour else ""
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{stroke}/>'
+
+
+def _text(kind: str, x: float, y: float, text: str, anchor: str = "middle", turned: bool = False) -> str:
+    turn = ' transform="rotate(-90)"' if turned else ""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(text)}</text>'
+
+
+def _figure(title: str, height: float, parts: Sequence[str], legend: Sequence[tuple[str, str]]) -> str:
+    entries = "".join(f'<span><i style="background:{colour}"></i>{escape(label)}</span>' for label, colour in legend)
+    svg = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return f'<figure><figcaption>{escape(title)}</figcaption>{svg}<div class="legend">{entries}</div></figure>'

@@ -1,0 +1,291 @@
+"""Batches for training, as pure functions of (seed, position): whoever knows the cursor can go on exactly.
+
+`BlendLoader` mixes token sources by weight in phases (pretraining); `PackedLoader` reads packed conversations (SFT).
+Nothing is prefetched or shuffled through a buffer, so a cursor of a few integers is the whole state.
+
+Shapes: B sequences of this rank, L = seq_len.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.training.blend import Blend, MixtureRow, read_blend
+from nemotron.stack.training.indexed_tokens import IndexedTokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and next-token labels, int64 [B, L]; what to train on, [B, L]; and which sub-sequence a token is of.
+
+    `seq_idx_BL` is None where every row counts as one document (pretraining streams, as in Megatron by default).
+    """
+
+    input_ids_BL: torch.Tensor
+    labels_BL: torch.Tensor
+    loss_mask_BL: torch.Tensor
+    seq_idx_BL: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL.to(device)
+        return Batch(self.input_ids_BL.to(device), self.labels_BL.to(device), self.loss_mask_BL.to(device), seq_idx)
+
+    def micro_batches(self, size: int) -> Iterator[Batch]:
+        """Slices of `size` rows; the last may be smaller."""
+        for i in range(0, len(self.input_ids_BL), size):
+            rows = slice(i, i + size)
+            seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL[rows]
+            yield Batch(self.input_ids_BL[rows], self.labels_BL[rows], self.loss_mask_BL[rows], seq_idx)
+
+
+class TokenStream:
+    """An endless, shuffled sequence of windows of `seq_len`+1 tokens from one source.
+
+    Epoch by epoch: documents permuted, joined, cut into windows that share their border token, windows permuted. Each
+    epoch has its own permutation, so the few tokens lost at its end differ. `window(k)` depends on nothing but
+    (seed, k). Raises UserError if the source has not one whole window.
+    """
+
+    def __init__(self, tokens: IndexedTokens, seq_len: int, seed: tuple[int, ...], name: str) -> None:
+        self.windows_per_epoch = (tokens.num_tokens - 1) // seq_len
+        if self.windows_per_epoch < 1:
+            raise UserError(
+                f"source {name!r} has {tokens.num_tokens} tokens, less than one sequence of {seq_len + 1}",
+                "give it more text, or make dataset.seq_length smaller",
+            )
+        self._tokens, self._seq_len, self._seed = tokens, seq_len, seed
+        self._epoch = -1
+        self._documents: NDArray[np.int64] = np.empty(0, np.int64)
+        self._starts: NDArray[np.int64] = np.empty(0, np.int64)
+        self._windows: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def window(self, k: int) -> NDArray[np.int64]:
+        """int64 [seq_len + 1]: window `k` (0, 1, ...) of the stream."""
+        epoch, within = divmod(k, self.windows_per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng([*self._seed, epoch])
+            self._documents = rng.permutation(len(self._tokens))
+            lengths = self._tokens.lengths[self._documents].astype(np.int64)
+            self._starts = np.concatenate([[0], np.cumsum(lengths)])
+            self._windows = rng.permutation(self.windows_per_epoch)
+            self._epoch = epoch
+        return self._read(int(self._windows[within]) * self._seq_len, self._seq_len + 1)
+
+    def first_windows(self, n: int) -> NDArray[np.int64]:
+        """The tokens of windows 0..n-1 joined, those of one epoch in stream order: neighbours stay neighbours."""
+        pieces = []
+        for first in range(0, n, self.windows_per_epoch):
+            self.window(first)  # sets up the epoch
+            for index in np.sort(self._windows[: n - first]):
+                pieces.append(self._read(int(index) * self._seq_len, self._seq_len))
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def _read(self, start: int, count: int) -> NDArray[np.int64]:
+        out = np.empty(count, np.int64)
+        filled = 0
+        i = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while filled < count:
+            skip = start + filled - int(self._starts[i])
+            piece = self._tokens.tokens(int(self._documents[i]), skip, skip + count - filled)
+            out[filled : filled + len(piece)] = piece
+            filled, i = filled + len(piece), i + 1
+        return out
+
+
+class BlendLoader:
+    """Training batches of the blend in `directory`/blend.json, for a run of `total_sequences` sequences.
+
+    Which source sequence number n comes from is decided by `Blend.draw`; rank r of `world_size` reads rows r,
+    r+world_size, ... of every global batch, and keeps the same books as all others. `state_dict` is the cursor.
+    """
+
+    def __init__(
+        self, directory: Path, seq_len: int, total_sequences: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        blend_file = read_blend(directory)
+        self.blend = Blend(blend_file.phases, total_sequences)
+        self.seq_len, self._rank, self._world_size = seq_len, rank, world_size
+        used = sorted({source for phase in blend_file.phases for source, weight in phase.weights.items() if weight > 0})
+        self._streams = {
+            source: TokenStream(
+                IndexedTokens(directory / str(blend_file.sources[source].train)), seq_len, (seed, i), source
+            )
+            for i, source in enumerate(used)
+        }
+        self.vocab_size = blend_file.vocab_size
+        self._drawn = dict.fromkeys(used, 0)
+
+    def next_batch(self, global_batch_size: int) -> Batch:
+        """This rank's rows of the next global batch. Rows are windows; labels are the inputs shifted by one."""
+        rows = []
+        for i in range(global_batch_size):
+            source = self.blend.draw()
+            if i % self._world_size == self._rank:
+                rows.append(self._streams[source].window(self._drawn[source]))
+            self._drawn[source] += 1
+        tokens = torch.from_numpy(np.stack(rows))
+        inputs = tokens[:, :-1].contiguous()
+        return Batch(inputs, tokens[:, 1:].contiguous(), torch.ones_like(inputs))
+
+    def mixture(self) -> list[MixtureRow]:
+        """The realised mixture: a row for each phase and source, with the weight asked for and the one drawn so far."""
+        return self.blend.realised(self.seq_len)
+
+    def trained_tokens(self) -> NDArray[np.int64]:
+        """All tokens drawn so far, by source: what a baseline has to count that is compared with the trained model."""
+        return np.concatenate([stream.first_windows(self._drawn[s]) for s, stream in self._streams.items()])
+
+    def epochs(self) -> dict[str, float]:
+        """How often each source has been read through so far."""
+        return {source: n / self._streams[source].windows_per_epoch for source, n in self._drawn.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor: JSON-able."""
+        return {"drawn": dict(self._drawn), "blend": self.blend.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a cursor of `state_dict`. Raises UserError if it is of other sources."""
+        if set(state["drawn"]) != set(self._drawn):
+            raise UserError(f"cursor of sources {sorted(state['drawn'])}, but the blend has {sorted(self._drawn)}")
+        self._drawn = {source: int(n) for source, n in state["drawn"].items()}
+        self.blend.load_state_dict(state["blend"])
+
+
+def held_out_documents(directory: Path) -> dict[str, list[NDArray[np.integer]]]:
+    """Token ids of the held-out documents of each source of a blend, in file order; only sources that have some."""
+    documents = {}
+    for source, entry in sorted(read_blend(directory).sources.items()):
+        if entry.valid is not None:
+            tokens = IndexedTokens(directory / entry.valid)
+            documents[source] = [tokens.tokens(i) for i in range(len(tokens))]
+    return documents
+
+
+def validation_batches(
+    directory: Path, seq_len: int, batch_size: int, max_batches: int | None = None
+) -> Iterator[tuple[str, Batch]]:
+    """(source, batch) over the held-out streams of a blend: windows of `seq_len`+1 tokens, always the same ones.
+
+    At most `max_batches` batches a source, taken evenly over its length; a tail shorter than a window is left out, and
+    so is a source that has not one.
+    """
+    for source, documents in held_out_documents(directory).items():
+        stream = np.concatenate([np.empty(0, np.int64), *documents])
+        count = (len(stream) - 1) // seq_len
+        wanted = count if max_batches is None else min(count, max_batches * batch_size)
+        starts = [(j * count // wanted) * seq_len for j in range(wanted)]
+        for i in range(0, wanted, batch_size):
+            rows = np.stack([stream[s : s + seq_len + 1] for s in starts[i : i + batch_size]])
+            inputs = torch.from_numpy(rows[:, :-1].copy())
+            yield source, Batch(inputs, torch.from_numpy(rows[:, 1:].copy()), torch.ones_like(inputs))
+
+
+class PackedLoader:
+    """Batches of packed conversations from Parquet rows `input_ids`, `loss_mask`, `seq_start_id`.
+
+    `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence);
+    `seq_start_id` lists where sub-sequences start. Rows are padded with `pad_id` to `seq_len`; padding is a
+    sub-sequence of its own, on which nothing is trained. Rows are reshuffled every epoch from (seed, epoch), and
+    all held in memory, as flat arrays. Raises UserError naming the file that is missing or lacks a column, or if there
+    are no rows or one longer than `seq_len`.
+    """
+
+    def __init__(
+        self, path: Path, seq_len: int, seed: int, pad_id: int = 0, rank: int = 0, world_size: int = 1
+    ) -> None:
+        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not files or not all(file.is_file() for file in files):
+            raise UserError(f"{path}: no packed Parquet file there")
+        tables = []
+        for file in files:
+            try:
+                tables.append(pq.read_table(file, columns=["input_ids", "loss_mask", "seq_start_id"]))
+            except (pa.ArrowException, KeyError) as error:
+                raise UserError(f"{file}: not a packed Parquet file ({str(error).splitlines()[0]})") from error
+        table = pa.concat_tables(tables)
+        if table.num_rows == 0:
+            raise UserError(f"{path}: holds no packed sequence")
+        self.num_rows, self.seq_len, self._seed, self._pad_id = table.num_rows, seq_len, seed, pad_id
+        self._rank, self._world_size = rank, world_size
+        self._ids, self._offsets = _flat_lists(table, "input_ids")
+        self._mask, mask_offsets = _flat_lists(table, "loss_mask")
+        self._starts, self._start_offsets = _flat_lists(table, "seq_start_id")
+        longest = int(np.diff(self._offsets).max())
+        if longest > seq_len:
+            raise UserError(f"{path}: a row has {longest} tokens, more than dataset.seq_length {seq_len}")
+        if not np.array_equal(mask_offsets, self._offsets):
+            raise UserError(f"{path}: loss_mask and input_ids differ in length")
+        self.trained_tokens = int(self._mask.sum(dtype=np.int64))
+        self._drawn, self._epoch = 0, -1
+        self._order: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def next_batch(self, global_batch_size: int) -> Batch:
+        """This rank's rows of the next global batch."""
+        rows = [self._row_at(self._drawn + i) for i in range(global_batch_size)]
+        self._drawn += global_batch_size
+        return self._collate(rows[self._rank :: self._world_size])
+
+    def all_batches(self, batch_size: int) -> Iterator[Batch]:
+        """Every row once, in file order, for validation; leaves the cursor alone. Split over ranks like training."""
+        rows = range(self.num_rows)[self._rank :: self._world_size]
+        for i in range(0, len(rows), batch_size):
+            yield self._collate(list(rows[i : i + batch_size]))
+
+    @property
+    def epochs(self) -> float:
+        """How often the data has been read through so far."""
+        return self._drawn / self.num_rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor: JSON-able."""
+        return {"drawn": self._drawn, "num_rows": self.num_rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a cursor of `state_dict`. Raises UserError if it is of a pack with another number of rows."""
+        if state["num_rows"] != self.num_rows:
+            raise UserError(f"cursor of a pack with {state['num_rows']} rows, but this one has {self.num_rows}")
+        self._drawn = int(state["drawn"])
+
+    def _row_at(self, k: int) -> int:
+        epoch, within = divmod(k, self.num_rows)
+        if epoch != self._epoch:
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(self.num_rows)
+            self._epoch = epoch
+        return int(self._order[within])
+
+    def _collate(self, rows: list[int]) -> Batch:
+        shape = (len(rows), self.seq_len)
+        ids = np.full(shape, self._pad_id, np.int64)
+        labels = np.full(shape, self._pad_id, np.int64)
+        mask, seq_idx = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for out, row in enumerate(rows):
+            begin, end = self._offsets[row], self._offsets[row + 1]
+            length = int(end - begin)
+            ids[out, :length] = self._ids[begin:end]
+            labels[out, : length - 1] = self._ids[begin + 1 : end]
+            mask[out, :length] = self._mask[begin:end]
+            starts = self._starts[self._start_offsets[row] : self._start_offsets[row + 1]]
+            boundaries = np.zeros(self.seq_len + 1, np.int64)
+            boundaries[starts[starts > 0]] = 1
+            boundaries[length] = 1  # padding is no part of the last conversation
+            seq_idx[out] = np.cumsum(boundaries[: self.seq_len])
+        return Batch(*(torch.from_numpy(array) for array in (ids, labels, mask, seq_idx)))
+
+
+def _flat_lists(table: pa.Table, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A list column as (values, offsets): row i is values[offsets[i]:offsets[i + 1]]."""
+    chunks = table.column(column).chunks
+    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]).astype(np.int64)
+    lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
+    return values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

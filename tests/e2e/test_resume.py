@@ -1,0 +1,183 @@
+"""Kill a training run, start the same command again: the final weights are those of a run that nobody touched.
+
+Runs the scripts as a user would, in subprocesses, on a model of a few thousand parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
+NANO3 = SOURCE_ROOT / "nemotron" / "recipes" / "nano3"
+STEPS = 60
+
+MODEL = (
+    "hybrid_override_pattern=ME*-", "vocab_size=512", "hidden_size=16", "num_attention_heads=2",
+    "num_key_value_heads=1", "head_dim=8", "mamba_num_heads=2", "mamba_head_dim=8", "ssm_state_size=4", "n_groups=1",
+    "chunk_size=16", "n_routed_experts=4", "moe_intermediate_size=8", "moe_shared_expert_intermediate_size=8",
+    "intermediate_size=16",
+)  # fmt: skip
+TRAINING = [
+    f"train.train_iters={STEPS}", "train.global_batch_size=4", "train.micro_batch_size=2", "train.eval_interval=15",
+    "train.eval_iters=2", "scheduler.lr_warmup_iters=5", "scheduler.lr_wsd_decay_iters=10",
+    "checkpoint.save_interval=8", "evaluation.tasks_per_family=0", "logger.log_interval=1",
+]  # fmt: skip
+PRETRAIN = [NANO3 / "stage0_pretrain" / "train.py", "--config", "tiny", *TRAINING, "dataset.seq_length=32"]
+PRETRAIN += [f"model.{setting}" for setting in MODEL]
+SFT = [NANO3 / "stage1_sft" / "train.py", "--config", "tiny", *TRAINING, "train.early_stop_patience=2"]
+# No fall of the loss is ever large enough: of the validations at 15, 30, 45 only the first is an improvement, so the
+# ten steps of the final decay begin at 45.
+SFT += ["train.early_stop_min_delta=10"]
+SFT_STEPS = 55
+
+
+class House:
+    """One artifact registry, and a command that runs scripts in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.registry = Registry(root / "artifacts")
+
+    def start(self, command: list[object], output: str = "output") -> subprocess.Popen[str]:
+        """Start a script with its run directories under `output`."""
+        env = os.environ | {
+            "PYTHONPATH": str(SOURCE_ROOT),
+            "RUNSPEC_ARTIFACTS_ROOT": str(self.root / "artifacts"),
+            "RUNSPEC_OUTPUT_ROOT": str(self.root / output),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)], env=env, cwd=self.root, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, command: list[object], output: str = "output") -> str:
+        """Run a script to its end and return what it said on stderr."""
+        process = self.start(command, output)
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+        return errors
+
+    def run_and_stop(self, command: list[object], output: str, steps: int, number: signal.Signals) -> int:
+        """Start a training script, send it `number` once `steps` steps are logged; the exit code."""
+        process = self.start(command, output)
+        deadline = time.monotonic() + 120
+        while len(self.losses(output)) < steps:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        return process.returncode
+
+    def losses(self, output: str) -> dict[int, float]:
+        """Training loss by step, of the one run under `output`."""
+        losses = {}
+        for path in (self.root / output).glob("nano3/*/*/metrics.jsonl"):
+            for line in path.read_text().splitlines(keepends=True):
+                record = json.loads(line) if line.endswith("\n") else {}
+                if "loss" in record:
+                    assert record["step"] not in losses  # no step is logged twice
+                    losses[record["step"]] = record["loss"]
+        return losses
+
+    def digest(self, name: str) -> str:
+        """Payload digest of the newest version."""
+        return self.registry.resolve(name).digest
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A registry with pretraining data, a base model and SFT data."""
+    house = House(tmp_path_factory.mktemp("house"))
+    words = [
+        "the",
+        "model",
+        "reads",
+        "a",
+        "line",
+        "of",
+        "text",
+        "and",
+        "writes",
+        "what",
+        "comes",
+        "next",
+        "after",
+        "it",
+    ]
+    rng = random.Random(0)
+    notes = house.root / "notes.jsonl"
+    texts = [" ".join(rng.choices(words, k=80)) + f" {i}." for i in range(120)]
+    notes.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = f"{{name: notes, paths: [{notes}], weight: 0.5, valid_fraction: 0.2}}"
+    house.run([
+        NANO3 / "stage0_pretrain" / "data_prep.py", "--config", "tiny", "stdlib.enabled=false", "tasks.num_tasks=2000",
+        "tokenizer.vocab_size=400", "curation.evaluation_tasks=5", f"sources=[{source}]",
+    ])  # fmt: skip
+    house.run([
+        NANO3 / "stage1_sft" / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500",
+    ])  # fmt: skip
+    house.run(PRETRAIN, "unbroken-pretrain")
+    house.run(SFT, "unbroken-sft")
+    return house
+
+
+@pytest.mark.parametrize(
+    ("command", "stage", "steps"),
+    [
+        pytest.param(PRETRAIN, "pretrain", STEPS, id="pretrain"),
+        pytest.param([*SFT, "run.model=nano3-pretrain-model-tiny:1"], "sft", SFT_STEPS, id="sft"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=lambda v: str(v)
+)
+def test_stopped_and_started_again_ends_with_the_same_weights(
+    house: House, command: list[object], stage: str, steps: int, number: signal.Signals, exit_code: int
+) -> None:
+    name, unbroken = f"nano3-{stage}-model-tiny", f"unbroken-{stage}"
+    expected, versions = house.registry.resolve(f"{name}:1").digest, house.registry.versions(name)
+    output = f"{unbroken}-{number.name}"
+    assert house.run_and_stop(command, output, 21, number) == exit_code
+    assert house.registry.versions(name) == versions  # nothing half-published
+    said = house.run(command, output)
+    assert "resumed at step" in said
+    assert house.digest(name) == expected
+    assert house.losses(output) == house.losses(unbroken)
+    assert sorted(house.losses(output)) == list(range(1, steps + 1))
+
+
+def test_another_config_starts_fresh_and_cannot_resume_there(house: House) -> None:
+    assert house.run_and_stop(PRETRAIN, "stopped", 10, signal.SIGTERM) == 143
+    (stopped,) = (house.root / "stopped" / "nano3" / "pretrain").iterdir()
+    other = [*PRETRAIN, "optimizer.lr=1e-4"]
+    process = house.start([*other, f"resume={stopped}"], "stopped")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and "optimizer.lr" in said and "Traceback" not in said
+    assert "resumed" not in house.run(other, "stopped")
+    assert "resumed at step" in house.run([*PRETRAIN, f"resume={stopped}"], "elsewhere")
+    assert house.digest("nano3-pretrain-model-tiny") == house.registry.resolve("nano3-pretrain-model-tiny:1").digest
+
+
+def test_two_processes_train_as_one(house: House) -> None:
+    house.run(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *PRETRAIN], "two")
+    alone, together = house.losses("unbroken-pretrain"), house.losses("two")
+    assert sorted(together) == sorted(alone)
+    # The same tokens in the same steps; only the order of the sums over them differs.
+    assert [together[step] for step in range(1, 11)] == pytest.approx([alone[step] for step in range(1, 11)], rel=1e-5)
+    assert together[STEPS] == pytest.approx(alone[STEPS], rel=1e-2)

@@ -1,0 +1,105 @@
+"""`nemotron artifacts`: what it lists and traces is what was published, and a flipped byte is found."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nemo_runspec.artifacts import Registry, Version
+from nemotron.cli.main import app
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Version]:
+    """Data made from a raw source, two versions of a model made from it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "store"))
+    registry = Registry(tmp_path / "store")
+
+    def publish(name: str, text: str, inputs: dict[str, str], sources: list[dict[str, str]]) -> Version:
+        file = tmp_path / "payload.bin"
+        file.write_text(text)
+        record = {
+            "type": "Model" if "model" in name else "Dataset",
+            "fields": {"step": 7},
+            "metrics": {"loss": 1.5},
+            "created_at": "2025-01-02T03:04:05+00:00",
+            "producer": {"script": "train.py", "name": "nano3/pretrain"},
+            "inputs": inputs,
+            "sources": sources,
+        }
+        return registry.publish(name, file, record)
+
+    data = publish("some-data", "d" * 2500, {}, [{"name": "the book", "sha256": "ab" * 32}])
+    first = publish("some-model", "first", {"data": data.pinned}, [])
+    second = publish("some-model", "second", {"data": data.pinned}, [])
+    return {"data": data, "first": first, "second": second}
+
+
+def run(line: str) -> Result:
+    return CliRunner().invoke(app, ["artifacts", *line.split()])
+
+
+def test_list_shows_the_latest_version_of_each_and_all_of_a_named_one(published: dict[str, Version]) -> None:
+    rows = [line.split() for line in run("list").output.splitlines()]
+    assert rows == [
+        ["some-data:1", "Dataset", "2.5", "kB", "2025-01-02T03:04:05", published["data"].digest[:12]],
+        ["some-model:2", "Model", "6", "B", "2025-01-02T03:04:05", published["second"].digest[:12]],
+    ]
+    assert [line.split()[0] for line in run("list some-model").output.splitlines()] == ["some-model:1", "some-model:2"]
+    assert len(run("list --all").output.splitlines()) == 3
+
+
+def test_list_of_an_empty_registry_says_how_to_fill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path))
+    done = run("list")
+    assert done.exit_code == 0
+    assert "nemotron nano3 pipe -c tiny" in done.output
+
+
+def test_show_gives_the_record_and_the_files(published: dict[str, Version]) -> None:
+    lines = dict(line.split(maxsplit=1) for line in run("show some-model:1").output.splitlines())
+    assert lines["artifact"] == "some-model:1"
+    assert lines["digest"] == published["first"].digest
+    assert lines["metrics.loss"] == "1.5"
+    assert lines["inputs.data"] == published["data"].pinned
+    assert json.loads(run("show some-model:1 --json").output)["metrics"] == {"loss": 1.5}
+
+
+def test_lineage_walks_to_the_raw_source(published: dict[str, Version]) -> None:
+    done = run("lineage some-model --digits 16")
+    lines = done.output.splitlines()
+    assert done.exit_code == 0
+    assert "some-model:2" in lines[0] and published["second"].digest[:16] in lines[0]
+    assert "some-data:1" in lines[1] and published["data"].digest[:16] in lines[1]
+    assert "the book" in lines[2] and "abababababababab" in lines[2]
+    assert lines[-1] == "1 raw source"
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    os.chmod(path, 0o644)  # noqa: PTH101
+    path.write_bytes(bytes(data))
+
+
+def test_verify_finds_one_flipped_byte_and_names_the_file(published: dict[str, Version]) -> None:
+    assert run("verify").output.splitlines() == ["some-data:1: ok", "some-model:1: ok", "some-model:2: ok"]
+    victim = published["first"].path / "payload.bin"
+    flip(victim, 3)
+    done = run("verify")
+    assert done.exit_code == 1
+    assert f"{victim}: content differs" in done.output
+    assert "1 of 3 versions are corrupt" in done.output
+    assert run("verify some-model:2").exit_code == 0
+
+
+def test_lineage_fails_when_a_record_on_the_way_was_changed(published: dict[str, Version]) -> None:
+    flip(published["data"].directory / "artifact.json", 40)
+    done = run("lineage some-model")
+    assert done.exit_code == 1
+    assert "broken: some-data:1" in done.output

@@ -1,0 +1,69 @@
+"""What a user gets wrong costs one or two lines and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+
+REFUSALS = [
+    ("nano4", "No such command 'nano4'. Did you mean 'nano3'?"),
+    ("nano3 pretrian", "No such command 'pretrian'. Did you mean 'pretrain'?"),
+    ("nano3 rl rlvrr", "No such command 'rlvrr'. Did you mean 'rlvr'?"),
+    ("nano3 pretrain", "choose one with -c NAME: small, tiny"),
+    ("nano3 pretrain -c", "option -c needs a value"),
+    ("nano3 pretrain --config=", "option --config needs a value"),
+    ("nano3 sft -c tiny --run", "option --run needs a value"),
+    ("nano3 pretrain -c tinny", "did you mean tiny?"),
+    ("nano3 pretrain tiny", "unexpected word 'tiny'"),
+    ("nano3 pretrain -c tiny --dry-rum", "did you mean --dry-run?"),
+    ("nano3 data prep pretrain -c tiny tokenizer.vocab_sise=99", "did you mean tokenizer.vocab_size?"),
+    ("nano3 data prep pretrain -c tiny tokenizer.vocab_size=many", "tokenizer.vocab_size"),
+    ("nano3 data prep pretrain -c tiny --run slurm", "unknown profile 'slurm'"),
+    ("nano3 pretrain -c tiny --dry-run", "make it: nemotron nano3 data prep pretrain -c tiny"),
+    ("nano3 pipe -c tiny --from stf", "did you mean sft?"),
+    ("nano3 pipe -c tiny --from", "requires an argument"),
+    ("nano3 pipe -c tiny train.train_iters=5", "write STEP:train.train_iters=5"),
+    ("nano3 pipe -c tiny pretrian:train.train_iters=5", "did you mean pretrain?"),
+    ("nano3 pipe -c tiny pretrain:train.train_itres=5", "did you mean train.train_iters?"),
+    ("nano3 chat --stage slf", "did you mean sft?"),
+    ("nano3 chat", "make it: nemotron nano3 rl -c tiny"),
+    ("artifacts show nano3-sft-model-tiny", "make it: nemotron nano3 sft -c tiny"),
+    ("artifacts verify nothing:1", "no artifact 'nothing'"),
+    ("artifacts lineage a:b", "bad artifact reference 'a:b'"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSALS, ids=[line for line, _ in REFUSALS])
+def test_a_mistake_is_refused_in_a_line_or_two(line: str, message: str, nemotron: Nemotron, tmp_path: Path) -> None:
+    done = nemotron(line)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(nemotron: Nemotron) -> None:
+    done = nemotron("nano3 pretrain -c tinny --debug")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_a_profile_with_a_cluster_executor_is_refused(nemotron: Nemotron, tmp_path: Path) -> None:
+    (tmp_path / "env.toml").write_text('[big]\nexecutor = "slurm"\n')
+    done = nemotron("nano3 data prep pretrain -c tiny --batch big")
+    assert done.returncode == 2
+    assert "executor = 'slurm'" in done.stderr and "executors: local" in done.stderr
+
+
+def test_a_group_without_a_sub_command_shows_its_help(nemotron: Nemotron) -> None:
+    done = nemotron("nano3")
+    assert done.returncode == 2
+    commands = done.stderr[done.stderr.index("Commands:") :].split("\n")[1:-1]
+    assert [line.split()[0] for line in commands] == ["pipe", "data", "pretrain", "sft", "rl", "eval", "chat"]

@@ -1,0 +1,146 @@
+"""The data preparations of recipe nano3, run as a user would: payloads, determinism, bad input."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pyarrow.parquet as pq
+import pytest
+
+import nemotron.recipes
+from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.errors import run_main
+from nemotron.stack.environments import FAMILIES
+
+RECIPE = Path(nemotron.recipes.__file__).parent / "nano3"
+PRETRAIN = "stage0_pretrain"
+# Small and quick: no standard library, few tasks, a small vocabulary.
+QUICK = ("stdlib.enabled=false", "tasks.num_tasks=3000", "tokenizer.vocab_size=400", "curation.evaluation_tasks=20")
+
+_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE")
+
+
+def prepare(stage: str, cwd: Path, *overrides: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+    source = str(Path(nemotron.recipes.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": str(hash_seed)}
+    environment = {k: v for k, v in environment.items() if k not in _PLACES}
+    command = [sys.executable, str(RECIPE / stage / "data_prep.py"), "--config", "tiny", *overrides]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def published(cwd: Path, result: subprocess.CompletedProcess[str]) -> Version:
+    assert result.returncode == 0, result.stderr
+    [last] = result.stdout.splitlines()[-1:]
+    return Registry(cwd / "output" / "artifacts").resolve(json.loads(last)["data"])
+
+
+def corpus(path: Path) -> Path:
+    sentence = "the model reads many words about rivers mountains letters and machines every single day of the year"
+    words = sentence.split()
+    rows = [" ".join(words[(i * k + k) % len(words)] for k in range(1, 60)) + f" {i}" for i in range(80)]
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in [*rows, rows[0], "short"]))
+    return path
+
+
+def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
+    file = corpus(tmp_path / "own.jsonl")
+    source = f"sources=[{{name: own, paths: [{file}], weight: 0.25, valid_fraction: 0.1}}]"
+    first = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source))
+    blend = json.loads((first.path / "blend.json").read_text())
+    assert [phase["weights"] for phase in blend["phases"]] == [{"own": 0.25, "tasks": 0.75}] * 2
+    assert {path.name for path in first.path.iterdir()} == {
+        "blend.json", "tokenizer", "own_train.bin", "own_train.idx", "own_valid.bin", "own_valid.idx",
+        "tasks_train.bin", "tasks_train.idx",
+    }  # fmt: skip
+    outcomes = {(r["source"], r["outcome"]): r["documents"] for r in first.record["metrics"]["curation"]}
+    assert outcomes["own", "read"] == 82
+    assert outcomes["own", "exact duplicate"] == outcomes["own", "too short"] == 1
+    names = [source["name"] for source in first.record["sources"]]
+    assert names == ["task-generators", str(file)]
+    # Again, with another salt for Python's own hash: the same bytes.
+    second = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, hash_seed=7))
+    assert (second.version, second.digest) == (2, first.digest)
+    other = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, "seed=5"))
+    assert other.digest != first.digest
+
+
+def test_sft_and_rl_data(tmp_path: Path) -> None:
+    base = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK))
+    chats = [
+        {"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": f"{i}!"}]}
+        for i in range(60)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    own = f"sources=[{{name: chats, paths: [{tmp_path / 'chats.jsonl'}], valid_fraction: 0.2}}]"
+    sft = published(tmp_path, prepare("stage1_sft", tmp_path, "tasks.num_tasks=5000", own))
+    rows = {split: pq.read_table(sft.path / f"{split}.parquet").to_pylist() for split in ("train", "valid")}
+    counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
+    assert sum(counts.values()) == 4 * (50 + 125) + 60
+    assert counts["train"] == sft.record["fields"]["num_examples"]
+    assert sft.record["inputs"] == {"tokenizer": f"{base.ref}@{base.digest}"}
+    rl = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.num_tasks=5000", "tasks.families=[math]"))
+    prompts = [json.loads(line) for line in (rl.path / "train.jsonl").read_text().splitlines()]
+    assert len({prompt["task"]["canonical"] for prompt in prompts}) == len(prompts) == 50
+    assert all(prompt["messages"] == [{"role": "user", "content": prompt["task"]["prompt"]}] for prompt in prompts)
+    # A user's records: those of the evaluation split never pass.
+    [record] = [prompt["task"] for prompt in prompts[:1]]
+    (tmp_path / "mine.jsonl").write_text(json.dumps(record) + "\n")
+    mine = prepare(
+        "stage2_rl", tmp_path, "tasks.families=[]", f"sources=[{{name: mine, paths: [{tmp_path}/mine.jsonl]}}]"
+    )
+    assert published(tmp_path, mine).record["fields"]["num_examples"] == 1
+
+
+@pytest.mark.parametrize("stage", [PRETRAIN, "stage1_sft", "stage2_rl"])
+def test_schema_knows_the_families(stage: str) -> None:
+    schema = importlib.import_module(f"nemotron.recipes.nano3.{stage}.data_schema")
+    assert get_args(schema.Family) == FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("stage", "overrides", "complaint"),
+    [
+        (PRETRAIN, ["sources=[{name: own, paths: [nowhere.jsonl]}]"], "no such file: nowhere.jsonl"),
+        (PRETRAIN, ["sources=[{name: own, paths: ['*.parquet']}]"], "no file matches *.parquet"),
+        (PRETRAIN, ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:2: malformed JSON"),
+        (PRETRAIN, ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
+        (PRETRAIN, ["sources=[{name: own, paths: [short.jsonl]}]"], "no training document is left after curation"),
+        (PRETRAIN, ["scale=tny"], "scale"),
+        (PRETRAIN, ["tokenizer.vocab_sise=400"], "vocab_size"),
+        (PRETRAIN, ["tasks.difficulty={maths: {}}"], "maths"),
+        (PRETRAIN, ["tasks.num_tasks=0"], "no source of documents"),
+        ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
+        ("stage1_sft", ["run.tokenizer=null", "tokenizer=nowhere"], "no tokenizer at nowhere"),
+        ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
+        ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
+        ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_published(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    overrides: list[str],
+    complaint: str,
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": "x"\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "short.jsonl").write_text('{"text": "short"}\n')
+    monkeypatch.chdir(tmp_path)
+    for name in _PLACES:
+        monkeypatch.delenv(name, raising=False)
+    script = importlib.import_module(f"nemotron.recipes.nano3.{stage}.data_prep")
+    quick = QUICK if stage == PRETRAIN else ()
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *quick, *overrides])
+    assert run_main(script.main) == 2
+    stderr = capsys.readouterr().err
+    assert complaint in stderr
+    assert len(stderr[stderr.index("error: ") :].splitlines()) <= 2
+    assert not list((tmp_path / "output" / "artifacts").glob("*/*"))

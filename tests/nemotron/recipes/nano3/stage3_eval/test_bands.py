@@ -1,0 +1,97 @@
+"""Bands: which numbers are held against which bound, on metrics written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron.recipes.nano3.stage3_eval.bands import check_bands, text_bits_per_byte
+from nemotron.recipes.nano3.stage3_eval.schema import BandsConfig
+from nemotron.recipes.nano3.stage3_eval.table import format_table
+
+
+def difference(mean: float, low: float, worse: list[str]) -> dict[str, Any]:
+    entry = {"difference": mean, "difference_95": [low, mean + (mean - low)], "p": 0.01, "p_holm": 0.02}
+    return {"mean": entry, "families": {"math": {**entry, "difference": mean + 0.1}, "if": entry}, "worse": worse}
+
+
+def model(greedy: tuple[float, float], sampled: float) -> dict[str, Any]:
+    entry = {"greedy_95": [0.1, 0.9], "sampled_95": [0.1, 0.9], "sampled": sampled}
+    families = {"math": {**entry, "greedy": greedy[0]}, "if": {**entry, "greedy": greedy[1]}}
+    return {"mean": {**entry, "greedy": sum(greedy) / 2}, "families": families}
+
+
+@pytest.fixture
+def metrics() -> dict[str, Any]:
+    baseline = {"constant_answer": "1", "task_space": 10, "nearest_neighbour": None, "seen_fraction": 0.001}
+    return {
+        "models": {"base": "b:1", "sft": "s:1", "rl": "r:1"},
+        "tasks": {"base": model((0.0, 0.1), 0.0), "sft": model((0.8, 0.7), 0.6), "rl": model((0.8, 0.8), 0.7)},
+        "baselines": {"math": {"constant": 0.05, **baseline}, "if": {"constant": 0.30, **baseline}},
+        "comparisons": {
+            "sft - base": {"greedy": difference(0.6, 0.5, [])},
+            "rl - sft": {"greedy": difference(0.05, -0.01, []), "sampled": difference(0.1, 0.06, ["if"])},
+        },
+        "text": {"base": {"code": 2.0}, "sft": {"code": 2.1}, "rl": {"code": 2.2}},
+        "pretrain_text": {
+            "code": {"bits_per_byte": 2.0, "trigram_bits_per_byte": 2.4, "bytes": 300},
+            "docs": {"bits_per_byte": 1.0, "trigram_bits_per_byte": 1.2, "bytes": 100},
+        },
+        "bands": [],
+    }
+
+
+def outcome(metrics: dict[str, Any], role: str, **bounds: float) -> dict[str, tuple[float | None, bool]]:
+    bands = BandsConfig.model_validate({role: bounds}).model_dump()
+    return {check.name: (check.value, check.passed) for check in check_bands(bands, metrics)}
+
+
+def test_bits_per_byte_of_all_text_is_weighted_by_bytes(metrics: dict[str, Any]) -> None:
+    assert text_bits_per_byte(metrics["pretrain_text"], "bits_per_byte") == (2.0 * 300 + 1.0 * 100) / 400
+    assert outcome(metrics, "base", bpb_max=1.8, below_trigram_min=0.36) == {
+        "base.bpb": (1.75, True),
+        "base.below_trigram": (pytest.approx(2.1 - 1.75), False),
+    }
+
+
+def test_sft_is_held_against_the_weakest_family(metrics: dict[str, Any]) -> None:
+    assert outcome(metrics, "sft", greedy_mean_min=0.75, family_above_constant_min=0.39, family_above_base_min=0.6) == {
+        "sft.greedy_mean": (0.75, True),
+        "sft.family_above_constant": (pytest.approx(0.4), True),
+        "sft.family_above_base": (0.6, True),
+    }
+    assert outcome(metrics, "sft", family_above_constant_min=0.41)["sft.family_above_constant"][1] is False
+
+
+def test_rl_is_held_against_sft(metrics: dict[str, Any]) -> None:
+    checked = outcome(
+        metrics, "rl", sampled_gain_min=0.1, sampled_gain_low_min=0.07, greedy_gain_min=0.0, families_worse_max=0
+    )
+    assert checked == {
+        "rl.sampled_gain": (0.1, True),
+        "rl.sampled_gain_low": (0.06, False),
+        "rl.greedy_gain": (0.05, True),
+        "rl.families_worse": (1.0, False),
+    }
+
+
+def test_a_missing_model_is_not_judged_but_a_missing_number_fails(metrics: dict[str, Any]) -> None:
+    assert outcome(metrics, "rl", gain_over_continued_min=0.0) == {}
+    metrics["models"].pop("rl")
+    assert outcome(metrics, "rl", sampled_gain_min=0.1) == {}
+    metrics["pretrain_text"] = {}
+    assert outcome(metrics, "base", bpb_max=9.0) == {"base.bpb": (None, False)}
+
+
+def test_nothing_is_checked_by_default(metrics: dict[str, Any]) -> None:
+    assert check_bands(BandsConfig().model_dump(), metrics) == []
+
+
+def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> None:
+    bands = BandsConfig.model_validate({"sft": {"greedy_mean_min": 0.9}}).model_dump()
+    metrics["bands"] = [check.as_dict() for check in check_bands(bands, metrics)]
+    table = format_table(metrics)
+    for text in ("80.0 [10.0, 90.0]", "30.0", "0.1 %", "+10.0", "[+6.0, +14.0]", "2.400", "2.200", "OUTSIDE", ">= 0.9"):
+        assert text in table
+    assert max(map(len, table.splitlines())) < 140

@@ -1,0 +1,122 @@
+"""The script as a user starts it, on random models: it publishes, judges, and refuses what it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.kit import Model, Results, RLPrompts
+from nemotron.stack.environments import FAMILIES, generate_tasks, plain_text
+from nemotron.stack.models import NemotronH, NemotronHConfig
+
+ROOT = Path(__file__).parents[5]
+SCRIPT = ROOT / "src/nemotron/recipes/nano3/stage3_eval/evaluate.py"
+SMALL = [
+    "run.pretrain_data=null",
+    "run.sft_data=null",
+    "tasks.per_family=8",
+    "tasks.samples=2",
+    "tasks.max_new_tokens=6",
+]
+
+
+def model(seed: int) -> NemotronH:
+    torch.manual_seed(seed)
+    return NemotronH(
+        NemotronHConfig.from_dict(
+            {
+                "hybrid_override_pattern": "M*E",
+                "vocab_size": 400,
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 8,
+                "ssm_state_size": 8,
+                "mamba_num_heads": 2,
+                "mamba_head_dim": 8,
+                "n_groups": 1,
+                "chunk_size": 16,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16,
+                "moe_shared_expert_intermediate_size": 16,
+            }
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Published artifacts of all stages, as environment variables for the script."""
+    root = tmp_path_factory.mktemp("eval")
+    variables = {"RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts"), "RUNSPEC_OUTPUT_ROOT": str(root / "output")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        texts = [plain_text(task) for family in FAMILIES for task in generate_tasks(family, "train", 100)]
+        tokenizer = train_tokenizer(texts, 400)
+        for seed, stage in enumerate(("pretrain", "sft", "rl")):
+            model(seed).save_pretrained(root / stage)
+            save_tokenizer(tokenizer, root / stage, model_max_length=256)
+            Model(path=root / stage, step=1).save(f"nano3-{stage}-model-tiny")
+        prompts = root / "prompts"
+        prompts.mkdir()
+        records = [{"task": task.to_dict()} for family in FAMILIES for task in generate_tasks(family, "train", 50)]
+        (prompts / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        RLPrompts(path=prompts, num_examples=200, train_path=prompts / "train.jsonl").save("nano3-rl-data-tiny")
+        text = {"code": {"bits_per_byte": 2.0, "trigram_bits_per_byte": 2.25, "bytes": 100}}
+        results = root / "results"
+        results.mkdir()
+        Results(path=results, metrics={"text": text}).save("nano3-pretrain-results-tiny")
+    return {**os.environ, **variables, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def evaluate(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), "--config", "tiny", *SMALL, *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_untrained_models_are_published_and_outside_the_bands(environment: dict[str, str]) -> None:
+    done = evaluate(environment)
+    assert done.returncode == 1, done.stderr
+    reference = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert reference.startswith("art://nano3-eval-results-tiny:")
+    folder = Path(environment["RUNSPEC_ARTIFACTS_ROOT"]) / "nano3-eval-results-tiny" / reference.rpartition(":")[2]
+    metrics = json.loads((folder / "artifact.json").read_text())["metrics"]
+    assert set(metrics["tasks"]) == {"base", "sft", "rl"} and metrics["in_band"] is False
+    assert [entry["name"] for entry in metrics["bands"] if entry["passed"]][:1] == ["base.below_trigram"]
+    assert metrics["baselines"]["math"]["seen_tasks"] == len({t.canonical for t in generate_tasks("math", "train", 50)})
+    assert set(metrics["comparisons"]) == {"sft - base", "rl - sft"}
+    assert set(metrics["reasoning_off"]) == {"sft", "rl"}
+    assert {"base", "sft", "rl"} < set(metrics["generations"][0])
+    assert "OUTSIDE" in done.stderr and done.stderr.count("error:") == 1
+    assert "sft.greedy_mean" in done.stderr.splitlines()[-1]
+
+
+def test_models_can_be_left_out_and_nothing_is_refused(environment: dict[str, str]) -> None:
+    done = evaluate(environment, "run.sft=null", "run.rl=null", "bands.base.below_trigram_min=0.2")
+    assert done.returncode == 0, done.stderr
+    done = evaluate(environment, "run.base=null", "run.sft=null", "run.rl=null")
+    assert done.returncode == 2 and "no model to evaluate" in done.stderr
+
+
+def test_an_evaluation_task_in_the_training_data_stops_the_run(environment: dict[str, str], tmp_path: Path) -> None:
+    task = generate_tasks("math", "eval", 8)[0]
+    (tmp_path / "train.jsonl").write_text(json.dumps({"task": task.to_dict()}) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNSPEC_ARTIFACTS_ROOT", environment["RUNSPEC_ARTIFACTS_ROOT"])
+        RLPrompts(path=tmp_path, num_examples=1, train_path=tmp_path / "train.jsonl").save("leaked")
+    done = evaluate(environment, "run.rl_data=leaked")
+    assert done.returncode == 1 and "1 evaluation tasks of math are in the training data" in done.stderr

@@ -1,0 +1,72 @@
+"""Configs of the training scripts: they validate, keep the published proportions, and the defaults are Nano 3's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from pydantic import ValidationError
+
+from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig, PretrainConfig
+from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
+from nemotron.stack.models import NemotronH, NemotronHConfig
+
+NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
+
+
+def read(stage: str, name: str) -> dict[str, Any]:
+    """A config file as plain values, with the artifact look-ups replaced by a path."""
+    text = (NANO3 / stage / "config" / f"{name}.yaml").read_text()
+    values = OmegaConf.to_container(
+        OmegaConf.create(text.replace("${art:data,path}", "x").replace("${art:model,path}", "x"))
+    )
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_pretrain_configs_keep_the_published_schedule(name: str) -> None:
+    cfg = PretrainConfig.model_validate(read("stage0_pretrain", name))
+    assert cfg.scheduler.lr_decay_style == "WSD"
+    assert cfg.scheduler.lr_wsd_decay_iters == 0.2 * cfg.train.train_iters  # tech report: the last 20 %
+    assert cfg.optimizer.min_lr == pytest.approx(0.01 * cfg.optimizer.lr)  # 1e-3 -> 1e-5
+    assert (cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2) == (0.9, 0.95)
+    assert (cfg.optimizer.weight_decay, cfg.optimizer.clip_grad) == (0.1, 1.0)
+    NemotronHConfig.from_dict(cfg.model.model_dump())
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_sft_configs_validate(name: str) -> None:
+    cfg = SFTConfig.model_validate(read("stage1_sft", name))
+    assert cfg.train.early_stop_patience > 0
+    assert cfg.run.output == f"nano3-sft-model-{name}" and cfg.run.results == f"nano3-sft-results-{name}"
+
+
+def test_default_architecture_is_the_published_one() -> None:
+    config = NemotronHConfig.from_dict(ModelConfig().model_dump())
+    pattern = config.hybrid_override_pattern
+    assert [pattern.count(symbol) for symbol in "ME*-"] == [23, 23, 6, 0]
+    with torch.device("meta"):
+        total, _ = NemotronH(config).num_parameters()
+    assert total / 1e9 == pytest.approx(31.578, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "message"),
+    [
+        ("scheduler", "lr_warmup_iters", 10_000, "exceed train.train_iters"),
+        ("optimizer", "min_lr", 1.0, "exceeds optimizer.lr"),
+        ("model", "n_groups", 3, "multiple of n_groups"),
+        ("model", "num_experts_per_tok", 99, "exceeds n_routed_experts"),
+        ("model", "hybrid_override_pattern", "MEX", "pattern"),
+        ("train", "train_iter", 5, "Extra inputs"),
+    ],
+)
+def test_bad_values_are_refused(group: str, key: str, value: object, message: str) -> None:
+    values = read("stage0_pretrain", "tiny")
+    values[group][key] = value
+    with pytest.raises(ValidationError, match=message):
+        PretrainConfig.model_validate(values)

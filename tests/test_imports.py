@@ -1,0 +1,74 @@
+"""Imports go one way (docs/architecture/README.md): the contracts of pyproject.toml, and what the help pages load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def loaded_modules(code: str) -> set[str]:
+    """Top-level and dotted names in `sys.modules` after `code` has run in a fresh interpreter."""
+    report = "\nimport json, sys\nprint('\\n@' + json.dumps(sorted(sys.modules)))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.rsplit("@", 1)[1]))
+
+
+def test_contracts_of_the_linter_are_kept() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_linter_sees_every_module() -> None:
+    """It follows packages only, so a folder without `__init__.py` would escape the contracts."""
+    source = ROOT / "src"
+    folders = {folder for path in source.rglob("*.py") for folder in path.parents if source in folder.parents}
+    assert [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+HELP_PAGES = [
+    ["--help"],
+    ["nano3", "--help"],
+    ["nano3", "pretrain", "--help"],
+    ["nano3", "data", "prep", "sft", "--help"],
+    ["nano3", "rl", "--help"],
+    ["artifacts", "lineage", "--help"],
+]
+
+
+@pytest.mark.parametrize("arguments", HELP_PAGES, ids=" ".join)
+def test_help_loads_neither_torch_nor_the_rooms_behind_the_scripts(arguments: list[str]) -> None:
+    code = (
+        f"import sys\nfrom nemotron.cli.main import _run\nsys.argv = ['nemotron', *{arguments!r}]\nassert _run() == 0\n"
+    )
+    modules = loaded_modules(code)
+    heavy = {"torch", "numpy", "pyarrow", "transformers", "tokenizers", "tyro"}
+    rooms = {"nemotron.recipes", "nemotron.stack", "nemotron.data_prep"}
+    assert not modules & heavy
+    assert not {m for m in modules if any(m == room or m.startswith(room + ".") for room in rooms)}
+
+
+def test_the_toolkit_loads_neither_torch_nor_nemotron() -> None:
+    names = [
+        str(path.relative_to(ROOT / "src").with_suffix("")).replace("/", ".").removesuffix(".__init__")
+        for path in (ROOT / "src/nemo_runspec").rglob("*.py")
+        if path.name != "__main__.py"
+    ]
+    assert len(names) > 10
+    modules = loaded_modules(f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)")
+    assert not {m for m in modules if m.split(".")[0] in ("torch", "nemotron", "transformers", "tokenizers")}

@@ -32,7 +32,7 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
 
 def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) -> str:
     """The summary of a job, one fact a line."""
-    from nemo_runspec.execution.local import local_command
+    from nemo_runspec.execution.local import CPU_SETTINGS, local_command
 
     loaded = job_config.resolved.loaded
     title = f"{spec.name} -c {loaded.name}" + (f"  (profile {env.profile})" if env.profile else "")
@@ -53,8 +53,8 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
     row("run dir", f"{folder} (exists)" if job_config.run.dir.is_dir() else folder)
     command = local_command(spec, job_config.run.dir / spec.job_config_name)
     row("command", " ".join(map(_quoted, command)))
-    policy = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    for name, value in {**policy, **spec.env, **env.variables}.items():
+    settings = {name: os.environ.get(name, value) for name, value in CPU_SETTINGS.items()}
+    for name, value in {**settings, **spec.env, **env.variables}.items():
         row("env", f"{name}={value}")
     for name in env.secrets:
         row("secret", f"{name} (from the environment)")

@@ -47,7 +47,7 @@ def _loader_class() -> type[yaml.SafeLoader]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}
+        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}  # type: ignore[misc]
 
     for tag, pattern, first in _RESOLVERS:
         Loader.add_implicit_resolver(tag, pattern, first)
@@ -60,7 +60,7 @@ def _dumper_class() -> type[yaml.SafeDumper]:
 
     class Dumper(yaml.SafeDumper):
         # The reader's own rules decide which strings need quotes, so that "1e-5" comes back as a string.
-        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}
+        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}  # type: ignore[misc]
 
         def ignore_aliases(self, data: Any) -> bool:
             return True

@@ -1,8 +1,7 @@
 """Run a job on this machine: one process, or torchrun over the visible GPUs; signals go in, exit codes come out.
 
-The child gets /dev/null as stdin (a launched script takes its inputs from its config, not from a pipe) and
-OMP_WAIT_POLICY=PASSIVE: on shared cores, OpenMP threads that spin while idle made the same small training step 16 times
-slower.
+The child gets /dev/null as stdin (a launched script takes its inputs from its config, not from a pipe) and settings
+without which small models train at half speed on a CPU (`CPU_SETTINGS`).
 """
 
 from __future__ import annotations
@@ -73,9 +72,21 @@ def local_command(spec: Runspec, config: Path, processes: int | None = None) -> 
     return words
 
 
+# Small models make thousands of short parallel regions a second; benchmarks/cpu_settings.py prints what each is worth.
+CPU_SETTINGS = {
+    # Idle OpenMP workers sleep: on shared cores, ones that spin made the same training step 16 times slower ...
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # ... but not before a few microseconds, or waking them costs as much as they bring (GNU OpenMP, iterations).
+    "GOMP_SPINCOUNT": "5000",
+    # glibc: keep freed memory. By default each large tensor is mapped, zeroed page by page and unmapped, every step.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+}
+
+
 def local_environment(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `env_vars` over it, and OMP_WAIT_POLICY=PASSIVE unless somebody has set it."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **env_vars}
+    """This process's environment with `env_vars` over it, and `CPU_SETTINGS` for what nobody has set."""
+    return {**CPU_SETTINGS, **os.environ, **env_vars}
 
 
 def execute_local(

@@ -185,7 +185,7 @@ def plain_text(task: Task) -> str:
 
 def plain_answer(continuation: str) -> str:
     """The answer in what a model wrote after `plain_prompt`: the second line, empty where there is none."""
-    lines = continuation.split("\n")
+    lines = continuation.split("</s>", 1)[0].split("\n")
     return lines[1].strip() if len(lines) > 1 else ""
 
 

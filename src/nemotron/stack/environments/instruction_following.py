@@ -40,17 +40,19 @@ class InstructionFollowingDifficulty:
     kinds: the kinds of instruction, equally frequent. min_times, max_times: repetitions. num_given: words given to pick
     from; num_reorder: words to reorder. max_count: longest list of different words asked for (from 3).
     num_upper: words to write in upper case. words_per_category: size of the word list, 8 times this (2 to 16).
-    careful_share: share of demonstrations that number the words first.
+    in_order_share: share of demonstrations that pick and reorder words in the order given, as people mostly do; the
+    others are drawn from all right answers. careful_share: share of demonstrations that number the words first.
     """
 
     kinds: tuple[str, ...] = KINDS
     min_times: int = 2
-    max_times: int = 4
+    max_times: int = 3
     num_given: int = 4
     num_reorder: int = 3
     max_count: int = 4
     num_upper: int = 2
-    words_per_category: int = 16
+    words_per_category: int = 8
+    in_order_share: float = 0.75
     careful_share: float = 0.6
 
     def __post_init__(self) -> None:
@@ -123,8 +125,9 @@ def build(problem: Problem, difficulty: InstructionFollowingDifficulty, rng: ran
 def _right_items(
     problem: Problem, shown: list[str], difficulty: InstructionFollowingDifficulty, rng: random.Random
 ) -> list[str]:
-    """The words of one right answer, drawn at random from all right answers."""
+    """The words of one right answer: in the order given (`in_order_share`), or drawn from all right answers."""
     named = list(problem.named)
+    in_order = rng.random() < difficulty.in_order_share
     if problem.kind == "repeat":
         return [named[0]] * problem.count + [named[1]]
     if problem.kind == "upper":
@@ -136,9 +139,11 @@ def _right_items(
         return [named[0], *middle[: problem.count - 2], named[1]]
     if problem.kind == "reorder":
         rest = [word for word in shown if word != named[0]]
-        rng.shuffle(rest)
+        if not in_order:
+            rng.shuffle(rest)
         return [named[0], *rest]
-    return rng.sample([word for word in shown if word not in named], problem.count)
+    allowed = [word for word in shown if word not in named]
+    return allowed[: problem.count] if in_order else rng.sample(allowed, problem.count)
 
 
 def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:

@@ -35,8 +35,8 @@ class MathDifficulty:
     max_digits: int = 3
     multiply_digits: int = 2
     add: float = 0.5
-    subtract: float = 0.35
-    multiply: float = 0.15
+    subtract: float = 0.5
+    multiply: float = 0.0
     careful_share: float = 0.7
 
     def __post_init__(self) -> None:

@@ -38,11 +38,11 @@ class MultipleChoiceDifficulty:
     careful_share: share of demonstrations that go through the options one by one.
     """
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = ("largest", "smallest", "category")
     num_options: int = 4
     min_digits: int = 2
-    max_digits: int = 3
-    words_per_category: int = 16
+    max_digits: int = 2
+    words_per_category: int = 8
     careful_share: float = 0.7
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ def build(problem: Problem, difficulty: MultipleChoiceDifficulty, rng: random.Ra
     question = rng.choice(_PHRASINGS[problem.kind]).format(problem.query)
     prompt = question + "".join(f" {name}) {option}" for name, option in zip(LETTERS, options, strict=False))
     careful = rng.random() < difficulty.careful_share
-    reasoning = _careful(problem.kind, options, letter) if careful else f"{problem.options[0]} is {letter}"
+    reasoning = _careful(problem.kind, options, problem.options[0]) if careful else f"{problem.options[0]} {letter}"
     spec = {"letter": letter, "options": options}
     solution = Solution(reasoning, letter, "careful" if careful else "short")
     return Task(FAMILY, prompt, problem.canonical, spec, solution)
@@ -113,14 +113,19 @@ def _property(kind: str, word: str) -> str:
     return word[-1] if kind == "ends_with" else CATEGORY_OF[word]
 
 
-def _careful(kind: str, options: list[str], letter: str) -> str:
-    """Numbers: the largest (smallest) so far, option by option. Words: the property of each option."""
+def _careful(kind: str, options: list[str], right_option: str) -> str:
+    """A trace that ends with the letter of the answer, so that answering is copying.
+
+    Numbers: the best so far and its letter, option by option: `14 A, 52 B, 52 B, 87 D`. Words: the property asked
+    about, option by option, then the one that fits: `animal A, vehicle B, tool C, body D: vehicle B`.
+    """
     if kind in ("largest", "smallest"):
         better = max if kind == "largest" else min
-        so_far = [str(better(map(int, options[: end + 1]))) for end in range(len(options))]
-        return f"{','.join(so_far)} is {letter}"
-    kind = "category" if kind == "odd_one_out" else kind
-    return ", ".join(f"{name} {_property(kind, option)}" for name, option in zip(LETTERS, options, strict=False))
+        so_far = [better(options[: end + 1], key=int) for end in range(len(options))]
+        return ", ".join(f"{option} {LETTERS[options.index(option)]}" for option in so_far)
+    asked = "category" if kind == "odd_one_out" else kind
+    steps = [f"{_property(asked, option)} {name}" for name, option in zip(LETTERS, options, strict=False)]
+    return f"{', '.join(steps)}: {steps[options.index(right_option)]}"
 
 
 def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:

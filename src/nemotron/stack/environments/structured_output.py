@@ -50,7 +50,7 @@ class StructuredOutputDifficulty:
     numbers_as_strings: bool = True
     flags: bool = True
     choices: bool = True
-    words_per_category: int = 16
+    words_per_category: int = 8
     careful_share: float = 0.6
 
     def __post_init__(self) -> None:

@@ -34,9 +34,7 @@ class Mamba2(nn.Module):
         self.inner_size, self.conv_size = config.mamba_inner_size, config.mamba_conv_size
         self.chunk_size = config.chunk_size
         self.in_proj = nn.Linear(config.hidden_size, self.inner_size + self.conv_size + self.num_heads, bias=False)
-        self.conv1d = nn.Conv1d(
-            self.conv_size, self.conv_size, config.conv_kernel, groups=self.conv_size, padding=config.conv_kernel - 1
-        )
+        self.conv1d = DepthwiseConv(self.conv_size, config.conv_kernel)
         self.A_log = nn.Parameter(torch.zeros(self.num_heads))
         self.D = nn.Parameter(torch.ones(self.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(self.num_heads))
@@ -54,7 +52,7 @@ class Mamba2(nn.Module):
         z_BLI, xBC_BLc, dt_BLH = self._project(x_BLD)
         if cache is not None:
             cache.conv.copy_(self._last_inputs(xBC_BLc, seq_idx_BL, cache.conv.shape[1]))
-        xBC_BLc = F.silu(causal_conv(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL))
+        xBC_BLc = F.silu(self.conv1d(xBC_BLc, seq_idx_BL))
         x_BLHP, B_BLGN, C_BLGN = self._split(xBC_BLc)
         y_BLHP, state_BHPN = ssd_chunk_scan(
             x_BLHP, dt_BLH, -torch.exp(at_least_fp32(self.A_log)), B_BLGN, C_BLGN, self.chunk_size, seq_idx_BL
@@ -107,9 +105,21 @@ class Mamba2(nn.Module):
         return F.pad(xBC_BLc[:, -count:], (0, 0, missing, 0))
 
 
-def causal_conv(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
-    """Depth-wise causal convolution, [B, L, c] -> [B, L, c], that does not reach across document boundaries."""
-    return CausalConv.apply(x_BLc, weight_c1K, bias_c, seq_idx_BL)
+class DepthwiseConv(nn.Module):
+    """Causal convolution of each channel by itself, [B, L, c] -> [B, L, c]; stops at document boundaries.
+
+    Weights are shaped and initialised like those of `nn.Conv1d(c, c, K, groups=c)`, whose place they take.
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        bound = width**-0.5
+        self.weight = nn.Parameter(torch.empty(channels, 1, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
+
+    def forward(self, x_BLc: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
+        out: Tensor = CausalConv.apply(x_BLc, self.weight, self.bias, seq_idx_BL)
+        return out
 
 
 class CausalConv(torch.autograd.Function):

@@ -160,10 +160,10 @@ class MoE(nn.Module):
 def load_balancing_loss(scores_TE: Tensor, chosen_TK: Tensor, num_sequences: int) -> Tensor:
     """Mean over sequences of sum_e f_e P_e (DeepSeek-V3 equations 17-20).
 
-    f_e is E / K times the fraction of the sequence's choices that fell on e, P_e the mean normalised score of e. It is 1
+    f_e is E times the fraction of the sequence's choices that fell on e, P_e the mean normalised score of e. It is 1
     for a uniform router and E / K when all tokens choose the same K experts with certainty.
     """
-    num_experts, top_k = scores_TE.shape[1], chosen_TK.shape[1]
+    num_experts = scores_TE.shape[1]
     share_BE = (scores_TE / scores_TE.sum(-1, keepdim=True)).view(num_sequences, -1, num_experts).mean(1)
     chosen_BR = chosen_TK.view(num_sequences, -1)
     counts_BE = torch.zeros_like(share_BE).scatter_add_(1, chosen_BR, torch.ones_like(chosen_BR, dtype=share_BE.dtype))

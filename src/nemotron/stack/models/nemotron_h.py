@@ -28,7 +28,7 @@ from nemotron.stack.models.moe import MoE
 
 @dataclass
 class NemotronHOutput:
-    """logits [B, L, V] (or [selected, V]); load_balancing_loss: mean over the `E` blocks of the sequence-level loss, 0 outside training."""
+    """logits [B, L, V], or [selected, V]; load_balancing_loss: mean over the `E` blocks, 0 outside training."""
 
     logits: Tensor
     load_balancing_loss: Tensor
@@ -97,14 +97,15 @@ class NemotronH(nn.Module):
         cache.key_mask_BS[:, :length] = is_token_BL
         hidden_BLD, _ = self._run(input_ids_BL, is_token_BL.long(), cache)
         cache.length = length
-        return self.lm_head(hidden_BLD[:, -1]), cache
+        logits_BV: Tensor = self.lm_head(hidden_BLD[:, -1])
+        return logits_BV, cache
 
     def step(self, input_ids_B: Tensor, cache: Cache) -> Tensor:
         """One more token a row: int64 [B] -> logits [B, V]; the cache moves on by one slot."""
         cache.key_mask_BS[:, cache.length] = True
         mask = decode_mask(cache)
         x_B1D = self.backbone.embeddings(input_ids_B).unsqueeze(1)
-        for block, state in zip(self.backbone.layers, cache.layers, strict=True):
+        for block, state in zip(self.blocks(), cache.layers, strict=True):
             normed, mixer = block.norm(x_B1D), block.mixer
             if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
                 out = mixer.step(normed, state)
@@ -116,13 +117,14 @@ class NemotronH(nn.Module):
                 out = mixer(normed)
             x_B1D = x_B1D + out
         cache.length += 1
-        return self.lm_head(self.backbone.norm_f(x_B1D).squeeze(1))
+        logits_BV: Tensor = self.lm_head(self.backbone.norm_f(x_B1D).squeeze(1))
+        return logits_BV
 
     def _run(self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor]:
         mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL)
         x_BLD = self.backbone.embeddings(input_ids_BL)
         balance: list[Tensor] = []
-        for index, block in enumerate(self.backbone.layers):
+        for index, block in enumerate(self.blocks()):
             normed, mixer = block.norm(x_BLD), block.mixer
             state = cache.layers[index] if cache is not None else None
             if isinstance(mixer, Mamba2):
@@ -138,9 +140,13 @@ class NemotronH(nn.Module):
         loss = torch.stack(balance).mean() if balance else x_BLD.new_zeros((), dtype=torch.float32)
         return self.backbone.norm_f(x_BLD), loss
 
+    def blocks(self) -> list[Block]:
+        """The residual blocks, in order."""
+        return [block for block in self.backbone.layers if isinstance(block, Block)]
+
     def moe_blocks(self) -> list[MoE]:
         """The `E` mixers, in order."""
-        return [block.mixer for block in self.backbone.layers if isinstance(block.mixer, MoE)]
+        return [block.mixer for block in self.blocks() if isinstance(block.mixer, MoE)]
 
     def update_expert_bias(self, rate: float = 1e-3) -> None:
         """Aux-loss-free balancing: call once after each optimiser step (uses the loads routed since the last call)."""

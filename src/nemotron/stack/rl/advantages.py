@@ -12,8 +12,8 @@ def leave_one_out_advantages(rewards_PN: Tensor, valid_PN: Tensor, normalize: bo
     """A[p, i] = r[p, i] - mean of the *other* valid rewards of prompt p, divided by the group's standard deviation.
 
     The baseline does not contain the completion itself, which keeps the policy gradient unbiased (Kool et al. 2019;
-    Ahmadian et al. 2024, RLOO); the division is GRPO's (Shao et al. 2024, equation 3). Groups whose rewards are all equal
-    get 0 everywhere: they carry no gradient.
+    Ahmadian et al. 2024, RLOO); the division is GRPO's (Shao et al. 2024, equation 3). Groups whose
+    rewards are all equal get 0 everywhere: they carry no gradient.
 
     Args:
         rewards_PN: float [P, N].

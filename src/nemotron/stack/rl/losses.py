@@ -15,7 +15,7 @@ from torch import Tensor
 class PolicyLoss:
     """`loss` is a sum over tokens: the caller divides by the number of loss tokens of the whole global batch.
 
-    clipped: tokens where the clip was active. masked: tokens dropped by importance sampling. kl: sum of the k3 estimate.
+    clipped: tokens where the clip was active. masked: tokens that importance sampling dropped. kl: sum of k3.
     """
 
     loss: Tensor
@@ -38,10 +38,10 @@ def grpo_loss(
 ) -> PolicyLoss:
     """Sum over tokens of -min(rho A, clip(rho, 1 - clip_min, 1 + clip_max) A) + kl_penalty * k3.
 
-    rho = exp(logp - logp_old). The upper bound is the looser one, so that unlikely tokens can still grow ("clip-higher",
-    Yu et al. 2025, DAPO section 3.1). The tokens were drawn by the generator, whose numerics may differ from the
-    trainer's: tokens whose exp(logp_old - logp_generator) leaves [1/importance_bound, importance_bound] are dropped,
-    the others weighted by it (masked importance sampling). k3 = exp(ref - logp) - (ref - logp) - 1 (Schulman 2020).
+    rho = exp(logp - logp_old). The upper bound is the looser one, so that unlikely tokens can still grow
+    ("clip-higher", Yu et al. 2025, DAPO section 3.1). The tokens were drawn by the generator, whose numerics may
+    differ from the trainer's: tokens whose exp(logp_old - logp_generator) leaves [1/importance_bound, importance_bound]
+    are dropped, the others weighted by it (masked importance sampling). k3 = exp(ref - logp) - (ref - logp) - 1 (Schulman 2020).
 
     Args:
         logp_T: log-probabilities of the sampled tokens under the policy being trained, with gradient.

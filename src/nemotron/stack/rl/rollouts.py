@@ -110,8 +110,9 @@ def pack_rollouts(
 ) -> list[MicroBatch]:
     """Pack the sequences that carry gradient into rows of `row_len` tokens, `rows_per_batch` rows a micro-batch.
 
-    Sequences with advantage 0 are left out unless they are to be kept: without a KL term their gradient is exactly 0. First-fit decreasing, so
-    few tokens of a row stay empty; the empty tail of a row is padding (id 0, a document of its own, never predicted).
+    Sequences with advantage 0 are left out unless they are to be kept: without a KL term their gradient is exactly 0.
+    First-fit decreasing, so few tokens of a row stay empty; the empty tail of a row is padding (id 0, a document of its
+    own, never predicted).
 
     Raises:
         ValueError: a sequence is longer than a row.

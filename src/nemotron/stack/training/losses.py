@@ -20,14 +20,11 @@ def next_token_loss(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.
     return F.cross_entropy(logits_BLV.float().flatten(0, 1), labels_BL.flatten())
 
 
-def masked_loss_sum(
-    logits_BLV: torch.Tensor, labels_BL: torch.Tensor, mask_BL: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum in nats of the losses where `mask_BL` is 1, and the number of such tokens (both fp32 scalars).
+def selected_loss_sum(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
+    """Sum in nats over the T trained tokens, an fp32 scalar; logits of those positions only (`forward(select_BL=…)`).
 
     The caller divides by the number of trained tokens of the whole GLOBAL batch, over all micro-batches and ranks
     (`calculate_per_token_loss` of Megatron-Bridge): every assistant token then weighs the same, however tokens are
     spread over sequences. Averaging per micro-batch instead would favour tokens of sparsely trained ones.
     """
-    mask = mask_BL.float()
-    return (token_losses(logits_BLV, labels_BL) * mask).sum(), mask.sum()
+    return F.cross_entropy(logits_TV.float(), labels_T, reduction="sum")

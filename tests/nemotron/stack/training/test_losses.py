@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from nemotron.stack.training.losses import masked_loss_sum, next_token_loss, token_losses
+from nemotron.stack.training.losses import next_token_loss, selected_loss_sum, token_losses
 
 
 def test_uniform_logits_cost_log_vocabulary() -> None:
@@ -28,13 +28,13 @@ def test_half_precision_logits_are_lifted_first() -> None:
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(80.0)
 
 
-def test_masked_sum_is_the_same_however_the_batch_is_cut() -> None:
+def test_selected_sum_is_the_same_however_the_batch_is_cut() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 6, 9), torch.randint(0, 9, (4, 6))
-    mask = torch.zeros(4, 6, dtype=torch.int64)
-    mask[0, :1], mask[1, 2:], mask[3] = 1, 1, 1  # rows with 1, 4, 0 and 6 trained tokens
-    whole, count = masked_loss_sum(logits, labels, mask)
-    parts = [masked_loss_sum(logits[i : i + 1], labels[i : i + 1], mask[i : i + 1]) for i in range(4)]
-    assert count.item() == 11
-    assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item(), rel=1e-6)
-    assert whole.item() == pytest.approx(token_losses(logits, labels)[mask.bool()].sum().item(), rel=1e-6)
+    mask = torch.zeros(4, 6, dtype=torch.bool)
+    mask[0, :1], mask[1, 2:], mask[3] = True, True, True  # rows with 1, 4, 0 and 6 trained tokens
+    whole = selected_loss_sum(logits[mask], labels[mask])
+    parts = [selected_loss_sum(logits[i][mask[i]], labels[i][mask[i]]) for i in range(4)]
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-6)
+    probabilities = torch.softmax(logits, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    assert whole.item() == pytest.approx(-probabilities.log()[mask].sum().item(), rel=1e-6)

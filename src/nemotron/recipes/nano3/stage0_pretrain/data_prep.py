@@ -46,6 +46,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep import blend, curation, sources, stdlib
 from nemotron.data_prep import tokenizer as bpe
 from nemotron.data_prep.documents import Document
+from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
 from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
 from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, plain_text
@@ -76,12 +77,13 @@ def main() -> None:
     names += [source.name for source in user_sources]
 
     phases = _phases(cfg, names)
-    task_documents = [
-        Document("tasks", f"{family}:{i}", plain_text(task), "task", "train")
+    tasks = [
+        task
         for family in (FAMILIES if tasks_per_family else ())
-        for i, task in enumerate(
-            generate_tasks(family, "train", tasks_per_family, cfg.tasks.seed, difficulties.get(family))
-        )
+        for task in generate_tasks(family, "train", tasks_per_family, cfg.tasks.seed, difficulties.get(family))
+    ]
+    task_documents = [
+        Document("tasks", f"{task.family}:{i}", plain_text(task), "task", "train") for i, task in enumerate(tasks)
     ]
     raw = [Source(**digest) for digest in _digests(cfg, files, task_documents, user_sources)]
 
@@ -120,6 +122,8 @@ def main() -> None:
         # --- Token streams, one a source and split, and the blend that says how to mix them -------------------------
         with run.phase("tokenize"):
             written = blend.write_blend(corpus, tokenizer, phases, run.output_dir)
+            # Which tasks the model may have met: what evaluation checks for leaks and measures novelty against.
+            write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in tasks))
         shutil.rmtree(work_dir)
 
         # --- Publish ------------------------------------------------------------------------------------------------

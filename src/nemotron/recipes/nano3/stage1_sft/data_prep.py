@@ -46,10 +46,11 @@ from nemotron.data_prep import conversations as conv
 from nemotron.data_prep import packing
 from nemotron.data_prep.conversations import Conversation
 from nemotron.data_prep.documents import Split
+from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.data_prep.tokenizer import load_tokenizer
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
-from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, to_messages
+from nemotron.stack.environments import FAMILIES, Task, generate_tasks, make_difficulty, to_messages
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
     cfg: SFTDataConfig = load_script_config(__file__)
     difficulties = {str(name): make_difficulty(name, fields) for name, fields in cfg.tasks.difficulty.items()}
     tokenizer = load_tokenizer(cfg.tokenizer)
-    per_family = {
+    per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
@@ -70,7 +71,8 @@ def main() -> None:
 
         # --- Conversations: generated ones as they are, your own curated --------------------------------------------
         with run.phase("collect"):
-            generated = list(_generated(cfg, per_family))
+            tasks = list(_tasks(cfg, per_family))
+            generated = [Conversation(task.family, to_messages(task), split) for split, task in tasks]
             for conversation in generated:
                 table.count(conversation.source, "read")
             own = chain.from_iterable(
@@ -120,6 +122,9 @@ def main() -> None:
                 for split, items in rows.items()
                 if items
             }
+            # Which tasks the model meets: what evaluation checks for leaks and measures novelty against.
+            trained = (task.to_dict() for split, task in tasks if split == "train")
+            write_jsonl(run.output_dir / "tasks.jsonl", trained)
         for split, pack in packs.items():
             print(f"{split}: {pack}", file=sys.stderr)
 
@@ -143,13 +148,14 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-def _generated(cfg: SFTDataConfig, per_family: dict[str, int]) -> Iterator[Conversation]:
+def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[Split, Task]]:
+    """Tasks of every family for both splits, in a fixed order."""
     splits: tuple[Split, ...] = ("train", "valid")
     for family in cfg.tasks.families:
         for split in splits:
             difficulty = cfg.tasks.difficulty.get(family)
             for task in generate_tasks(family, split, per_family[split], cfg.tasks.seed, difficulty):
-                yield Conversation(family, to_messages(task), split)
+                yield split, task
 
 
 def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, list[Path]]) -> Iterator[Source]:

@@ -67,7 +67,7 @@ from nemotron.stack.training.distributed import (
 )
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.loaders import PackedLoader
-from nemotron.stack.training.losses import masked_loss_sum
+from nemotron.stack.training.losses import selected_loss_sum
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.preemption import StopSignal
@@ -152,9 +152,10 @@ def train(
         sum_over_ranks([trained])
         for micro in batch.micro_batches(cfg.train.micro_batch_size):
             share = len(micro.input_ids_BL) / batch_size
+            answers_BL = micro.loss_mask_BL.bool()  # prompts need no logits, which is most of the output head saved
             with autocast:
-                out = model(micro.input_ids_BL, micro.seq_idx_BL)
-            nats, _ = masked_loss_sum(out.logits, micro.labels_BL, micro.loss_mask_BL)
+                out = model(micro.input_ids_BL, micro.seq_idx_BL, answers_BL)
+            nats = selected_loss_sum(out.logits, micro.labels_BL[answers_BL])
             loss = torch.stack([nats / trained.clamp(min=1), out.load_balancing_loss * share])
             (loss[0] + cfg.model.moe_aux_loss_coeff * loss[1]).backward()
             sums += loss.detach()
@@ -227,8 +228,9 @@ def note_validation(
         if i == cfg.train.eval_iters:
             break
         batch = batch.to(ranks.device)
-        logits_BLV = model(batch.input_ids_BL, batch.seq_idx_BL).logits
-        sums += torch.stack(masked_loss_sum(logits_BLV, batch.labels_BL, batch.loss_mask_BL)).double()
+        answers_BL = batch.loss_mask_BL.bool()
+        logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
+        sums += torch.stack([selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]), answers_BL.sum()]).double()
     sum_over_ranks([sums])
     model.train()
     loss = (sums[0] / sums[1].clamp(min=1)).item()

@@ -25,7 +25,6 @@ class GRPOConfig(Group):
     max_num_steps: int = Field(1_000, ge=1, description="GRPO steps: one batch of rollouts and one update each")
     num_prompts_per_step: int = Field(128, ge=1, description="prompts a step, over all ranks (tech report 3.2)")
     num_generations_per_prompt: int = Field(16, ge=2, description="completions of each prompt (tech report 3.2)")
-    use_leave_one_out_baseline: Literal[True] = Field(True, description="baseline: mean of the other completions (recipe)")
     normalize_rewards: bool = Field(True, description="divide advantages by the group's standard deviation (recipe)")
     overlong_filtering: bool = Field(
         True, description="leave completions that hit the length limit out of the loss (tech report; the recipe: false)"

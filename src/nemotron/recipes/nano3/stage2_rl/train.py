@@ -123,7 +123,7 @@ def train(
     optimizer = build_optimizer(model, adam.lr, (adam.adam_beta1, adam.adam_beta2), adam.adam_eps, adam.weight_decay)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.mixed_precision == "bf16_mixed")
     tasks = PromptSource(data, cfg)
-    stop_ids = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("</s>")]
+    stop_ids = [token for name in ("<|im_end|>", "</s>") if (token := tokenizer.token_to_id(name)) is not None]
 
     # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state
     start, checkpoints, written_config = 0, run.dir / "checkpoints", cfg.model_dump(mode="json")
@@ -150,7 +150,9 @@ def train(
         )
         errors: list[str] = []
 
-        def score(index: int, completion_ids: list[int], chosen: list[Task] = chosen, errors: list[str] = errors) -> float | None:
+        def score(
+            index: int, completion_ids: list[int], chosen: list[Task] = chosen, errors: list[str] = errors
+        ) -> float | None:
             text = tokenizer.decode(completion_ids, skip_special_tokens=False)
             verdict = verify(chosen[index], text, cfg.env.enable_thinking)
             if verdict.status == "error":  # not a zero: left out of baseline and loss, and counted
@@ -239,10 +241,11 @@ def train(
             for family in cfg.env.families
         }
         reward = mean([r.reward for r in rollouts])
+        sampled_tokens = sum(len(r.completion_ids) for r in rollouts)
         run.metrics.log(
             done, reward=reward, **by_family,
-            entropy=sum(r.entropy * len(r.completion_ids) for r in rollouts) / max(1, sum(len(r.completion_ids) for r in rollouts)),
-            completion_tokens=sum(len(r.completion_ids) for r in rollouts) / len(rollouts),
+            entropy=sum(r.entropy * len(r.completion_ids) for r in rollouts) / max(1, sampled_tokens),
+            completion_tokens=sampled_tokens / len(rollouts),
             truncated=sum(r.truncated for r in rollouts) / len(rollouts),
             groups_without_gradient=(advantages_PN == 0).all(-1).float().mean().item(),
             verifier_errors=len(errors), masked_tokens=masked, kl=kl / totals.item() if totals.item() else 0.0,
@@ -250,7 +253,7 @@ def train(
             seconds_generate=generated - began, seconds_train=time.perf_counter() - generated,
         )  # fmt: skip
         samples_log.write(done, rollouts, chosen, tokenizer)
-        progress.update(done, tokens=sum(len(r.completion_ids) for r in rollouts), flops=0.0, reward=reward)
+        progress.update(done, tokens=sampled_tokens, flops=0.0, reward=reward)
         if grpo.val_period and (done % grpo.val_period == 0 or done == grpo.max_num_steps):
             note_validation(cfg, run, model, tokenizer, tasks, done, progress, ranks)
         stopping = any_rank(stop.requested, device)
@@ -374,7 +377,8 @@ def note_validation(
     ranks: Ranks,
 ) -> None:
     """Greedy and sampled pass@1 on validation prompts (never the evaluation split), logged. Rank 0 does it."""
-    chosen = [task for family in cfg.env.families for task in tasks.valid.get(family, [])[: cfg.grpo.val_tasks_per_family]]
+    per_family = cfg.grpo.val_tasks_per_family
+    chosen = [task for family in cfg.env.families for task in tasks.valid.get(family, [])[:per_family]]
     if not chosen or not ranks.is_main:
         return
     evaluation = evaluate_model(

@@ -1,0 +1,204 @@
+"""Routed experts against a naive loop, and what the router promises: choice, weights, loads, balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.moe import MoE, RoutedExperts, Router, load_balancing_loss
+
+
+def expert_inputs(
+    tokens: int, experts: int, top_k: int, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x [T, 4], weights [T, K], chosen [T, K] (different experts a token), up [E, 5, 4], down [E, 4, 5]."""
+    source = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=source, dtype=torch.float64, requires_grad=True)
+
+    chosen = torch.stack([torch.randperm(experts, generator=source)[:top_k] for _ in range(tokens)])
+    return normal(tokens, 4), normal(tokens, top_k), chosen, normal(experts, 5, 4), normal(experts, 4, 5)
+
+
+def naive_experts(x: Tensor, weights: Tensor, chosen: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    out = []
+    for t in range(len(x)):
+        each = [down[e] @ (up[e] @ x[t]).clamp(min=0).pow(2) for e in chosen[t].tolist()]
+        out.append(sum(weights[t, k] * y for k, y in enumerate(each)))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 4, 2), (9, 4, 2), (6, 8, 1), (7, 3, 3), (2, 16, 2)])
+def test_routed_experts_equal_a_loop(tokens: int, experts: int, top_k: int) -> None:
+    x, weights, chosen, up, down = expert_inputs(tokens, experts, top_k)
+    actual, expected = RoutedExperts.apply(x, weights, chosen, up, down), naive_experts(x, weights, chosen, up, down)
+    torch.testing.assert_close(actual, expected)
+    upstream = torch.randn(actual.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    inputs = (x, weights, up, down)
+    for one, other in zip(
+        torch.autograd.grad((actual * upstream).sum(), inputs),
+        torch.autograd.grad((expected * upstream).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_routed_experts_gradient(top_k: int) -> None:
+    x, weights, chosen, up, down = expert_inputs(5, 4, top_k, seed=2)
+    chosen[chosen == 3] = 0 if top_k == 1 else 3  # with one choice a token, expert 3 receives nothing
+    assert torch.autograd.gradcheck(lambda x, w, u, d: RoutedExperts.apply(x, w, chosen, u, d), (x, weights, up, down))
+
+
+def router(**dimensions: object) -> Router:
+    config = NemotronHConfig(hidden_size=8, n_routed_experts=6, num_experts_per_tok=3, **dimensions)
+    made = Router(config)
+    torch.nn.init.normal_(made.weight, generator=torch.Generator().manual_seed(0))
+    return made
+
+
+def test_bias_acts_on_the_choice_and_not_on_the_weights() -> None:
+    gate = router(routed_scaling_factor=2.5).eval()
+    gate.e_score_correction_bias.copy_(torch.tensor([0.0, 5.0, 0.0, -5.0, 0.0, 0.0]))
+    x = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
+    weights, chosen, scores = gate(x)
+    expected_scores = 1 / (1 + torch.exp(-(x.double() @ gate.weight.double().T)))
+    torch.testing.assert_close(scores.double(), expected_scores)
+    for t in range(len(x)):
+        others = sorted((0, 2, 4, 5), key=lambda e: -float(expected_scores[t, e]))[:2]  # 1 always, 3 never
+        assert set(chosen[t].tolist()) == {1, *others}
+        taken = expected_scores[t, chosen[t]]
+        torch.testing.assert_close(weights[t].double(), 2.5 * taken / taken.sum())
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5, 5.0])
+def test_weights_of_a_token_sum_to_the_scaling_factor(scale: float) -> None:
+    weights, chosen, _ = router(routed_scaling_factor=scale)(torch.randn(30, 8))
+    torch.testing.assert_close(weights.sum(-1), torch.full((30,), scale))
+    assert all(len(set(row)) == 3 for row in chosen.tolist())
+
+
+def test_loads_count_in_training_only_and_are_forgotten_after_an_update() -> None:
+    gate, x = router(), torch.randn(17, 8)
+    gate.eval()
+    gate(x)
+    assert gate.expert_load.sum() == 0
+    gate.train()
+    counts = torch.zeros(6, dtype=torch.int64)
+    for part in (x[:5], x[5:]):
+        chosen = gate(part)[1]
+        for expert in chosen.flatten().tolist():
+            counts[expert] += 1
+    assert gate.expert_load.tolist() == counts.tolist()
+    gate.update_bias(1e-3)
+    assert gate.expert_load.sum() == 0
+    assert "expert_load" not in gate.state_dict() and "e_score_correction_bias" in gate.state_dict()
+
+
+def test_bias_moves_by_the_sign_of_the_missing_load() -> None:
+    gate = router()
+    gate.expert_load.copy_(torch.tensor([0, 4, 8, 4, 7, 1]))  # the mean is 4
+    gate.e_score_correction_bias.fill_(0.5)
+    gate.update_bias(0.01)
+    torch.testing.assert_close(gate.e_score_correction_bias, 0.5 + 0.01 * torch.tensor([1.0, 0, -1, 0, -1, 1]))
+    gate.update_bias(0.01)  # no load since: nothing to correct
+    torch.testing.assert_close(gate.e_score_correction_bias, 0.5 + 0.01 * torch.tensor([1.0, 0, -1, 0, -1, 1]))
+
+
+def test_no_gradient_reaches_the_bias_or_goes_through_the_choice() -> None:
+    gate = router(routed_scaling_factor=1.0)
+    assert not gate.e_score_correction_bias.requires_grad
+    weights, chosen, scores = gate(torch.randn(4, 8))
+    upstream = torch.randn(weights.shape)
+    expected = torch.autograd.grad(
+        (upstream * (scores.gather(-1, chosen) / scores.gather(-1, chosen).sum(-1, keepdim=True))).sum(),
+        gate.weight,
+        retain_graph=True,
+    )
+    torch.testing.assert_close(torch.autograd.grad((upstream * weights).sum(), gate.weight), expected)
+
+
+def test_an_unbalanced_router_is_balanced_in_300_steps() -> None:
+    """Expert 0 starts at a score of 0.95 against 0.5: chosen by every token. Each step moves the bias by 2e-3."""
+    gate = router().train()
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        gate.weight.mul_(0.2)
+        gate.weight[0, 0] = 3.0
+    share = []
+    for _ in range(300):
+        x = torch.randn(256, 8, generator=source)
+        x[:, 0] = 1.0  # a constant feature, so that expert 0's score is always high
+        gate(x)
+        share.append(gate.expert_load / gate.expert_load.sum())
+        gate.update_bias(2e-3)
+    assert share[0][0] == pytest.approx(1 / 3)  # in the top three of every token
+    settled = torch.stack(share[-20:]).mean(0)
+    assert (settled - 1 / 6).abs().max() < 0.02
+    assert gate.e_score_correction_bias[0] < -0.3 < gate.e_score_correction_bias[1:].min()
+
+
+@pytest.mark.parametrize(("experts", "top_k", "sequences"), [(8, 2, 1), (6, 3, 4)])
+def test_load_balancing_loss_is_one_when_uniform_and_experts_over_k_when_collapsed(
+    experts: int, top_k: int, sequences: int
+) -> None:
+    tokens = sequences * experts
+    around = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts  # every expert equally often
+    uniform = torch.full((tokens, experts), 0.5)
+    assert load_balancing_loss(uniform, around, sequences).item() == pytest.approx(1.0)
+    certain = torch.zeros(tokens, experts)
+    certain[:, :top_k] = 0.9
+    collapsed = torch.arange(top_k).expand(tokens, -1)
+    assert load_balancing_loss(certain, collapsed, sequences).item() == pytest.approx(experts / top_k)
+    # Equal scores do not tell where tokens went: f sums to E and P is 1/E each.
+    assert load_balancing_loss(uniform, collapsed, sequences).item() == pytest.approx(1.0)
+
+
+def test_load_balancing_loss_is_taken_per_sequence() -> None:
+    """Two sequences, each collapsed on another half of the experts: balanced as a batch, 2 as sequences."""
+    scores = torch.zeros(8, 4)
+    scores[:4, :2] = scores[4:, 2:] = 0.7
+    chosen = torch.tensor([[0, 1]] * 4 + [[2, 3]] * 4)
+    assert load_balancing_loss(scores, chosen, 2).item() == pytest.approx(2.0)
+    assert load_balancing_loss(scores, chosen, 1).item() == pytest.approx(1.0)
+
+
+def test_load_balancing_gradient_lowers_the_scores_of_crowded_experts() -> None:
+    scores = torch.full((6, 4), 0.5, requires_grad=True)
+    chosen = torch.tensor([[0, 1]] * 5 + [[0, 2]])
+    (grad,) = torch.autograd.grad(load_balancing_loss(scores, chosen, 1), scores)
+    # d/d s_te of sum_e f_e mean_t(s_te / sum s) at equal scores: (f_e - mean f) / (T sum s), with f = E counts / (T K)
+    fraction = 4 * torch.tensor([6.0, 5, 1, 0]) / 12
+    torch.testing.assert_close(grad, ((fraction - 1) / (6 * 2.0)).expand(6, -1))
+
+
+def test_block_is_routed_plus_shared(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("E", dtype=torch.float64)
+    moe: MoE = model.moe_blocks()[0]
+    x = torch.randn(2, 7, model.config.hidden_size, dtype=torch.float64)
+    out, balance = moe(x)
+    assert balance.item() == 0  # outside training
+    weights, chosen, scores = moe.gate(x.flatten(0, 1))
+    routed = naive_experts(x.flatten(0, 1), weights, chosen, moe.experts.up_proj, moe.experts.down_proj)
+    shared = (x @ moe.shared_experts.up_proj.weight.T).clamp(min=0).pow(2) @ moe.shared_experts.down_proj.weight.T
+    torch.testing.assert_close(out, routed.view_as(x) + shared)
+    moe.train()
+    torch.testing.assert_close(moe(x)[1], load_balancing_loss(scores, chosen, 2))
+
+
+def test_model_averages_the_loss_over_its_expert_blocks(make_model: Callable[..., NemotronH]) -> None:
+    ids = torch.arange(12).view(2, 6)
+    model = make_model("EE").train()
+    seen: list[Tensor] = []
+    for moe in model.moe_blocks():
+        moe.register_forward_hook(lambda module, args, out: seen.append(out[1]))
+    torch.testing.assert_close(model(ids).load_balancing_loss, torch.stack(seen).mean())
+    assert seen[0] != seen[1]
+    model.update_expert_bias(1e-3)
+    assert all(moe.gate.expert_load.sum() == 0 for moe in model.moe_blocks())
+    assert make_model("M").train()(ids).load_balancing_loss == 0

@@ -1,0 +1,104 @@
+"""Logits and gradients equal those of transformers' NemotronH on the same random weights, block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nemotron.stack.models import NemotronH
+
+transformers = pytest.importorskip("transformers")
+
+CASES = [
+    pytest.param("M", {}, id="mamba"),
+    pytest.param("*", {}, id="attention"),
+    pytest.param("E", {}, id="experts"),
+    pytest.param("-", {}, id="dense"),
+    pytest.param("MEM*EME", {}, id="nano3"),
+    pytest.param("M-M*-", {}, id="nano2"),
+    pytest.param("M", {"n_groups": 1}, id="one-group"),
+    pytest.param("M", {"n_groups": 4}, id="a-group-a-head"),
+    pytest.param("M", {"mamba_num_heads": 6, "mamba_head_dim": 3, "ssm_state_size": 16, "n_groups": 3}, id="six-heads"),
+    pytest.param("M", {"conv_kernel": 2}, id="conv-2"),
+    pytest.param("M", {"conv_kernel": 3}, id="conv-3"),
+    pytest.param("M", {"chunk_size": 32}, id="chunk-longer-than-text"),
+    pytest.param("M", {"chunk_size": 7}, id="odd-chunk"),
+    pytest.param("*", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 7}, id="one-kv-head"),
+    pytest.param("*", {"num_attention_heads": 4, "num_key_value_heads": 4}, id="no-kv-sharing"),
+    pytest.param("E", {"num_experts_per_tok": 1, "routed_scaling_factor": 1.0}, id="one-expert"),
+    pytest.param("E", {"num_experts_per_tok": 5}, id="all-experts"),
+]
+
+
+def reference_of(model: NemotronH) -> nn.Module:
+    """The same weights in transformers' NemotronH, its clamp of dt switched off as the published config has it."""
+    unlimited = (0.0, math.inf)
+    config = transformers.NemotronHConfig(
+        **model.config.to_dict(), moe_latent_size=None, n_group=1, topk_group=1, norm_topk_prob=True,
+        time_step_limit=unlimited, use_cache=False, attn_implementation="eager", experts_implementation="eager",
+    )  # fmt: skip
+    reference: nn.Module = transformers.NemotronHForCausalLM(config).eval()
+    for layer in reference.model.layers:
+        if hasattr(layer.mixer, "time_step_limit"):
+            layer.mixer.time_step_limit = unlimited
+    state = {name.replace("backbone.", "model."): tensor for name, tensor in model.state_dict().items()}
+    reference.load_state_dict(state)
+    return reference
+
+
+def tokens(rows: int, length: int) -> Tensor:
+    return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(length))
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+@pytest.mark.parametrize(("pattern", "dimensions"), CASES)
+def test_logits_and_gradients(make_model: Callable[..., NemotronH], pattern: str, dimensions: dict[str, Any]) -> None:
+    model = make_model(pattern, seed=1, **dimensions)
+    reference = reference_of(model)
+    for length in (1, 8, 21):
+        ids = tokens(3, length)
+        with torch.no_grad():
+            torch.testing.assert_close(model(ids).logits, reference(ids).logits, atol=1e-5, rtol=1e-5)
+    ids = tokens(3, 21)
+    ours, theirs = next_token_loss(model(ids).logits, ids), next_token_loss(reference(ids).logits, ids)
+    ours.backward()
+    theirs.backward()
+    expected = {name.replace("model.", "backbone."): p.grad for name, p in reference.named_parameters()}
+    # With one expert a token the router's weight is constant and its gradient rounding: hence the floor.
+    floor = 1e-3 * torch.stack([grad.norm() for grad in expected.values()]).norm()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        error = (parameter.grad - expected[name]).norm() / expected[name].norm().clamp(min=floor)
+        assert error < 1e-4, (name, float(error))
+
+
+@pytest.mark.parametrize("pattern", ["M", "*", "MEM*EME-"])
+def test_left_padding(make_model: Callable[..., NemotronH], pattern: str) -> None:
+    model = make_model(pattern, seed=2)
+    ids, is_token = tokens(3, 19), torch.ones(3, 19, dtype=torch.bool)
+    is_token[1, :5] = False
+    is_token[2, :18] = False
+    with torch.no_grad():
+        expected = reference_of(model)(ids, attention_mask=is_token.long()).logits
+        packed = model(ids, is_token.long()).logits
+        last, _ = model.prefill(ids, is_token, 19)
+    torch.testing.assert_close(packed[is_token], expected[is_token], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last, expected[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_the_correction_bias_changes_choices_in_these_weights(make_model: Callable[..., NemotronH]) -> None:
+    """Otherwise parity would say nothing about the bias."""
+    model, ids = make_model("E", seed=1), tokens(3, 21)
+    with torch.no_grad():
+        biased = model(ids).logits
+        model.moe_blocks()[0].gate.e_score_correction_bias.zero_()
+        assert ((biased - model(ids).logits).abs().amax(-1) > 1e-2).float().mean() > 0.2

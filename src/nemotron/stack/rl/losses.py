@@ -41,7 +41,8 @@ def grpo_loss(
     rho = exp(logp - logp_old). The upper bound is the looser one, so that unlikely tokens can still grow
     ("clip-higher", Yu et al. 2025, DAPO section 3.1). The tokens were drawn by the generator, whose numerics may
     differ from the trainer's: tokens whose exp(logp_old - logp_generator) leaves [1/importance_bound, importance_bound]
-    are dropped, the others weighted by it (masked importance sampling). k3 = exp(ref - logp) - (ref - logp) - 1 (Schulman 2020).
+    are dropped, the others weighted by it (masked importance sampling). k3 = exp(ref - logp) - (ref - logp) - 1
+    (Schulman 2020).
 
     Args:
         logp_T: log-probabilities of the sampled tokens under the policy being trained, with gradient.

@@ -55,9 +55,8 @@ class Cache:
                 conv = torch.zeros(
                     batch_size, config.conv_kernel - 1, config.mamba_conv_size, dtype=dtype, device=device
                 )
-                ssm = torch.zeros(
-                    batch_size, config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size, device=device
-                )
+                shape = (batch_size, config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size)
+                ssm = torch.zeros(shape, dtype=torch.promote_types(dtype, torch.float32), device=device)
                 layers.append(MambaCache(conv, ssm))
             else:
                 layers.append(None)

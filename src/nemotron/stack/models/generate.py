@@ -76,35 +76,37 @@ def generate(
 
     was_training = model.training
     model.eval()
-    stop = torch.tensor(list(stop_token_ids), device=device)
-    logits_BV, cache = model.prefill(input_ids.to(device), is_token.to(device), width + max_new_tokens)
-    if samples_per_prompt > 1:
-        copies = torch.arange(len(prompts), device=device).repeat_interleave(samples_per_prompt)
-        cache.keep_rows(copies)
-        logits_BV = logits_BV[copies]
-    # Step-major records over all rows of the batch; rows that ended keep the value -1 from then on.
-    rows = torch.arange(total, device=device)  # which prompt each live row belongs to
-    tokens_SB = torch.full((max_new_tokens, total), -1, dtype=torch.int64, device=device)
-    logprobs_SB = torch.zeros(max_new_tokens, total, device=device)
-    entropy_SB = torch.zeros(max_new_tokens, total, device=device)
-    done_B = torch.zeros(total, dtype=torch.bool, device=device)
-    for step in range(max_new_tokens):
-        logp_BV = torch.log_softmax(logits_BV.float(), dim=-1)
-        next_B = _choose(logp_BV, temperature, top_p, generator)
-        live = ~done_B
-        tokens_SB[step, rows[live]] = next_B[live]
-        logprobs_SB[step, rows[live]] = logp_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)[live]
-        entropy_SB[step, rows[live]] = -(logp_BV.exp() * logp_BV).sum(-1)[live]
-        done_B |= torch.isin(next_B, stop)
-        num_done = int(done_B.sum())
-        if num_done == len(rows) or step + 1 == max_new_tokens or (should_stop is not None and should_stop()):
-            break
-        if num_done >= COMPACT_AT * len(rows):  # until then a finished row is decoded on and not recorded
-            keep = (~done_B).nonzero().squeeze(-1)
-            rows, next_B, done_B = rows[keep], next_B[keep], done_B[keep]
-            cache.keep_rows(keep)
-        logits_BV = model.step(next_B, cache)
-    model.train(was_training)
+    try:
+        stop = torch.tensor(list(stop_token_ids), device=device)
+        logits_BV, cache = model.prefill(input_ids.to(device), is_token.to(device), width + max_new_tokens)
+        if samples_per_prompt > 1:
+            copies = torch.arange(len(prompts), device=device).repeat_interleave(samples_per_prompt)
+            cache.keep_rows(copies)
+            logits_BV = logits_BV[copies]
+        # Step-major records over all rows of the batch; rows that ended keep the value -1 from then on.
+        rows = torch.arange(total, device=device)  # which prompt each live row belongs to
+        tokens_SB = torch.full((max_new_tokens, total), -1, dtype=torch.int64, device=device)
+        logprobs_SB = torch.zeros(max_new_tokens, total, device=device)
+        entropy_SB = torch.zeros(max_new_tokens, total, device=device)
+        done_B = torch.zeros(total, dtype=torch.bool, device=device)
+        for step in range(max_new_tokens):
+            logp_BV = torch.log_softmax(logits_BV.float(), dim=-1)
+            next_B = _choose(logp_BV, temperature, top_p, generator)
+            live = ~done_B
+            tokens_SB[step, rows[live]] = next_B[live]
+            logprobs_SB[step, rows[live]] = logp_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)[live]
+            entropy_SB[step, rows[live]] = -(logp_BV.exp() * logp_BV).sum(-1)[live]
+            done_B |= torch.isin(next_B, stop)
+            num_done = int(done_B.sum())
+            if num_done == len(rows) or step + 1 == max_new_tokens or (should_stop is not None and should_stop()):
+                break
+            if num_done >= COMPACT_AT * len(rows):  # until then a finished row is decoded on and not recorded
+                keep = (~done_B).nonzero().squeeze(-1)
+                rows, next_B, done_B = rows[keep], next_B[keep], done_B[keep]
+                cache.keep_rows(keep)
+            logits_BV = model.step(next_B, cache)
+    finally:
+        model.train(was_training)
 
     ids, logprobs, entropies = tokens_SB.T.tolist(), logprobs_SB.T.tolist(), entropy_SB.T.tolist()
     stops = set(stop_token_ids)

@@ -36,7 +36,8 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns weights [T, K], expert indices [T, K] and all scores [T, E] (fp32)."""
-        scores_TE = torch.sigmoid(F.linear(at_least_fp32(x_TD), at_least_fp32(self.weight)))
+        with torch.autocast(x_TD.device.type, enabled=False):  # bf16 scores would swap experts
+            scores_TE = torch.sigmoid(F.linear(at_least_fp32(x_TD), at_least_fp32(self.weight)))
         chosen_TK = (scores_TE.detach() + self.e_score_correction_bias).topk(self.top_k, dim=-1, sorted=False).indices
         weights_TK = scores_TE.gather(-1, chosen_TK)
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * self.scaling_factor
@@ -67,7 +68,14 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(num_experts, config.hidden_size, width))
 
     def forward(self, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
-        return RoutedExperts.apply(x_TD, weights_TK, chosen_TK, self.up_proj, self.down_proj)
+        device = x_TD.device.type
+        up_EFD: Tensor = self.up_proj
+        down_EDF: Tensor = self.down_proj
+        if torch.is_autocast_enabled(device):  # autocast does not look into a function with its own gradient
+            dtype = torch.get_autocast_dtype(device)
+            x_TD, up_EFD, down_EDF = x_TD.to(dtype), up_EFD.to(dtype), down_EDF.to(dtype)
+        out_TD: Tensor = RoutedExperts.apply(x_TD, weights_TK, chosen_TK, up_EFD, down_EDF)
+        return out_TD
 
 
 class RoutedExperts(torch.autograd.Function):
@@ -165,7 +173,7 @@ def load_balancing_loss(scores_TE: Tensor, chosen_TK: Tensor, num_sequences: int
     """
     num_experts = scores_TE.shape[1]
     share_BE = (scores_TE / scores_TE.sum(-1, keepdim=True)).view(num_sequences, -1, num_experts).mean(1)
-    chosen_BR = chosen_TK.view(num_sequences, -1)
+    chosen_BR = chosen_TK.reshape(num_sequences, -1)
     counts_BE = torch.zeros_like(share_BE).scatter_add_(1, chosen_BR, torch.ones_like(chosen_BR, dtype=share_BE.dtype))
     fraction_BE = counts_BE * (num_experts / chosen_BR.shape[1])
     return (fraction_BE * share_BE).sum(-1).mean()

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from nemo_runspec.errors import UserError
 from nemotron.stack.models.attention import Attention, decode_mask, packing_mask
 from nemotron.stack.models.cache import AttentionCache, Cache, MambaCache
 from nemotron.stack.models.config import NemotronHConfig
@@ -196,13 +198,30 @@ class NemotronH(nn.Module):
         """Read a directory written by `save_pretrained`.
 
         Raises:
-            KeyError, RuntimeError: tensors missing, unexpected, or of another shape than the config says.
+            UserError: a file is missing or damaged; tensors missing, unexpected, or not of the shape the config says.
         """
         path = Path(path)
-        config = NemotronHConfig.load(path)
+        try:
+            config = NemotronHConfig.load(path)
+            tensors = stack_experts(load_file(path / "model.safetensors"), config.n_routed_experts)
+        except KeyError as error:
+            raise UserError(f"{path / 'model.safetensors'}: tensor {error} is missing") from error
+        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"{path}: not a model directory: {error}") from error
         model = cls(config)
-        model.load_state_dict(stack_experts(load_file(path / "model.safetensors"), config.n_routed_experts))
+        expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        for name in sorted(expected.keys() | tensors.keys()):
+            found = tensors[name].shape if name in tensors else None
+            if expected.get(name) != found:
+                raise UserError(
+                    f"{path / 'model.safetensors'}: {name} is {_shape(found)}, {_shape(expected.get(name))} expected"
+                )
+        model.load_state_dict(tensors)
         return model
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else "x".join(map(str, shape)) or "a scalar"
 
 
 _STACKED = re.compile(r"(.*\.experts)\.(up_proj|down_proj)$")
@@ -222,9 +241,10 @@ def unstack_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def stack_experts(state: dict[str, Tensor], num_experts: int) -> dict[str, Tensor]:
-    """The inverse of `unstack_experts`. Raises KeyError when an expert is missing."""
-    out = {name: tensor for name, tensor in state.items() if not _SINGLE.match(name)}
-    stems = sorted({(m[1], m[3]) for m in map(_SINGLE.match, state) if m})
+    """The inverse of `unstack_experts`; experts beyond `num_experts` stay as they are. KeyError if one is missing."""
+    singles = {name for name in state if (m := _SINGLE.match(name)) and int(m[2]) < num_experts}
+    out = {name: tensor for name, tensor in state.items() if name not in singles}
+    stems = sorted({(m[1], m[3]) for m in map(_SINGLE.match, singles) if m})
     for prefix, projection in stems:
         out[f"{prefix}.{projection}"] = torch.stack(
             [state[f"{prefix}.{index}.{projection}.weight"] for index in range(num_experts)]

@@ -54,7 +54,8 @@ def grpo_loss(
     surrogate_T = torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
     importance_T = torch.exp(logp_old_T - logp_generator_T).detach()
     trusted_T = (importance_T >= 1 / importance_bound) & (importance_T <= importance_bound)
-    loss_T = -surrogate_T * importance_T * trusted_T
+    # `where`, not a product: an importance of infinity times 0 would be NaN.
+    loss_T = -surrogate_T * torch.where(trusted_T, importance_T, 0.0)
     kl_T = torch.zeros_like(logp_T)
     if logp_reference_T is not None:
         difference_T = logp_reference_T - logp_T

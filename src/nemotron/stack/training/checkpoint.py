@@ -30,7 +30,7 @@ from nemo_runspec.errors import UserError
 
 # Keys that may differ between the run that wrote a checkpoint and the one that goes on: they do not touch the numbers.
 # Names and places of the inputs among them, because `open_run` compares the inputs themselves, by digest.
-NEUTRAL_KEYS = ("run", "dataset.path", "resume", "logger", "checkpoint")
+NEUTRAL_KEYS = ("run", "dataset.path", "data.path", "policy.model_name", "resume", "logger", "checkpoint")
 
 
 @dataclass

@@ -50,12 +50,6 @@ def stop_distributed() -> None:
         dist.destroy_process_group()
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    if dist.is_initialized():
-        dist.barrier()
-
-
 def sum_over_ranks(tensors: Iterable[torch.Tensor]) -> None:
     """Replace each tensor by its sum over all ranks, in place, in one message per dtype."""
     if not dist.is_initialized():

@@ -66,8 +66,8 @@ def test_bias_acts_on_the_choice_and_not_on_the_weights() -> None:
     gate = router(routed_scaling_factor=2.5).eval()
     gate.e_score_correction_bias.copy_(torch.tensor([0.0, 5.0, 0.0, -5.0, 0.0, 0.0]))
     x = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
-    weights, chosen, scores = gate(x)
-    expected_scores = 1 / (1 + torch.exp(-(x.double() @ gate.weight.double().T)))
+    weights, chosen, scores = (tensor.detach() for tensor in gate(x))
+    expected_scores = 1 / (1 + torch.exp(-(x.double() @ gate.weight.detach().double().T)))
     torch.testing.assert_close(scores.double(), expected_scores)
     for t in range(len(x)):
         others = sorted((0, 2, 4, 5), key=lambda e: -float(expected_scores[t, e]))[:2]  # 1 always, 3 never
@@ -140,7 +140,7 @@ def test_an_unbalanced_router_is_balanced_in_300_steps() -> None:
     assert share[0][0] == pytest.approx(1 / 3)  # in the top three of every token
     settled = torch.stack(share[-20:]).mean(0)
     assert (settled - 1 / 6).abs().max() < 0.02
-    assert gate.e_score_correction_bias[0] < -0.3 < gate.e_score_correction_bias[1:].min()
+    assert gate.e_score_correction_bias[0] < gate.e_score_correction_bias[1:].min() - 0.2
 
 
 @pytest.mark.parametrize(("experts", "top_k", "sequences"), [(8, 2, 1), (6, 3, 4)])
@@ -153,7 +153,7 @@ def test_load_balancing_loss_is_one_when_uniform_and_experts_over_k_when_collaps
     assert load_balancing_loss(uniform, around, sequences).item() == pytest.approx(1.0)
     certain = torch.zeros(tokens, experts)
     certain[:, :top_k] = 0.9
-    collapsed = torch.arange(top_k).expand(tokens, -1)
+    collapsed = torch.arange(top_k).repeat(tokens, 1)
     assert load_balancing_loss(certain, collapsed, sequences).item() == pytest.approx(experts / top_k)
     # Equal scores do not tell where tokens went: f sums to E and P is 1/E each.
     assert load_balancing_loss(uniform, collapsed, sequences).item() == pytest.approx(1.0)

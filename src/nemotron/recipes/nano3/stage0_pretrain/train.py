@@ -239,7 +239,7 @@ def publish(
 ) -> Model:
     """The model of the last step, in Hugging Face layout with its tokenizer, as the artifact `run.output`."""
     model.save_pretrained(run.output_dir)
-    for file in sorted(tokenizer_dir.glob("*.json")):
+    for file in sorted(tokenizer_dir.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)
     total, active = model.num_parameters()
     return Model(

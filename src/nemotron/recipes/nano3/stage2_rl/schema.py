@@ -58,11 +58,9 @@ class OptimizerConfig(Group):
 
 
 class GenerationConfig(Group):
-    """How completions are drawn."""
+    """How completions are drawn: from the policy as it is, temperature 1 and every token (recipe)."""
 
     max_new_tokens: int = Field(49_152, ge=1, description="longest completion, tokens (tech report 3.2)")
-    temperature: float = Field(1.0, gt=0, description="1 samples from the policy that is trained")
-    top_p: float = Field(1.0, gt=0, le=1, description="1 keeps every token")
     batch_size: int = Field(1024, ge=1, description="completions decoded at once on one rank")
 
 

@@ -1,0 +1,56 @@
+"""Prompts of RL by environment family, drawn in a fixed ratio."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments import Task
+
+
+class PromptSource:
+    """Batches of tasks as a pure function of (seed, step), which is what makes a resumed run exact.
+
+    Args:
+        path: JSONL with a task record under `task` in each line, as `data prep rl` writes it.
+        shares: family -> its share of a batch, relative.
+
+    Raises:
+        UserError: a family of `shares` has no prompt.
+    """
+
+    def __init__(self, path: Path, shares: Mapping[str, float], batch_size: int, seed: int) -> None:
+        self.seed = seed
+        self.pools = read_prompts(path)
+        for family in shares:
+            if family not in self.pools:
+                raise UserError(
+                    f"env.families: {path} has no prompts of '{family}'", f"it has: {', '.join(sorted(self.pools))}"
+                )
+        edges = np.round(np.cumsum([0.0, *shares.values()]) / sum(shares.values()) * batch_size).astype(int)
+        self.counts = dict(zip(shares, np.diff(edges).tolist(), strict=True))
+
+    def batch(self, step: int) -> list[Task]:
+        """The prompts of a step: per family its share, walking through an order that is shuffled anew each epoch."""
+        tasks = []
+        for position, (family, count) in enumerate(self.counts.items()):
+            pool = self.pools[family]
+            for index in range(step * count, (step + 1) * count):
+                epoch, within = divmod(index, len(pool))
+                order = np.random.default_rng([self.seed, position, epoch]).permutation(len(pool))
+                tasks.append(pool[order[within]])
+        return tasks
+
+
+def read_prompts(path: Path) -> dict[str, list[Task]]:
+    """The tasks of a prompt file by family, in file order."""
+    by_family: dict[str, list[Task]] = {}
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            task = Task.from_dict(json.loads(line)["task"])
+            by_family.setdefault(task.family, []).append(task)
+    return by_family

@@ -1,0 +1,179 @@
+"""Kill an RL run, start the same command again: the final weights are those of a run that nobody touched.
+
+The model has a few thousand parameters and no training behind it. Its head is set so that it answers with a random
+option letter, which makes some rollouts right, and hence gradients and a policy that moves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemo_runspec.artifacts import Registry
+from nemotron.data_prep.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, train_tokenizer
+from nemotron.kit import Model
+from nemotron.stack.models import NemotronH, NemotronHConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
+STAGE = SOURCE_ROOT / "nemotron" / "recipes" / "nano3" / "stage2_rl"
+STEPS = 9
+RL = [
+    STAGE / "train.py", "--config", "tiny", "run.model=start:1", "run.data=nano3-rl-data-tiny:1",
+    f"grpo.max_num_steps={STEPS}", "grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=8",
+    "grpo.val_period=4", "grpo.val_tasks_per_family=3", "env.families={multiple_choice: 3, math: 1}",
+    "env.enable_thinking=false", "policy.optimizer.lr=2e-3", "policy.lr_warmup_iters=2",
+    "policy.max_total_sequence_length=128", "policy.generation.max_new_tokens=4", "policy.generation.batch_size=24",
+    "checkpoint.save_interval=3", "evaluation.tasks_per_family=0",
+]  # fmt: skip
+OUTPUT = "nano3-rl-model-tiny"
+
+
+class House:
+    """One artifact registry, and commands that run scripts in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.registry = Registry(root / "artifacts")
+
+    def start(self, command: list[object], output: str) -> subprocess.Popen[str]:
+        """Start a script with its run directories under `output`."""
+        env = os.environ | {
+            "PYTHONPATH": str(SOURCE_ROOT),
+            "RUNSPEC_ARTIFACTS_ROOT": str(self.root / "artifacts"),
+            "RUNSPEC_OUTPUT_ROOT": str(self.root / output),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)], env=env, cwd=self.root, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, command: list[object], output: str) -> str:
+        """Run a script to its end and return what it said on stderr."""
+        process = self.start(command, output)
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+        return errors
+
+    def run_and_stop(self, output: str, steps: int, number: signal.Signals) -> int:
+        """Start the RL script, send it `number` once `steps` steps are logged; the exit code."""
+        process = self.start(RL, output)
+        deadline = time.monotonic() + 120
+        while len(self.steps(output)) < steps:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        return process.returncode
+
+    def file(self, output: str, name: str) -> Path:
+        """A file of the one run under `output`."""
+        found = list((self.root / output).glob(f"nano3/rl/*/{name}"))
+        return found[0] if found else self.root / "none"
+
+    def records(self, output: str) -> list[dict[str, float]]:
+        """All complete metrics records, wall times left out."""
+        path = self.file(output, "metrics.jsonl")
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [{k: v for k, v in record.items() if "time" not in k and "seconds" not in k} for record in records]
+
+    def steps(self, output: str) -> list[dict[str, float]]:
+        """The record of each step."""
+        return [record for record in self.records(output) if "reward" in record]
+
+    def weights(self, ref: str) -> dict[str, torch.Tensor]:
+        """Tensors of a published model."""
+        return load_file(self.registry.resolve(ref).path / "model.safetensors")
+
+
+def letter_model(vocab_size: int, letters: list[int], end: int) -> NemotronH:
+    """Draws an option letter with probability .15 each or the end of the turn with .4, whatever it has read."""
+    torch.manual_seed(0)
+    config = NemotronHConfig(
+        "ME*-", vocab_size=vocab_size, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        mamba_num_heads=2, mamba_head_dim=8, ssm_state_size=4, n_groups=1, chunk_size=16, n_routed_experts=4,
+        moe_intermediate_size=8, moe_shared_expert_intermediate_size=8, intermediate_size=16,
+    )  # fmt: skip
+    model = NemotronH(config)
+    with torch.no_grad():
+        model.backbone.embeddings.weight[:, 0] += 4.0  # after the norm this coordinate is sqrt(hidden_size) = 4
+        model.lm_head.weight[:, 0] = -12 / 4
+        model.lm_head.weight[letters, 0] = math.log(0.15) / 4
+        model.lm_head.weight[end, 0] = math.log(0.4) / 4
+    return model
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A registry with prompts, a model to start from, and the model of an uninterrupted run."""
+    house = House(tmp_path_factory.mktemp("house"))
+    tokenizer = train_tokenizer(["A B C D"], MIN_VOCAB_SIZE)
+    folder = house.root / "start"
+    save_tokenizer(tokenizer, folder, model_max_length=128)
+    letters = [tokenizer.token_to_id(letter) for letter in "ABCD"]
+    letter_model(tokenizer.get_vocab_size(), letters, tokenizer.token_to_id("<|im_end|>")).save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
+        Model(path=folder, step=0, tokenizer_path=folder).save("start")
+    house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500"], "prep")
+    house.run(RL, "unbroken")
+    return house
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "steps", "resumes"),
+    [
+        pytest.param(signal.SIGKILL, -9, 5, True, id="kill"),
+        pytest.param(signal.SIGKILL, -9, 1, False, id="kill before the first checkpoint"),
+        pytest.param(signal.SIGTERM, 143, 4, True, id="term"),
+    ],
+)
+def test_stopped_and_started_again_ends_with_the_same_weights(
+    house: House, number: signal.Signals, exit_code: int, steps: int, resumes: bool, request: pytest.FixtureRequest
+) -> None:
+    versions, output = house.registry.versions(OUTPUT), request.node.callspec.id.replace(" ", "-")
+    assert house.run_and_stop(output, steps, number) == exit_code
+    assert len(house.steps(output)) < STEPS
+    assert house.registry.versions(OUTPUT) == versions  # nothing half-published
+    said = house.run(RL, output)
+    assert ("resumed at step" in said) == resumes
+    assert house.registry.resolve(OUTPUT).digest == house.registry.resolve(f"{OUTPUT}:1").digest
+    assert house.records(output) == house.records("unbroken")
+    assert [record["step"] for record in house.steps(output)] == list(range(1, STEPS + 1))
+    samples = "rollouts.jsonl"
+    assert house.file(output, samples).read_text() == house.file("unbroken", samples).read_text()
+
+
+def test_the_run_learned_from_rewards_with_a_frozen_router_and_a_moving_bias(house: House) -> None:
+    """Otherwise equal weights would prove little."""
+    steps = house.steps("unbroken")
+    assert sum(record["grad_norm"] > 0 for record in steps) > STEPS / 2
+    assert 0 < sum(record["reward"] for record in steps) < STEPS
+    before, after = house.weights("start:1"), house.weights(f"{OUTPUT}:1")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"lm_head.weight", "backbone.embeddings.weight", "backbone.layers.0.mixer.in_proj.weight"} <= changed
+    assert "backbone.layers.1.mixer.gate.weight" not in changed
+    assert "backbone.layers.1.mixer.gate.e_score_correction_bias" in changed
+    assert after["backbone.layers.1.mixer.gate.e_score_correction_bias"].abs().max() <= STEPS * 1e-3 + 1e-6
+    validations = [record["step"] for record in house.records("unbroken") if "valid_sampled" in record]
+    assert validations == [0, 4, 8, STEPS]
+
+
+def test_another_seed_ends_with_other_weights(house: House) -> None:
+    house.run([*RL, "seed=1"], "other-seed")
+    assert house.registry.resolve(OUTPUT).digest != house.registry.resolve(f"{OUTPUT}:1").digest

@@ -1,0 +1,50 @@
+"""Training under bf16 autocast: it runs, its gradients are the fp32 ones within bf16, and the router stays in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nemotron.stack.models import NemotronH
+
+
+def loss_of(model: NemotronH, bf16: bool) -> Tensor:
+    source = torch.Generator().manual_seed(2)
+    ids, seq_idx = torch.randint(61, (4, 40), generator=source), torch.arange(40).div(13, rounding_mode="floor")
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        out = model(ids, seq_idx.expand(4, -1))
+    return F.cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()) + out.load_balancing_loss
+
+
+@pytest.mark.parametrize("pattern", ["M", "*", "E", "-", "M*-"])
+def test_gradients_are_those_of_fp32_within_bf16(make_model: Callable[..., NemotronH], pattern: str) -> None:
+    model = make_model(pattern).train()
+    parameters = dict(model.named_parameters())
+    exact, rounded = loss_of(model, False), loss_of(model, True)
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
+    assert rounded.item() != exact.item()
+    pairs = zip(
+        torch.autograd.grad(rounded, list(parameters.values())),
+        torch.autograd.grad(exact, list(parameters.values())),
+        strict=True,
+    )
+    for name, (one, other) in zip(parameters, pairs, strict=True):
+        assert one.dtype == torch.float32
+        # bf16 has 8 bits. Where a rounded score moves a token to another expert, its gradient moves with it.
+        assert (one - other).norm() < (0.25 if pattern == "E" else 0.15) * other.norm(), name
+
+
+def test_router_scores_and_choices_are_fp32_under_autocast(make_model: Callable[..., NemotronH]) -> None:
+    gate = make_model("E").moe_blocks()[0].gate
+    x = torch.randn(50, 24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        weights, chosen, scores = gate(x)
+    expected_weights, expected_chosen, expected_scores = gate(x)
+    assert weights.dtype == scores.dtype == torch.float32
+    torch.testing.assert_close(scores, expected_scores)
+    assert torch.equal(chosen, expected_chosen)
+    torch.testing.assert_close(weights, expected_weights)

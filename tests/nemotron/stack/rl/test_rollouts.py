@@ -1,0 +1,214 @@
+"""Collecting rollouts in order, and packing them so that nothing is lost, misaligned or mixed up."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.generate import generate
+from nemotron.stack.rl.losses import grpo_loss
+from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, pack_rollouts
+
+ROW_LEN = 24
+
+
+def make_model() -> NemotronH:
+    """Small, with weights large enough that what stands before a token decides what comes after it."""
+    torch.manual_seed(3)
+    config = NemotronHConfig(
+        "MEM*-", vocab_size=40, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        mamba_num_heads=4, mamba_head_dim=4, ssm_state_size=4, n_groups=2, chunk_size=8, n_routed_experts=4,
+        moe_intermediate_size=8, moe_shared_expert_intermediate_size=8, intermediate_size=16, initializer_range=0.4,
+    )  # fmt: skip
+    return NemotronH(config).eval()
+
+
+def rollout(index: int, prompt: list[int], completion: list[int]) -> Rollout:
+    """Logprobs that say which rollout and which token they belong to."""
+    return Rollout(index, prompt, completion, [-index - t / 100 for t in range(len(completion))], 0.5, False, 1.0)
+
+
+def random_rollouts(seed: int, count: int, longest: int = ROW_LEN) -> tuple[list[Rollout], list[float]]:
+    """Sequences of 1 to `longest` tokens, some without a completion, and advantages of which some are 0."""
+    source = random.Random(seed)
+    rollouts = []
+    for index in range(count):
+        length = source.randint(1, longest)
+        ids = [source.randrange(40) for _ in range(length)]
+        split = source.randint(1, length)
+        rollouts.append(rollout(index, ids[:split], ids[split:]))
+    return rollouts, [source.choice([-1.5, 0.0, 0.0, 0.25, 2.0]) * (1 + i / 1000) for i in range(count)]
+
+
+def unpack(batch: MicroBatch) -> list[tuple[list[int], list[int], list[float], list[float]]]:
+    """(all ids, targets, logprobs, advantages) of each document with a prediction, row by row."""
+    found, flat = [], 0
+    for ids, seq, predicts in zip(batch.input_ids_BL, batch.seq_idx_BL, batch.predicts_BL, strict=True):
+        for document in seq.unique(sorted=True).tolist():
+            here = seq == document
+            count = int((here & predicts).sum())
+            part = slice(flat, flat + count)
+            if count:
+                found.append((
+                    ids[here].tolist(), batch.targets_T[part].tolist(), batch.logp_generator_T[part].tolist(),
+                    batch.advantages_T[part].tolist(),
+                ))  # fmt: skip
+            flat += count
+    assert flat == len(batch.targets_T) == len(batch.logp_generator_T) == len(batch.advantages_T)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(0, 25), rows=st.integers(1, 4), keep=st.booleans())
+def test_every_kept_sequence_is_packed_once_and_aligned(seed: int, count: int, rows: int, keep: bool) -> None:
+    rollouts, advantages = random_rollouts(seed, count)
+    batches = pack_rollouts(rollouts, advantages, ROW_LEN, rows, keep_zero_advantage=keep)
+    expected = [(r, a) for r, a in zip(rollouts, advantages, strict=True) if r.completion_ids and (keep or a != 0)]
+    found = [document for batch in batches for document in unpack(batch)]
+    assert len(found) == len(expected)
+    for r, advantage in expected:
+        (match,) = [d for d in found if round(-d[2][0]) == r.prompt_index]  # the first logprob names the rollout
+        assert match[0] == r.prompt_ids + r.completion_ids
+        assert match[1] == r.completion_ids
+        assert match[2] == pytest.approx(r.logprobs)
+        assert match[3] == pytest.approx([advantage] * len(r.completion_ids))
+
+    for batch in batches:
+        ids, seq, predicts = batch.input_ids_BL, batch.seq_idx_BL, batch.predicts_BL
+        assert len(ids) <= rows and ids.shape[1] <= ROW_LEN  # never overfull
+        assert (seq.diff(dim=1) >= 0).all()
+        # A predicting position and the token it predicts stand next to each other in the same document.
+        b, t = predicts.nonzero(as_tuple=True)
+        assert (t + 1 < ids.shape[1]).all() and torch.equal(seq[b, t], seq[b, t + 1])
+        assert torch.equal(ids[b, t + 1], batch.targets_T)
+    assert all(len(batch.input_ids_BL) == rows for batch in batches[:-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 25))
+def test_rows_are_packed_tightly(seed: int, count: int) -> None:
+    """First fit: no two rows could be one."""
+    rollouts, _ = random_rollouts(seed, count)
+    batches = pack_rollouts(rollouts, [1.0] * count, ROW_LEN, 100)
+    filled = [
+        sum(int((seq == document).sum()) for document in seq[predicts].unique())
+        for batch in batches
+        for seq, predicts in zip(batch.seq_idx_BL, batch.predicts_BL, strict=True)
+    ]
+    assert all(one + other > ROW_LEN for one, other in itertools.combinations(filled, 2))
+
+
+def test_padding_is_a_document_of_its_own_and_never_predicted() -> None:
+    (batch,) = pack_rollouts([rollout(0, [5, 6], [7] * 6), rollout(1, [8], [9])], [1.0, 1.0], 8, 2)
+    assert batch.input_ids_BL.tolist() == [[5, 6, 7, 7, 7, 7, 7, 7], [8, 9, 0, 0, 0, 0, 0, 0]]
+    assert batch.seq_idx_BL.tolist() == [[0] * 8, [0, 0] + [1] * 6]
+    assert batch.predicts_BL.int().tolist() == [[0, 1, 1, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
+    assert batch.targets_T.tolist() == [7] * 6 + [9]
+
+
+def test_a_rollout_longer_than_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="9 tokens does not fit a row of 8"):
+        pack_rollouts([rollout(0, [1] * 4, [2] * 5)], [1.0], 8, 1)
+    assert pack_rollouts([rollout(0, [1] * 4, [2] * 5)], [0.0], 8, 1) == []  # one that is left out may be
+
+
+def test_packed_logits_are_those_of_each_rollout_alone() -> None:
+    """No leakage between the rollouts of a row, and positions, targets and order agree."""
+    model = make_model().double()
+    rollouts, _ = random_rollouts(1, 14, longest=12)
+    alone: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for r in rollouts:
+            logits = model(torch.tensor([r.prompt_ids + r.completion_ids])).logits[0]
+            alone[r.prompt_index] = logits[len(r.prompt_ids) - 1 : -1]
+        batches = pack_rollouts(rollouts, [1.0] * 14, ROW_LEN, 3)
+        assert any(batch.seq_idx_BL.max() >= 2 for batch in batches)  # rows with several documents
+        for batch in batches:
+            logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, batch.predicts_BL).logits
+            owner_T = batch.logp_generator_T.neg().floor().long()
+            for index in owner_T.unique().tolist():
+                torch.testing.assert_close(logits_TV[owner_T == index], alone[index], atol=1e-12, rtol=1e-12)
+
+
+def test_packed_gradient_is_the_policy_gradient_of_separate_rollouts() -> None:
+    """On policy: d loss = - sum over rollouts of A times the gradient of log p(completion | prompt)."""
+    model = make_model().double()
+    rollouts, advantages = random_rollouts(4, 10)
+    parameters = list(model.parameters())
+    packed = torch.zeros((), dtype=torch.float64)
+    for batch in pack_rollouts(rollouts, advantages, ROW_LEN, 2):
+        logp_TV = torch.log_softmax(model(batch.input_ids_BL, batch.seq_idx_BL, batch.predicts_BL).logits, -1)
+        logp_T = logp_TV.gather(-1, batch.targets_T[:, None])[:, 0]
+        packed = packed + grpo_loss(logp_T, logp_T.detach(), logp_T.detach(), batch.advantages_T).loss
+    separate = torch.zeros((), dtype=torch.float64)
+    for r, advantage in zip(rollouts, advantages, strict=True):
+        if r.completion_ids and advantage:
+            logp = torch.log_softmax(model(torch.tensor([r.prompt_ids + r.completion_ids])).logits[0], -1)
+            positions = torch.arange(len(r.prompt_ids) - 1, len(r.prompt_ids) + len(r.completion_ids) - 1)
+            separate = separate - advantage * logp[positions, torch.tensor(r.completion_ids)].sum()
+    for one, other in zip(
+        torch.autograd.grad(packed, parameters), torch.autograd.grad(separate, parameters), strict=True
+    ):
+        assert other.norm() > 0
+        assert (one - other).norm() < 1e-6 * other.norm()  # advantages are fp32
+
+
+def collect(model: NemotronH, prompts: list[list[int]], per_call: int, **settings: object) -> list[Rollout]:
+    knobs = {"samples_per_prompt": 3, "max_new_tokens": 7, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": (11, 20)}
+    return collect_rollouts(
+        model, prompts, settings.pop("score", lambda index, ids: float(len(ids))), prompts_per_call=per_call,
+        generator=torch.Generator().manual_seed(0), **(knobs | settings),
+    )  # fmt: skip
+
+
+PROMPTS = [[3, 1, 4, 1, 5, 9], [2], [6, 5, 3], [8, 9, 7, 9], [2, 3]]
+
+
+@pytest.mark.parametrize("per_call", [1, 2, 10])
+def test_rollouts_come_in_the_order_of_the_prompts(per_call: int) -> None:
+    """Generation goes by length; the result does not. Greedy, so that the completions say whose they are."""
+    model = make_model()
+    rollouts = collect(model, PROMPTS, per_call, temperature=0.0)
+    assert [r.prompt_index for r in rollouts] == [i for i in range(5) for _ in range(3)]
+    for r in rollouts:
+        alone = generate(model, [PROMPTS[r.prompt_index]], 7, temperature=0, stop_token_ids=(11, 20))
+        assert r.prompt_ids == PROMPTS[r.prompt_index]
+        assert r.completion_ids == alone.tokens[0]
+        assert r.logprobs == pytest.approx(alone.logprobs[0], abs=1e-5)
+        assert r.entropy == pytest.approx(alone.entropies[0], abs=1e-5)
+        assert r.truncated == (not alone.finished[0])
+        assert r.reward == len(r.completion_ids)
+    assert len({tuple(r.completion_ids) for r in rollouts}) > 2
+
+
+def test_scores_reach_their_rollout_and_an_error_is_none() -> None:
+    asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def score(index: int, ids: list[int]) -> float | None:
+        asked.append((index, tuple(ids)))
+        return None if index == 2 else index + ids[0] / 100
+
+    rollouts = collect(make_model(), PROMPTS, 2, score=score)
+    assert sorted(asked) == sorted((r.prompt_index, tuple(r.completion_ids)) for r in rollouts)
+    for r in rollouts:
+        assert r.reward == (None if r.prompt_index == 2 else r.prompt_index + r.completion_ids[0] / 100)
+        assert r.truncated == (r.completion_ids[-1] not in (11, 20))
+        assert len(r.logprobs) == len(r.completion_ids) <= 7
+    assert len({tuple(r.completion_ids) for r in rollouts}) > 8  # samples differ
+
+
+def test_the_same_generator_state_gives_the_same_rollouts() -> None:
+    model = make_model()
+    assert collect(model, PROMPTS, 2) == collect(model, PROMPTS, 2)
+
+
+def test_a_stop_request_ends_collection_early() -> None:
+    asked = itertools.count()
+    rollouts = collect(make_model(), PROMPTS, 1, should_stop=lambda: next(asked) > 3)
+    assert 0 < len(rollouts) < 15 and len(rollouts) % 3 == 0

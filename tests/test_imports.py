@@ -57,7 +57,7 @@ def test_help_loads_neither_torch_nor_the_rooms_behind_the_scripts(arguments: li
         f"import sys\nfrom nemotron.cli.main import _run\nsys.argv = ['nemotron', *{arguments!r}]\nassert _run() == 0\n"
     )
     modules = loaded_modules(code)
-    heavy = {"torch", "numpy", "pyarrow", "transformers", "tokenizers", "tyro"}
+    heavy = {"torch", "numpy", "pyarrow", "transformers", "tokenizers"}
     rooms = {"nemotron.recipes", "nemotron.stack", "nemotron.data_prep"}
     assert not modules & heavy
     assert not {m for m in modules if any(m == room or m.startswith(room + ".") for room in rooms)}

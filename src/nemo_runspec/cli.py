@@ -33,6 +33,7 @@ app = typer.Typer(
     help="Show, validate and run scripts that describe themselves in a [tool.runspec] block.",
     epilog="The format: docs/runspec/v1/spec.md",
     no_args_is_help=True,
+    rich_markup_mode=None,  # brackets in a help text are brackets
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.env import Env
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.secrets import public
 
 if TYPE_CHECKING:
     from nemo_runspec.job import Job
@@ -55,7 +56,7 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
     row("command", " ".join(map(_quoted, command)))
     settings = {name: os.environ.get(name, value) for name, value in CPU_SETTINGS.items()}
     for name, value in {**settings, **spec.env, **env.variables}.items():
-        row("env", f"{name}={value}")
+        row("env", f"{name}={public(name, value)}")
     for name in env.secrets:
         row("secret", f"{name} (from the environment)")
     return "\n".join(lines)

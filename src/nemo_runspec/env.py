@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.secrets import public
 
 ENV_FILE = "NEMOTRON_ENV_FILE"
 ARTIFACTS_ROOT = "RUNSPEC_ARTIFACTS_ROOT"
 OUTPUT_ROOT = "RUNSPEC_OUTPUT_ROOT"
+# Set by `--force`: a run starts afresh where an unfinished one of the same fingerprint lies.
+FRESH = "RUNSPEC_FRESH"
 
 # Executors that a test really runs. A cluster executor is added here, and to the command files, by the change that
 # brings its engine.
@@ -53,7 +56,7 @@ _DESCRIBED: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Env:
-    """One profile with everything it extends, beside the reserved tables.
+    """One profile with everything it extends, beside the reserved tables that a job needs.
 
     `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
     """
@@ -62,7 +65,6 @@ class Env:
     executor: str = "local"
     variables: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    wandb: dict[str, str] = field(default_factory=dict)
     cache_dir: Path | None = None
     color: bool = True
     file: Path | None = None
@@ -96,7 +98,8 @@ def load_tables() -> tuple[Path | None, dict[str, dict[str, Any]]]:
         raise UserError(f"cannot read {path}: {error}") from None
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise UserError(f"{path}: {name} = {table!r} stands outside a table", "a profile is a table, as in [local]")
+            at = f"{path}: {name} = {public(name, repr(table))}"
+            raise UserError(f"{at} stands outside a table", "a profile is a table, as in [local]")
         _check_table(path, name, table, RESERVED.get(name, PROFILE))
     return path, tables
 
@@ -108,8 +111,14 @@ def _check_table(path: Path, name: str, table: dict[str, Any], allowed: dict[str
             raise UserError(f"{where} unknown key {key!r}", did_you_mean(key, allowed, "known keys"))
         wanted = allowed[key]
         items: list[Any] = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+        if isinstance(value, dict) and wanted is dict:
+            for variable, text in value.items():
+                if not isinstance(text, str):
+                    at = f"{where} {key}.{variable} = {public(variable, repr(text))}"
+                    raise UserError(f"{at}: must be a string", f'in quotes, as in {key} = {{ {variable} = "…" }}')
         if not isinstance(value, wanted) or not all(isinstance(item, str) for item in items):
-            raise UserError(f"{where} {key} = {value!r}: must be {_DESCRIBED[wanted]}")
+            shown = "" if key in ("env", "secrets") else f" = {value!r}"
+            raise UserError(f"{where} {key}{shown}: must be {_DESCRIBED[wanted]}")
         for secret in items if key == "secrets" else []:
             # A value pasted where a name belongs must not reach a log: it is not repeated here either.
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", secret):
@@ -144,7 +153,6 @@ def parse_env(profile: str | None = None) -> Env:
         executor=executor,
         variables=merged.get("env", {}),
         secrets=tuple(merged.get("secrets", [])),
-        wandb=tables.get("wandb", {}),
         cache_dir=None if cache is None else _path(path, cache),
         color=tables.get("cli", {}).get("color", True),
         file=path,
@@ -177,6 +185,11 @@ def _path(file: Path | None, text: str) -> Path:
     """A path of env.toml: `~` and paths relative to the file are allowed."""
     base = Path.cwd() if file is None else file.absolute().parent
     return base / Path(text).expanduser()
+
+
+def wandb_settings() -> dict[str, str] | None:
+    """The table [wandb] of env.toml (`project`, `entity`, `mode`); None where there is none."""
+    return load_tables()[1].get("wandb")
 
 
 def artifacts_root() -> Path:

@@ -72,6 +72,7 @@ def config_lines(config_dir: Path, fmt: str = "omegaconf") -> list[str]:
 def script_help(spec: Runspec, command: str) -> str:
     """The page of `python train.py --help`."""
     example = _example(spec.config_dir, spec.config.default, spec.config.format)
+    chosen = _config_option(spec.config_dir, spec.config.default, spec.config.format)
     lines = [
         f"Usage: {command} [--config NAME|PATH] [key=value …]",
         "",
@@ -83,7 +84,7 @@ def script_help(spec: Runspec, command: str) -> str:
         *config_lines(spec.config_dir, spec.config.format),
         "",
         "Options:",
-        *_options({"-c, --config NAME": "a config above, or the path of a file", "--debug": "show tracebacks"}),
+        *_options({"-c, --config NAME": chosen, "--debug": "show tracebacks"}),
         "",
         "Keys with their types and limits:",
         *(key_lines(spec) or ["  this script declares no schema"]),
@@ -135,11 +136,11 @@ def recipe_help(command: str, about: str, config_dir: Path, default: str = "defa
         "Options, anywhere on the line:",
         *_options(
             {
-                "-c, --config NAME": f"a config above, or the path of a file; {default} if none is given",
+                "-c, --config NAME": _config_option(config_dir, default),
                 "--run PROFILE": "run under a profile of env.toml, attached",
-                "--batch PROFILE": "submit under a profile of env.toml, and return",
+                "--batch PROFILE": "submit under a cluster profile of env.toml, and return (this release runs locally)",
                 "--dry-run": "check everything and print what would run",
-                "--force": "run what is published already",
+                "--force": "start afresh instead of going on with an unfinished run",
                 "--debug": "show tracebacks",
                 "key=value": "set a key of the config, as in train.train_iters=50",
             }
@@ -173,6 +174,14 @@ def recipe_command(config_dir: Path, default: str = "default") -> type[TyperComm
 
 def _options(options: dict[str, str]) -> list[str]:
     return [f"  {name:<{_WIDTH}} {about}" for name, about in options.items()]
+
+
+def _config_option(config_dir: Path, default: str, fmt: str = "omegaconf") -> str:
+    """What `-c` chooses, and what the command does without it."""
+    from nemo_runspec.config.loader import list_configs
+
+    bare = f"{default} if none is given" if default in list_configs(config_dir, fmt) else "no default yet: name one"
+    return f"a config above, or the path of a file; {bare}"
 
 
 def _example(config_dir: Path, default: str, fmt: str = "omegaconf") -> str:

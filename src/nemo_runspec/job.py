@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,9 +28,10 @@ from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.display import display_job
-from nemo_runspec.env import ARTIFACTS_ROOT, ENV_FILE, OUTPUT_ROOT, Env, artifacts_root, output_root, parse_env
+from nemo_runspec.env import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT, Env, artifacts_root, output_root, parse_env
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
+from nemo_runspec.git import git_commit
 from nemo_runspec.options import parse_words
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.runspec import parse as parse_runspec
@@ -69,17 +69,14 @@ FLAGS = {"--dry-run": "dry_run", "--force": "force", "--debug": "debug"}
 class RecipeConfig:
     """What the command line of a recipe command says.
 
-    `mode` is "local", or the executor of the chosen profile; `attached` is False for `--batch`.
+    `force`: start afresh instead of going on with an unfinished run; of a pipeline, skip nothing.
     """
 
     config_name: str | None = None
     overrides: tuple[str, ...] = ()
     profile: str | None = None
-    mode: str = "local"
-    attached: bool = True
     dry_run: bool = False
     force: bool = False
-    debug: bool = False
     argv: tuple[str, ...] = ()
 
 
@@ -117,7 +114,7 @@ def parse_recipe_config(ctx: typer.Context) -> RecipeConfig:
 
     Raises:
         UserError: an unknown option, an option without its value, a stray word, `--run` together with `--batch`, an
-            unknown profile.
+            unknown profile, `--batch` with a profile that has nothing to submit to.
     """
     declared = [option for parameter in ctx.command.params for option in parameter.opts if option.startswith("-")]
     options = parse_words(ctx.args, valued=VALUED, flags=FLAGS, known=declared)
@@ -125,15 +122,14 @@ def parse_recipe_config(ctx: typer.Context) -> RecipeConfig:
     if "run" in values and "batch" in values:
         raise UserError("--run and --batch exclude each other", "--run stays attached to the job; --batch submits it")
     profile = values.get("run", values.get("batch"))
+    if parse_env(profile).executor == "local" and "batch" in values:
+        raise UserError(f"--batch {profile}: a local profile has nothing to submit to", f"run it here: --run {profile}")
     return RecipeConfig(
         config_name=values.get("config"),
         overrides=options.overrides,
         profile=profile,
-        mode=parse_env(profile).executor,
-        attached="batch" not in values,
         dry_run="dry_run" in options.flags,
         force="force" in options.flags,
-        debug="debug" in options.flags,
         argv=(Path(sys.argv[0]).name, *sys.argv[1:]),
     )
 
@@ -239,21 +235,12 @@ def _replace(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def git_commit(folder: Path) -> str | None:
-    """The commit checked out in the repository that holds `folder`, with `-dirty` where files differ from it."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
 def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:
     """The variables to set for the job, over the environment that it inherits.
 
     The script's `[env]`, then the profile's, then the roots of runs and artifacts as absolute paths, so that a script
-    with another working directory finds the same ones, and `--debug`. Secrets are not among them: they are inherited.
+    with another working directory finds the same ones, `--debug` and `--force`. Secrets are not among them: they are
+    inherited.
     """
     variables = {**job_config.resolved.spec.env, **env.variables}
     variables[OUTPUT_ROOT], variables[ARTIFACTS_ROOT] = str(output_root()), str(artifacts_root())
@@ -261,6 +248,8 @@ def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:
         variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
     if debugging():
         variables[DEBUG] = "1"
+    if "--force" in job_config.argv:
+        variables[FRESH] = "1"
     if env.file is not None:
         variables[ENV_FILE] = str(env.file.absolute())
     return variables

@@ -83,7 +83,10 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
         title = f"[{number}/{len(steps)}] {step.name}"
         if versions:
             made = ", ".join(version.ref for version in versions.values())
-            _say(f"{title}: skipped, published already: {made} (fingerprint {job.run.fingerprint}; --force runs it)")
+            _say(
+                f"{title}: skipped, published already: {made}, fingerprint {job.run.fingerprint}"
+                " (--force runs it again, for example after editing library code)"
+            )
             results.append(StepResult(step, "skipped", DONE, 0.0, job.run.dir, versions))
         else:
             _say(title)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean, nearest
+from nemo_runspec.secrets import public
 
 SCHEMA_VERSION = "1"
 LAUNCHERS = ("torchrun", "ray", "direct")
@@ -95,8 +96,9 @@ class Runspec:
         return "train.json" if self.config.format == "json" else "train.yaml"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, paths as text: what `runspec show --json` prints."""
+        """All fields, paths as text and secrets hidden: what `runspec show --json` prints."""
         fields = asdict(self)
+        fields["env"] = {name: public(name, value) for name, value in self.env.items()}
         fields["script_path"], fields["config_dir"] = str(self.script_path), str(self.config_dir)
         fields["run"]["workdir"] = None if self.run.workdir is None else str(self.run.workdir)
         return fields | {"family": self.family, "stage": self.stage}

@@ -136,3 +136,9 @@ def test_a_dry_run_takes_less_than_half_a_second_of_processor_time(project: Path
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
+
+
+def test_help_keeps_its_brackets(project: Path) -> None:
+    done = runspec(project, "--help")
+    assert done.returncode == 0
+    assert "[tool.runspec]" in done.stdout

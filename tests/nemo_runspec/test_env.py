@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_runspec.env import Env, artifacts_root, find_env_file, output_root, parse_env
+from nemo_runspec.env import Env, artifacts_root, find_env_file, output_root, parse_env, wandb_settings
 from nemo_runspec.errors import UserError
 
 Write = Callable[[str, str], Path]
@@ -82,7 +82,8 @@ def test_a_profile_extends_others(write: Write, monkeypatch: pytest.MonkeyPatch)
         ('[p]\nexecutr = "local"', "[p] unknown key 'executr'", "did you mean executor?"),
         ('[p]\nexecutor = "slurm"', "executor = 'slurm': this version has no such executor", "executors: local"),
         ("[p]\nexecutor = 1", "executor = 1: must be a string", None),
-        ("[p]\nenv = { A = 1 }", "must be a table of strings", None),
+        ("[p]\nenv = { A = 1 }", "[p] env.A = 1: must be a string", 'in quotes, as in env = { A = "…" }'),
+        ('[p]\nenv = "A=1"', "[p] env: must be a table of strings", None),
         ('[p]\nsecrets = "A"', "must be a list of strings", None),
         ('[p]\nextends = "q"', "unknown profile 'q'", None),
         ('[p]\nextends = "q"\n[q]\nextends = "p"', "profiles extend each other: p -> q -> p", None),
@@ -108,8 +109,25 @@ def test_an_unknown_profile_is_answered_with_the_nearest(write: Write) -> None:
     assert caught.value.hint == "did you mean quiet?"
 
 
-def test_a_secret_pasted_as_a_value_is_not_repeated(write: Write) -> None:
-    write("env.toml", '[p]\nsecrets = ["hf_abc-123!"]')
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[p]\nsecrets = ["hf_abc-123!"]',
+        '[p]\nsecrets = "hf_abc"',
+        '[p]\nenv = { HF_TOKEN = ["hf_abc"] }',
+        '[p]\nenv = "HF_TOKEN=hf_abc"',
+        '[p]\nHF_TOKEN = "hf_abc"',
+        'HF_TOKEN = "hf_abc"\n[p]',
+    ],
+)
+def test_a_secret_pasted_as_a_value_is_not_repeated(write: Write, text: str) -> None:
+    write("env.toml", text)
     with pytest.raises(UserError) as caught:
         parse_env("p")
     assert "hf_abc" not in str(caught.value)
+
+
+def test_the_table_for_wandb(write: Write) -> None:
+    assert wandb_settings() is None
+    write("env.toml", '[wandb]\nproject = "toy"\nmode = "offline"\n')
+    assert wandb_settings() == {"project": "toy", "mode": "offline"}

@@ -46,19 +46,16 @@ def job_of(project: Path, *args: str) -> Job:
 def test_the_command_line(project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/nemotron", "nano3", "pretrain", "-c", "tiny"])
     write("env.toml", "[quiet]\n")
-    cfg = parse_recipe_config(context("a=1", "-c", "tiny", "--batch=quiet", "--force", "b=2", "--dry-run", "--debug"))
+    cfg = parse_recipe_config(context("a=1", "-c", "tiny", "--run=quiet", "--force", "b=2", "--dry-run", "--debug"))
     assert cfg == RecipeConfig(
         config_name="tiny",
         overrides=("a=1", "b=2"),
         profile="quiet",
-        mode="local",
-        attached=False,
         dry_run=True,
         force=True,
-        debug=True,
         argv=("nemotron", "nano3", "pretrain", "-c", "tiny"),
     )
-    assert parse_recipe_config(context("--run", "quiet")).attached
+    assert parse_recipe_config(context("--run", "quiet")).profile == "quiet"
     with pytest.raises(UserError, match="--run and --batch exclude each other"):
         parse_recipe_config(context("--run", "quiet", "--batch", "quiet"))
     with pytest.raises(UserError, match="unknown profile 'quiet2'") as caught:
@@ -67,6 +64,16 @@ def test_the_command_line(project: Path, write: Callable[[str, str], Path], monk
     with pytest.raises(UserError, match="unknown option --form") as caught:
         parse_recipe_config(context("--form"))
     assert caught.value.hint == "did you mean --from?"
+
+
+@pytest.mark.parametrize("profile", ["local", "quiet"])
+def test_a_local_profile_has_nothing_to_submit_to(
+    write: Callable[[str, str], Path], project: Path, profile: str
+) -> None:
+    write("env.toml", "[quiet]\n")
+    with pytest.raises(UserError, match=f"^--batch {profile}: a local profile has nothing to submit to") as caught:
+        parse_recipe_config(context("-c", "tiny", f"--batch={profile}"))
+    assert (caught.value.hint, caught.value.exit_code) == (f"run it here: --run {profile}", 2)
 
 
 def test_the_bare_command_lists_the_configs_while_there_is_no_default(project: Path) -> None:
@@ -122,6 +129,13 @@ def test_debug_reaches_the_script(project: Path, monkeypatch: pytest.MonkeyPatch
     assert build_env_vars(job, job.env)["RUNSPEC_DEBUG"] == "1"
 
 
+def test_force_tells_the_script_to_start_afresh(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, fresh in ((["--force"], "1"), ([], None)):
+        monkeypatch.setattr(sys, "argv", ["nemotron", *words])
+        job = job_of(project, "-c", "tiny", *words)
+        assert build_env_vars(job, job.env).get("RUNSPEC_FRESH") == fresh
+
+
 def test_the_commit_is_recorded(project: Path) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(project)]
     for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "x"]):
@@ -173,6 +187,26 @@ def test_a_dry_run_shows_what_would_run_and_no_secret(
     save_configs(job, job.resolved.spec)
     written = "".join(path.read_text(encoding="utf-8") for path in job.run.dir.iterdir())
     assert "s3cret" not in text + written + repr(job) + repr(build_env_vars(job, job.env))
+
+
+def test_values_of_variables_that_look_secret_are_hidden(
+    project: Path, write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("env.toml", '[p]\nenv = { HF_TOKEN = "s3cret-a", DEMO_API_KEY = "s3cret-b", NUM_TOKENS = "7" }\n')
+    script = (project / "train.py").read_text(encoding="utf-8")
+    block = '# schema = "schema.py:Cfg"\n#\n# [tool.runspec.env]\n# DB_PASSWORD = "s3cret-c"\n'
+    write("train.py", script.replace('# schema = "schema.py:Cfg"\n', block))
+    job = job_of(project, "-c", "tiny", "--run", "p")
+    display_job(job, job.resolved.spec, job.env, show_config=True)
+    text = capsys.readouterr().out
+    for line in ("HF_TOKEN=(hidden)", "DEMO_API_KEY=(hidden)", "DB_PASSWORD=(hidden)", "NUM_TOKENS=7"):
+        assert f"  env       {line}" in text.splitlines()
+    save_configs(job, job.resolved.spec)
+    written = "".join(path.read_text(encoding="utf-8") for path in job.run.dir.iterdir())
+    assert "DB_PASSWORD: (hidden)" in written
+    assert "s3cret" not in text + written
+    # The job itself gets them.
+    assert {"s3cret-a", "s3cret-b", "s3cret-c"} <= set(build_env_vars(job, job.env).values())
 
 
 def test_the_script_runs_with_its_job_and_agrees_on_its_folder(

@@ -153,16 +153,6 @@ class Registry:
                     return version
         return None
 
-    def version_of(self, path: Path | str) -> Version | None:
-        """The version whose directory holds `path` (a payload, or something in it), or None if it is not in here."""
-        try:
-            parts = Path(path).absolute().relative_to(self.root).parts
-        except ValueError:
-            return None
-        if len(parts) < 2 or not _NUMBER.fullmatch(parts[1]):
-            return None
-        return self._read(parts[0], int(parts[1]))
-
     def publish(self, name: str, source: Path | str, record: Mapping[str, Any], *, move: bool = False) -> Version:
         """Publish a file or a directory as the next version of `name`, and return that version.
 

@@ -48,6 +48,12 @@ class LoadedConfig:
             path = path[:-1]
         return self.origins.get(path, shown(self.path))
 
+    def origin_of_fault(self, path: KeyPath, said: str) -> str:
+        """Where a fault of the group at `path` was written: on the command line if a key set there occurs in `said`."""
+        set_there = (key for key, at in self.origins.items() if at == COMMAND_LINE and key[: len(path)] == path)
+        named = any(re.search(rf"\b{re.escape(str(key[-1]))}\b", said) for key in set_there)
+        return COMMAND_LINE if named else self.origin(path)
+
 
 def list_configs(config_dir: Path, fmt: str = "omegaconf") -> list[str]:
     """Names of the configs in a folder, sorted; files that start with `_` are parts of others and not listed."""
@@ -218,9 +224,14 @@ def _apply_override(data: dict[str, Any], origins: dict[KeyPath, str], override:
     else:
         node[index] = value
         forget(origins, path)
+    _note_command_line(origins, path, value)
+
+
+def _note_command_line(origins: dict[KeyPath, str], path: KeyPath, value: Any) -> None:
+    """Note that `value`, and everything in a mapping that it is, stands on the command line."""
     origins[path] = COMMAND_LINE
-    for inner in value if isinstance(value, dict) else ():
-        origins[(*path, inner)] = COMMAND_LINE
+    for inner, item in value.items() if isinstance(value, dict) else ():
+        _note_command_line(origins, (*path, inner), item)
 
 
 def _index(node: Any, part: str | int, path: KeyPath, override: str) -> Any:

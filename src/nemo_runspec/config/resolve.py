@@ -22,6 +22,7 @@ from nemo_runspec.config.validate import RESERVED_RUN_KEYS as RESERVED_RUN_KEYS
 from nemo_runspec.config.yaml_text import KeyPath, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.secrets import looks_secret
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -191,6 +192,13 @@ def _pin(
         if value is not None and not isinstance(value, str):
             kind = "text" if key in RESERVED_RUN_KEYS else "the name of an artifact (name, name:3) or null"
             raise UserError(f"{at}: run.{key} = {value!r}: must be {kind}")
+        if key in ("output", "results") and value:  # now, not after the training whose result cannot be published
+            from nemo_runspec.artifacts.naming import check_name
+
+            try:
+                check_name(value)
+            except UserError as error:
+                raise UserError(f"{at}: run.{key}: {error.message}", error.hint) from None
         if key in RESERVED_RUN_KEYS or not value:
             continue
         # A bare name, or its latest version, is what an earlier step of the same pipeline made.
@@ -214,13 +222,27 @@ def _look_up(reference: str, key: str) -> Version:
 
 @functools.cache
 def register_resolvers() -> None:
-    """Make `${art:…}` and `${mul:…}` known to OmegaConf (once a process)."""
+    """Make `${art:…}` and `${mul:…}` known to OmegaConf, and keep secrets out of `${oc.env:…}` (once a process)."""
     from omegaconf import OmegaConf
 
     # OmegaConf 2.4 renamed the function, and warns about the old name.
     register: Callable[..., None] = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
     register("art", _art, replace=True)
     register("mul", _mul, replace=True)
+    register("oc.env", _env, replace=True)
+
+
+def _env(name: str, *default: Any) -> str | None:
+    """`${oc.env:NAME,default}`, as OmegaConf has it, except that what looks like a secret is refused."""
+    from omegaconf.resolvers import oc
+
+    if looks_secret(str(name)):
+        raise UserError(
+            f"${{oc.env:{name}}}: configs are written to files, and {name} looks like a secret: list it by name under"
+            " secrets in a profile of env.toml instead; the script finds it in its environment"
+        )
+    value: str | None = oc.env(name, *default)
+    return value
 
 
 def _mul(*factors: Any) -> int | float:

@@ -7,12 +7,13 @@ its train.yaml instead of a name. Both go through the same checks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.config.loader import load_config
+from nemo_runspec.config.loader import COMMAND_LINE, LoadedConfig, load_config
 from nemo_runspec.config.resolve import resolve_config
+from nemo_runspec.config.validate import RESERVED_RUN_KEYS, load_schema, run_keys
 from nemo_runspec.errors import UserError
 from nemo_runspec.options import Options, parse_words
 from nemo_runspec.runspec import Runspec, parse
@@ -22,7 +23,10 @@ _FLAGS = {"--debug": "debug", "-h": "help", "--help": "help"}
 
 
 def load_script_config(
-    script: str | Path, argv: Sequence[str] | None = None, *, inputs: Mapping[str, str] | None = None
+    script: str | Path,
+    argv: Sequence[str] | None = None,
+    *,
+    inputs: Callable[[], Mapping[str, str | None]] | None = None,
 ) -> Any:
     """The validated config of the script that calls this.
 
@@ -30,8 +34,9 @@ def load_script_config(
         script: `__file__` of the caller.
         argv: words after the script's name; those of this process by default. `--config NAME|PATH`, `key=value`,
             `--debug`, `--help`.
-        inputs: references of artifacts by key of `run` (`{"data": "art://…:3"}`), from a pipe. They replace what the
-            config says, not what the command line says.
+        inputs: gives references of artifacts by key of `run` (`{"data": "art://…:3"}`), as `read_pipe` does. It is
+            called only where the command line names no input, and its references replace those of the config. Keys
+            that are no inputs of this script are passed over (the results of the script before it, say), and None is.
 
     Returns:
         An instance of the script's schema class; where it declares none, an omegaconf `DictConfig`. References in
@@ -48,7 +53,7 @@ def load_script_config(
 
         print(script_help(spec, f"python {Path(sys.argv[0]).name if argv is None else spec.script_path.name}"))
         raise SystemExit(0)
-    resolved = resolve_config(_load(spec, options, inputs or {}), spec)
+    resolved = resolve_config(_load(spec, options, inputs), spec)
     if resolved.model is not None:
         return resolved.model
     from omegaconf import OmegaConf
@@ -58,11 +63,17 @@ def load_script_config(
     return OmegaConf.create(escape_interpolation(resolved.data))
 
 
-def _load(spec: Runspec, options: Options, inputs: Mapping[str, str]) -> Any:
-    said = {override.partition("=")[0] for override in options.overrides}
-    piped = [f"run.{key}={reference}" for key, reference in inputs.items() if f"run.{key}" not in said]
-    name = options.values.get("config")
-    return load_config(spec.config_dir, name or default_config(spec), (*piped, *options.overrides), spec.config.format)
+def _load(spec: Runspec, options: Options, inputs: Callable[[], Mapping[str, str | None]] | None) -> LoadedConfig:
+    name, fmt = options.values.get("config") or default_config(spec), spec.config.format
+    loaded = load_config(spec.config_dir, name, options.overrides, fmt)
+    if inputs is None:
+        return loaded
+    schema = load_schema(spec)
+    declared = [key for key in (run_keys(schema) if schema else loaded.data["run"]) if key not in RESERVED_RUN_KEYS]
+    if any(loaded.origins.get(("run", key)) == COMMAND_LINE for key in declared):
+        return loaded
+    piped = [f"run.{key}={reference}" for key, reference in inputs().items() if reference and key in declared]
+    return load_config(spec.config_dir, name, (*piped, *options.overrides), fmt) if piped else loaded
 
 
 def default_config(spec: Runspec) -> str:

@@ -114,6 +114,13 @@ def _with_run_keys(schema: type[BaseModel]) -> type[BaseModel]:
     return create_model(schema.__name__, __base__=schema, __module__=schema.__module__, **own)
 
 
+def run_keys(schema: type[BaseModel]) -> list[str]:
+    """The keys that the schema's `run` group declares."""
+    field = schema.model_fields.get("run")
+    group = None if field is None else optional_group(field.annotation)
+    return [] if group is None else list(group.model_fields)
+
+
 def run_defaults(schema: type[BaseModel]) -> dict[str, Any]:
     """Defaults of the schema's `run` group, so that an input that only the schema names is pinned too."""
     field = schema.model_fields.get("run")
@@ -251,10 +258,10 @@ def _explain(faults: list[Any], data: dict[str, Any], loaded: LoadedConfig, sche
         key = dotted((*path, name))
         message = f"{loaded.origin(path)}: {key} is missing; it must be {allowed(schema, (*path, name)).text}{more}"
         return UserError(message, f"give it a value: {key}=…")
-    at = loaded.origin(path)
+    value = _at(data, path)
+    at = loaded.origin_of_fault(path, _plain(fault)) if isinstance(value, dict) else loaded.origin(path)
     if not path:
         return UserError(f"{at}: {_plain(fault)}{more}")
-    value = _at(data, path)
     rule = allowed(schema, path)
     # A check written in the schema says it best itself.
     said = _plain(fault) if fault["type"] in ("value_error", "assertion_error") else f"must be {rule.text}"

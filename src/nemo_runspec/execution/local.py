@@ -47,12 +47,11 @@ def visible_gpus() -> int:
     return min(present, len([device for device in chosen.split(",") if device.strip() not in ("", "-1")]))
 
 
-def local_command(spec: Runspec, config: Path, processes: int | None = None) -> list[str]:
-    """The words that `execute_local` would run.
+def local_command(spec: Runspec, config: Path) -> list[str]:
+    """The words that `execute_local` would run: torchrun with a process a visible GPU; one process needs no torchrun.
 
     Args:
         config: the job's config file.
-        processes: of torchrun; the visible GPUs by default, at least 1. One process needs no torchrun.
 
     Raises:
         UserError: the script asks for a launcher that is not there on this machine.
@@ -65,7 +64,7 @@ def local_command(spec: Runspec, config: Path, processes: int | None = None) -> 
     words = [word.format(script=spec.script_path, config=config) for word in shlex.split(spec.run.cmd)]
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
-    count = max(visible_gpus(), 1) if processes is None else processes
+    count = visible_gpus()
     if spec.run.launch == "torchrun" and count > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         return [words[0], *torchrun, *words[1:]]
@@ -93,31 +92,26 @@ def execute_local(
     spec: Runspec,
     job_dir: Path,
     env_vars: Mapping[str, str],
-    *,
-    processes: int | None = None,
-    interactive: bool = False,
 ) -> int:
     """Run the script of `spec` with the config in `job_dir`, and wait for it.
 
     Args:
         job_dir: holds train.yaml (train.json for `format = "json"`).
         env_vars: set for the child, over this process's environment.
-        processes: see `local_command`.
-        interactive: the child keeps the terminal (a chat); otherwise its stdin is /dev/null.
 
     Returns:
         0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
     """
-    command = local_command(spec, job_dir / spec.job_config_name, processes)
+    command = local_command(spec, job_dir / spec.job_config_name)
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
         raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
     environment = local_environment(env_vars)
     if "torch.distributed.run" not in command:
-        return exit_code(_wait(command, environment, spec.run.workdir, interactive=interactive, torchrun=False))
+        return exit_code(_wait(command, environment, spec.run.workdir, torchrun=False))
     with tempfile.TemporaryDirectory(prefix="runspec-") as folder:
         left = Path(folder) / "exit_code"
         environment[EXIT_CODE_FILE] = str(left)
-        code = _wait(command, environment, spec.run.workdir, interactive=False, torchrun=True)
+        code = _wait(command, environment, spec.run.workdir, torchrun=True)
         if code != DONE and left.is_file():
             return exit_code(int(left.read_text(encoding="utf-8")))
         return exit_code(code)
@@ -139,9 +133,7 @@ def exit_code(returncode: int) -> int:
     return FAILED
 
 
-def _wait(
-    command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, *, interactive: bool, torchrun: bool
-) -> int:
+def _wait(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, *, torchrun: bool) -> int:
     """Start the child, pass signals on to it until it ends, and return its return code."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -151,9 +143,9 @@ def _wait(
                 command,
                 env=dict(environment),
                 cwd=workdir,
-                stdin=None if interactive else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 # A group of its own: Ctrl-C reaches the child once, through us, not twice.
-                start_new_session=not interactive,
+                start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         except OSError as error:

@@ -13,7 +13,7 @@ from nemotron.cli.commands.nano3.app import nano3
 app = typer.Typer(
     name="nemotron",
     help="Train Nemotron models: every recipe whole, on this machine or at scale.",
-    epilog="Start here: nemotron nano3 pipe -c tiny",
+    epilog="Start here: nemotron nano3 pipe -c tiny. Every command takes --debug, which shows tracebacks.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain pages, as those of the recipes; rich would double the time that --help takes
@@ -29,8 +29,10 @@ def main() -> None:
 
 
 def _run() -> int:
+    # `--debug` may stand anywhere; `errors.debugging` finds it on the command line, and no command has to know it.
+    words = [word for word in sys.argv[1:] if word != "--debug"]
     try:
-        return app(prog_name="nemotron", standalone_mode=False) or 0
+        return app(words, prog_name="nemotron", standalone_mode=False) or 0
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.TyperException as error:

@@ -6,6 +6,8 @@ if `set_lineage_tracker` was called. A tracker that fails, or does not come back
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.env import wandb_settings
 from nemo_runspec.errors import UserError
 
 JOURNAL_FILE = "lineage.jsonl"
@@ -56,17 +59,17 @@ class FileTracker:
 class WandbTracker:
     """Mirrors each version as a W&B artifact that refers to the files where they are; inputs become its inputs.
 
-    Uses the W&B run that is open, else opens one in `project`. Needs `pip install "nemotron[wandb]"`.
+    Uses the W&B run that is open, else opens one in `project`; `mode` is W&B's: online, offline or disabled.
+    Needs `pip install "nemotron[wandb]"`.
     """
 
-    def __init__(self, project: str, entity: str | None = None) -> None:
-        self.project = project
-        self.entity = entity
+    def __init__(self, project: str, entity: str | None = None, mode: str | None = None) -> None:
+        self.options = {"project": project, "entity": entity, "mode": mode}
 
     def saved(self, version: Version) -> None:
         """Log the artifact `name` with the alias `v<version>`, its record as metadata."""
         wandb = _import("wandb")
-        run = wandb.run or wandb.init(project=self.project, entity=self.entity, job_type="artifact")
+        run = wandb.run or wandb.init(**self.options, job_type="artifact")
         for pinned in (version.record.get("inputs") or {}).values():
             ref = pinned.partition("@")[0]
             name, _, number = ref.partition(":")
@@ -107,7 +110,7 @@ class MlflowTracker:
             mlflow.log_dict(record, "artifact.json")
 
 
-_trackers: tuple[LineageTracker, ...] = ()
+_trackers: tuple[LineageTracker, ...] | None = None  # None: nobody has set any, so env.toml may
 
 
 def set_lineage_tracker(*trackers: LineageTracker) -> None:
@@ -116,9 +119,23 @@ def set_lineage_tracker(*trackers: LineageTracker) -> None:
     _trackers = trackers
 
 
+def use_configured_tracker() -> None:
+    """Set the tracker that env.toml asks for with a table [wandb], unless the script has set its own.
+
+    W&B not being installed costs one line of warning.
+    """
+    settings = wandb_settings()
+    if _trackers is not None or settings is None:
+        return
+    if importlib.util.find_spec("wandb") is None:
+        warn("env.toml has a table [wandb], but wandb is not installed: pip install 'nemotron[wandb]'")
+        return
+    set_lineage_tracker(WandbTracker(settings.get("project", "nemotron"), settings.get("entity"), settings.get("mode")))
+
+
 def track(version: Version, root: Path) -> None:
     """Tell the journal under `root`, then every tracker, that `version` was published. Never raises, never hangs."""
-    for tracker in (FileTracker(root / JOURNAL_FILE), *_trackers):
+    for tracker in (FileTracker(root / JOURNAL_FILE), *(_trackers or ())):
         _best_effort(tracker, version)
 
 
@@ -263,8 +280,6 @@ def _format(node: LineageNode, first: str, rest: str, digits: int, shown: set[st
 
 
 def _import(module: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,7 +1,8 @@
 """Scripts in a shell pipe: `python data_curation.py | python training.py`.
 
 The last line on stdout is a JSON map from a role (`data`, `model`) to an artifact reference; everything else that a
-script says goes to stderr. The next script finds its inputs there if it was given none explicitly.
+script says goes to stderr. The next script finds its inputs there if its command line names none: it hands `read_pipe`
+itself to `load_script_config`, which calls it only then, so that `--help` and explicit commands never wait for stdin.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ def piped() -> bool:
 
 
 def read_pipe() -> dict[str, str]:
-    """The artifact references that the script before this one in the pipe printed; empty when there is no pipe.
+    """The artifact references that the script before this one in the pipe printed, by role.
 
-    Waits until that script has finished. Raises UserError when it printed no such map (it failed, most likely).
+    Waits until that script has finished. Empty when stdin is no pipe and no file, and, with a warning, when nothing
+    came through it. Raises UserError when what came does not end in such a map (that script failed, most likely).
     """
     global _read
     if _read is None:
@@ -58,11 +60,11 @@ def read_pipe() -> dict[str, str]:
 
 
 def _parse(text: str) -> dict[str, str]:
-    lines = text.split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), None)
-    hint = "the script before it in the pipe failed, or did not end with print_complete()"
+    last = next((line for line in reversed(text.split("\n")) if line.strip()), None)
     if last is None:
-        raise UserError("nothing came through the pipe on stdin", hint)
+        print("warning: nothing came through the pipe on stdin: no inputs are taken from it", file=sys.stderr)
+        return {}
+    hint = "the script before it in the pipe failed, or did not end with print_complete()"
     try:
         references = json.loads(last)
     except ValueError:

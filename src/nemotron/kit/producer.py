@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+
+from nemo_runspec.git import git_commit, git_root
 
 
 class Producer(BaseModel):
@@ -31,26 +32,9 @@ def producer_of(
 ) -> Producer:
     """The producer for `script` as it stands on disk; `argv` defaults to this process's own."""
     script = script.absolute()
-    root, commit = _git(script.parent)
+    root = git_root(script.parent)
     relative = script.relative_to(root).as_posix() if root and script.is_relative_to(root) else script.name
     arguments = [Path(sys.argv[0]).name, *sys.argv[1:]] if argv is None else argv
-    return Producer(script=relative, name=name, fingerprint=fingerprint, git_commit=commit, argv=arguments)
-
-
-def _git(folder: Path) -> tuple[Path | None, str | None]:
-    """The root and the commit of the repository that holds `folder`; None where there is no repository or no git."""
-
-    def ask(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=10, check=True)
-        return done.stdout.strip()
-
-    try:
-        root = Path(ask("rev-parse", "--show-toplevel"))
-    except (OSError, subprocess.SubprocessError):
-        return None, None
-    try:
-        dirty = "-dirty" if ask("status", "--porcelain", "--untracked-files=no") else ""
-        return root, ask("rev-parse", "HEAD") + dirty
-    except (OSError, subprocess.SubprocessError):  # a repository without a commit
-        return root, None
+    return Producer(
+        script=relative, name=name, fingerprint=fingerprint, git_commit=git_commit(script.parent), argv=arguments
+    )

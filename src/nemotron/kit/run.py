@@ -29,12 +29,13 @@ from typing import Any, Self
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
+from nemo_runspec.env import FRESH
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.fingerprint import config_fingerprint, inputs_of, plain, run_dir_for
 from nemo_runspec.runspec import Runspec, parse
 from nemotron.kit.environment import describe_environment
-from nemotron.kit.lineage import write_json
-from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
+from nemotron.kit.lineage import use_configured_tracker, write_json
+from nemotron.kit.metrics import MetricsLog, append_line
 from nemotron.kit.producer import Producer, producer_of
 
 STATE_FILE = "run.json"
@@ -78,6 +79,11 @@ class Run:
         name = settings.get("results") or settings.get("output") if results else settings.get("output")
         return str(name) if name else None
 
+    def published(self) -> Version | None:
+        """What an earlier attempt of this run published before it was stopped (in its evaluation, say), or None."""
+        name = self.artifact_name()
+        return self.registry.find_published(name, self.fingerprint) if self.resumed and name else None
+
     def producer(self) -> Producer:
         """The producer part of a record. A launched script has the launcher's command line, from its `job.yaml`."""
         argv, job = None, self.dir / "job.yaml"
@@ -104,13 +110,6 @@ class Run:
                 seconds = round(time.perf_counter() - clock, 3)
                 line = {"phase": name, "started_at": round(started, 3), "seconds": seconds}
                 append_line(self.dir / "phases.jsonl", line)
-
-    def phase_seconds(self) -> dict[str, float]:
-        """Wall seconds a phase, summed over all attempts of this run, in the order in which they first ended."""
-        totals: dict[str, float] = {}
-        for line in read_metrics(self.dir / "phases.jsonl"):
-            totals[line["phase"]] = totals.get(line["phase"], 0.0) + line["seconds"]
-        return totals
 
     def close(self, *, finished: bool = True) -> None:
         """Close the records. `finished` False leaves the run to be resumed by the same command."""
@@ -167,7 +166,8 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     """Open the run of `script` with the config that `load_script_config` returned, and make it the current one.
 
     The directory follows from config, script and inputs. Where a run of the same fingerprint was stopped, this one
-    resumes it; where it had finished, it starts afresh. A config with `resume: PATH` names the directory itself.
+    resumes it, unless the command said `--force`; where it had finished, it starts afresh. A config with
+    `resume: PATH` names the directory itself. Saves are tracked in W&B where env.toml has a table [wandb].
 
     Raises UserError: an input is missing or has a flipped byte, another process is running there, `resume` names a run
     of another config.
@@ -187,6 +187,7 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     if run.rank == 0:
         for role, version in inputs.items():
             run.add_input(version, role)
+        use_configured_tracker()
         _take_over(run, resume=bool(resume))
         write_json(directory / "environment.json", describe_environment())
         (directory / "config.yaml").write_text(dump_yaml(config, escape=True), encoding="utf-8")
@@ -211,7 +212,7 @@ def _take_over(run: Run, *, resume: bool) -> None:
     run.dir.mkdir(parents=True, exist_ok=True)
     run.lock()
     before = read_state(run.dir)
-    run.resumed = resume or before.get("state") == "running"
+    run.resumed = resume or (before.get("state") == "running" and not os.environ.get(FRESH))
     if not run.resumed and (run.dir / STATE_FILE).exists():
         for entry in run.dir.iterdir():
             if entry.name in _KEPT or entry.suffix == ".log":

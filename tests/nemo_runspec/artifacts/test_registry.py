@@ -218,14 +218,11 @@ def test_what_cannot_be_published_is_refused_and_nothing_appears(registry, paylo
     assert registry.names() == [] and not list((registry.root / ".aside").glob("*"))
 
 
-def test_finding_what_a_fingerprint_published_and_whose_a_path_is(registry, payload):
+def test_finding_what_a_fingerprint_published(registry, payload):
     for fingerprint in ("aaaa", "bbbb", "aaaa", "cccc"):
         registry.publish("model", payload, {**RECORD, "producer": {"fingerprint": fingerprint}})
     assert registry.find_published("model", "aaaa").version == 3
     assert registry.find_published("model", "dddd") is None and registry.find_published("none", "aaaa") is None
-    inside = registry.resolve("model:2").path / "tokenizer" / "vocab.json"
-    assert registry.version_of(inside).ref == "model:2"
-    assert registry.version_of(payload) is None and registry.version_of(registry.root / "model") is None
 
 
 def test_default_root(monkeypatch, tmp_path):

@@ -233,3 +233,51 @@ def test_without_a_schema_values_stand_as_they_are(write: Write) -> None:
     assert resolved.model is None
     assert resolved.data["any"] == {"key": 1}
     assert resolved.data["run"]["name"] == "free-tiny"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "wandb_api_key", "AWS_SECRET", "DB_PASSWORD", "MY_CREDENTIALS"])
+@pytest.mark.parametrize("value", ["${oc.env:NAME}", "${oc.env:NAME,none}", "a ${oc.decode:${oc.env:NAME}}"])
+def test_an_environment_variable_that_looks_secret_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "s3cret")
+    with pytest.raises(UserError) as caught:
+        resolve(f"path={value.replace('NAME', name)}")
+    assert caught.value.message.startswith(f"command line: path: ${{oc.env:{name}}}: configs are written to files")
+    assert "under secrets in a profile of env.toml" in caught.value.message
+    assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_environment_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUM_TOKENS", "5")
+    monkeypatch.delenv("TOKENIZER_DIR", raising=False)
+    data = resolve("train.train_iters=${oc.env:NUM_TOKENS}", "path=${oc.env:TOKENIZER_DIR,x}").data
+    assert (data["train"]["train_iters"], data["path"]) == (5, "x")
+    with pytest.raises(UserError, match="Environment variable 'TOKENIZER_DIR' not found"):
+        resolve("path=${oc.env:TOKENIZER_DIR}")
+
+
+def test_a_fault_of_the_command_line_is_never_laid_on_the_file(write: Write) -> None:
+    more = "class Deep(Group):\n    train: Train = Train()\n\n\nclass Outer(Group):\n    deep: Deep = Deep()\n\n\n"
+    more += "class Deeper(Cfg):\n    outer: Outer = Outer()\n"
+    write("schema.py", f"{Path('schema.py').read_text()}\n\n{more}")
+    write("train.py", Path("train.py").read_text().replace("schema.py:Cfg", "schema.py:Deeper"))
+    tiny = write("config/tiny.yaml", Path("config/tiny.yaml").read_text())
+    tiny.write_text(tiny.read_text() + "outer:\n  deep:\n    train:\n      train_iters: 3\n")
+    for override in ("outer={deep: {train: {trian_iters: 4}}}", "outer.deep={train: {trian_iters: 4}}"):
+        with pytest.raises(UserError) as caught:
+            resolve(override)
+        assert caught.value.message == "command line: unknown key outer.deep.train.trian_iters = 4"
+        assert caught.value.hint == "did you mean outer.deep.train.train_iters?"
+    # A check between keys of a group: the file set one of them, the command line the other.
+    with pytest.raises(UserError, match=r"^command line: train: train.micro_batch_size must divide"):
+        resolve("train.micro_batch_size=3")
+    tiny.write_text(tiny.read_text().replace("global_batch_size: 8", "global_batch_size: 7"))
+    with pytest.raises(UserError, match=r"^config/tiny.yaml:\d+: train: train.micro_batch_size must divide"):
+        resolve("train.train_iters=5", config="tiny")
+
+
+@pytest.mark.parametrize("key", ["output", "results"])
+def test_a_name_that_cannot_be_published_is_refused_before_the_run(key: str) -> None:
+    with pytest.raises(UserError, match=f"^command line: run.{key}: bad artifact name 'art://r:1'"):
+        resolve(f"run.{key}=art://r:1")

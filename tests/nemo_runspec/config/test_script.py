@@ -38,9 +38,27 @@ def test_piped_inputs_replace_the_config_s_but_not_the_command_line_s(project: P
     payload.write_text("x", encoding="utf-8")
     for name in ("a", "b"):
         Registry.default().publish(name, payload, {})
-    script = project / "train.py"
-    assert load_script_config(script, ["--config", "tiny"], inputs={"data": "art://a:1"}).run.data == "a:1"
-    assert load_script_config(script, ["--config", "tiny", "run.data=b"], inputs={"data": "a:1"}).run.data == "b:1"
+    script, words = project / "train.py", ["--config", "tiny"]
+    assert load_script_config(script, words, inputs=lambda: {"data": "art://a:1"}).run.data == "a:1"
+    assert load_script_config(script, words, inputs=dict).run.data is None
+    asked: list[str] = []
+
+    def never() -> dict[str, str]:
+        asked.append("stdin")
+        return {"data": "a:1"}
+
+    for given in ("run.data=b", "run={data: b}"):
+        assert load_script_config(script, [*words, given], inputs=never).run.data == "b:1"
+    with pytest.raises(SystemExit):
+        load_script_config(script, ["--help"], inputs=never)
+    assert asked == []
+    # A reserved key is no input, nor is one that the schema does not declare.
+    cfg = load_script_config(script, [*words, "run.root=/r"], inputs=lambda: {**never(), **OTHERS})
+    assert (cfg.run.data, cfg.run.output, cfg.run.results, cfg.run.name) == ("a:1", TINY_OUTPUT, None, TINY_NAME)
+
+
+OTHERS = {"results": "art://r:1", "output": "art://o:1", "name": "n:1", "config": "c:1", "teacher": "art://t:1"}
+TINY_OUTPUT, TINY_NAME = "demo-train-model-tiny", "demo-train-tiny"
 
 
 def test_a_script_without_a_schema_gets_an_omegaconf_config(project: Path) -> None:

@@ -34,17 +34,26 @@ def script(tmp_path: Path) -> Callable[[str], Runspec]:
     return make
 
 
-def test_the_command_of_each_launcher(script: Callable[[str], Runspec], tmp_path: Path) -> None:
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("nemo_runspec.execution.local.visible_gpus", lambda: count)
+
+
+def test_the_command_of_each_launcher(
+    script: Callable[[str], Runspec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     direct = script("")
     config = tmp_path / "train.yaml"
     plain = [sys.executable, str(tmp_path / "s.py"), "--config", str(config)]
-    assert local_command(direct, config, processes=4) == plain
+    gpus(monkeypatch, 4)
+    assert local_command(direct, config) == plain
     torchrun = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="torchrun"))
-    assert local_command(torchrun, config, processes=1) == plain
-    words = local_command(torchrun, config, processes=4)
+    words = local_command(torchrun, config)
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert "--nproc-per-node=4" in words
     assert words[-3:] == plain[1:]
+    for count in (0, 1):  # one process needs no torchrun
+        gpus(monkeypatch, count)
+        assert local_command(torchrun, config) == plain
     own = dataclasses.replace(direct, run=dataclasses.replace(direct.run, cmd="bash -c 'echo {config}' x"))
     assert local_command(own, config) == ["bash", "-c", f"echo {config}", "x"]
     ray = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="ray"))
@@ -172,7 +181,7 @@ def test_a_child_that_ignores_ctrl_c_is_ended_by_the_third(script: Callable[[str
 
 @pytest.mark.slow
 def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
-    script: Callable[[str], Runspec], tmp_path: Path
+    script: Callable[[str], Runspec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
     spec = script(
@@ -189,6 +198,7 @@ def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
         """
     )
     spec = dataclasses.replace(spec, run=dataclasses.replace(spec.run, launch="torchrun"))
-    assert execute_local(spec, tmp_path, {"PYTHONPATH": SRC}, processes=2) == 143
+    gpus(monkeypatch, 2)
+    assert execute_local(spec, tmp_path, {"PYTHONPATH": SRC}) == 143
     assert sorted(path.name for path in tmp_path.glob("rank*")) == ["rank0", "rank1"]
     assert (tmp_path / "rank1").read_text(encoding="utf-8") == "2"

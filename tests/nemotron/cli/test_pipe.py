@@ -228,6 +228,25 @@ def test_a_number_outside_its_band_fails_the_command_but_not_the_report(
     assert done(outside) == 1  # published by now, and still outside
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_the_evaluation_is_found_under_whatever_name_it_publishes(
+    done: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str], passed: bool
+) -> None:
+    page = tmp_path / "output/nano3/report-t.html"
+    page.unlink()
+    renamed = ["eval:run.results=another-name", f"eval:metrics={json.dumps(evaluation(passed))}"]
+    assert done(*renamed) == (0 if passed else 1)
+    out = capfd.readouterr().out
+    assert "What each stage reached" in out and ("outside" in out) is not passed
+    assert "another-name:1" in page.read_text()
+    assert done(*renamed) == (0 if passed else 1)  # skipped, or failing again
+
+
+def test_an_evaluation_of_another_kind_has_no_table(done: Pipe, capfd: pytest.CaptureFixture[str]) -> None:
+    assert done(f"eval:metrics={json.dumps('{}')}") == 0
+    assert "What each stage reached" not in capfd.readouterr().out
+
+
 def test_a_step_that_fails_ends_it_with_its_exit_code(
     done: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,10 +49,23 @@ def test_a_mistake_is_refused_in_a_line_or_two(line: str, message: str, nemotron
     assert list(tmp_path.iterdir()) == []
 
 
-def test_debug_shows_the_traceback(nemotron: Nemotron) -> None:
-    done = nemotron("nano3 pretrain -c tinny --debug")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nano3 pretrain -c tinny --debug",
+        "nano3 --debug pretrain -c tinny",
+        "--debug nano3 pipe -c tinny",
+        "nano3 chat --debug",
+        "artifacts list --debug nothing",
+        "artifacts show nothing:1 --debug",
+        "artifacts lineage --debug nothing:1",
+        "artifacts verify nothing:1 --debug",
+    ],
+)
+def test_debug_shows_the_traceback(line: str, nemotron: Nemotron) -> None:
+    done = nemotron(line)
     assert done.returncode == 2
-    assert "Traceback" in done.stderr
+    assert "Traceback" in done.stderr and "\nerror: " in done.stderr
 
 
 def test_a_profile_with_a_cluster_executor_is_refused(nemotron: Nemotron, tmp_path: Path) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +20,7 @@ import pytest
 import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import run_main
-from nemotron.stack.environments import FAMILIES
+from nemotron.stack.environments import FAMILIES, generate_tasks, split_of
 
 RECIPE = Path(nemotron.recipes.__file__).parent / "nano3"
 PRETRAIN = "stage0_pretrain"
@@ -26,11 +30,15 @@ QUICK = ("stdlib.enabled=false", "tasks.num_tasks=3000", "tokenizer.vocab_size=4
 _PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE")
 
 
-def prepare(stage: str, cwd: Path, *overrides: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+def command_of(stage: str | Path, *overrides: str, hash_seed: int = 0) -> tuple[list[str], dict[str, str]]:
     source = str(Path(nemotron.recipes.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": str(hash_seed)}
     environment = {k: v for k, v in environment.items() if k not in _PLACES}
-    command = [sys.executable, str(RECIPE / stage / "data_prep.py"), "--config", "tiny", *overrides]
+    return [sys.executable, str(RECIPE / stage / "data_prep.py"), "--config", "tiny", *overrides], environment
+
+
+def prepare(stage: str | Path, cwd: Path, *overrides: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+    command, environment = command_of(stage, *overrides, hash_seed=hash_seed)
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
@@ -56,7 +64,7 @@ def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
     assert [phase["weights"] for phase in blend["phases"]] == [{"own": 0.25, "tasks": 0.75}] * 2
     assert {path.name for path in first.path.iterdir()} == {
         "blend.json", "tokenizer", "own_train.bin", "own_train.idx", "own_valid.bin", "own_valid.idx",
-        "tasks_train.bin", "tasks_train.idx",
+        "tasks.jsonl", "tasks_train.bin", "tasks_train.idx",
     }  # fmt: skip
     outcomes = {(r["source"], r["outcome"]): r["documents"] for r in first.record["metrics"]["curation"]}
     assert outcomes["own", "read"] == 82
@@ -78,7 +86,7 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     own = f"sources=[{{name: chats, paths: [{tmp_path / 'chats.jsonl'}], valid_fraction: 0.2}}]"
-    sft = published(tmp_path, prepare("stage1_sft", tmp_path, "tasks.num_tasks=5000", own))
+    sft = published(tmp_path, prepare("stage1_sft", tmp_path, "tasks.num_tasks=5000", "packing.seq_length=256", own))
     rows = {split: pq.read_table(sft.path / f"{split}.parquet").to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
     assert sum(counts.values()) == 4 * (50 + 125) + 60
@@ -97,7 +105,80 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     assert published(tmp_path, mine).record["fields"]["num_examples"] == 1
 
 
-@pytest.mark.parametrize("stage", [PRETRAIN, "stage1_sft", "stage2_rl"])
+def test_own_tasks_that_evaluation_asks_are_dropped_whatever_they_are_called(tmp_path: Path) -> None:
+    evaluated = generate_tasks("math", "eval", 2)
+    relabelled = [dict(task.to_dict(), canonical=_train_label()) for task in evaluated]
+    relabelled[1]["prompt"] = f"  {relabelled[1]['prompt'].upper()} "
+    fine = generate_tasks("math", "train", 1)[0].to_dict()
+    records = [*relabelled, evaluated[0].to_dict(), fine, fine]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = f"sources=[{{name: mine, paths: [{tmp_path}/mine.jsonl], max_tasks: 500}}]"
+    version = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.families=[]", source))
+    counts = {row["outcome"]: row["conversations"] for row in version.record["metrics"]["curation"]}
+    assert counts == {
+        "read": 5,
+        "kept": 1,
+        "equals evaluation prompt": 2,
+        "belongs to the evaluation split": 1,
+        "exact duplicate": 1,
+    }
+    [line] = (version.path / "train.jsonl").read_text().splitlines()
+    assert json.loads(line)["task"] == fine
+
+
+def _train_label() -> str:
+    """A canonical form that lands in the training split."""
+    return next(name for i in range(100) if split_of(name := f"math|relabelled {i}") == "train")
+
+
+def test_a_copied_stage_uses_its_own_schema(tmp_path: Path) -> None:
+    folder = tmp_path / "my_rl"
+    shutil.copytree(RECIPE / "stage2_rl", folder)
+    schema = folder / "data_schema.py"
+    schema.write_text(
+        schema.read_text().replace("num_valid_tasks: int = Field(10_000", "num_valid_tasks: int = Field(500")
+    )
+    result = prepare(folder, tmp_path, "tasks.num_tasks=2000", "tasks.families=[math]")
+    version = published(tmp_path, result)
+    assert len((version.path / "valid.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "code", "said"),
+    [
+        (PRETRAIN, signal.SIGTERM, 143, "stopped by SIGTERM"),
+        ("stage2_rl", signal.SIGUSR1, 143, "stopped by SIGUSR1"),
+        ("stage2_rl", signal.SIGINT, 130, "interrupted"),
+    ],
+)
+def test_a_signal_stops_at_once_and_publishes_nothing(
+    tmp_path: Path, stage: str, number: signal.Signals, code: int, said: str
+) -> None:
+    # Enough tasks for a minute of work; stopped half a second after the script has installed its handlers.
+    command, environment = command_of(stage, "scale=full", *(QUICK[:1] if stage == PRETRAIN else ()))
+    child = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not _handles(child.pid, signal.SIGUSR1) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    child.send_signal(number)
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == code, stderr
+    assert "Traceback" not in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("error")] == [f"error: {said}"]
+    assert not list((tmp_path / "output" / "artifacts").glob("nano3-*/*"))
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal: its bit in SigCgt of /proc."""
+    caught = re.search(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("stage", ["stage1_sft", "stage2_rl"])
 def test_schema_knows_the_families(stage: str) -> None:
     schema = importlib.import_module(f"nemotron.recipes.nano3.{stage}.data_schema")
     assert get_args(schema.Family) == FAMILIES
@@ -120,6 +201,12 @@ def test_schema_knows_the_families(stage: str) -> None:
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
         ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
+        ("stage2_rl", ["sources=[{name: own, paths: [typed.jsonl]}]"], "typed.jsonl:2: not a task record: canonical"),
+        ("stage2_rl", ["sources=[{name: own, paths: [spec.jsonl]}]"], "spec.jsonl:2: solution.answer cannot be"),
+        ("stage2_rl", ["sources=[{name: own, paths: [wrong.jsonl]}]"], "wrong.jsonl:2: solution.answer is wrong"),
+        ("stage2_rl", ["sources=[{name: own, paths: [family.jsonl]}]"], "family.jsonl:2: unknown task family 'maths'"),
+        ("stage2_rl", ["tasks.difficulty={mth: {}}"], "did you mean tasks.difficulty.math?"),
+        ("stage1_sft", ["tasks.difficulty.math.max_digits=7"], "must be an integer from 1 to 6"),
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_published(
@@ -133,6 +220,16 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": "x"\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.jsonl").write_text('{"text": "short"}\n')
+    good = generate_tasks("math", "train", 1)[0].to_dict()
+    changed: dict[str, dict[str, object]] = {
+        "typed": {"canonical": 5},
+        "spec": {"spec": {}},
+        "wrong": {"spec": {"result": -1}},
+        "family": {"family": "maths"},
+    }
+    for name, change in changed.items():
+        lines = [json.dumps(record) for record in (good, {**good, **change})]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     for name in _PLACES:
         monkeypatch.delenv(name, raising=False)

@@ -54,7 +54,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
     if (left := run.current_run()) is not None:
         left.close(finished=False)
-    lineage.set_lineage_tracker()
+    lineage._trackers = None
     pipes._read = None
 
 

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Dataset, Results, lineage
+from nemotron.kit import Checkpoint, Dataset, Results, lineage, open_run
 from nemotron.kit.lineage import (
     FileTracker,
     MlflowTracker,
@@ -177,7 +178,7 @@ def fake_wandb(known):
     run = types.SimpleNamespace(use_artifact=use, log_artifact=log)
 
     def init(**options):
-        calls.append(("init", options["project"]))
+        calls.append(("init", {name: value for name, value in options.items() if value is not None}))
         return run
 
     return types.SimpleNamespace(run=None, init=init, Artifact=Artifact), calls
@@ -190,12 +191,41 @@ def test_wandb_gets_artifact_and_inputs(chain, monkeypatch, capsys):
     set_lineage_tracker(WandbTracker("toy"))
     lineage.track(model, model.directory.parents[1])
     assert calls == [
-        ("init", "toy"),
+        ("init", {"project": "toy", "job_type": "artifact"}),
         ("use", "base-model:registry-1"),
         ("reference", model.path.as_uri()),
         ("log", "sft-model", "Model", model.digest, ("latest", "registry-1")),
     ]
     assert "W&B knows no input sft-data:1" in capsys.readouterr().err
+
+
+def test_a_run_tracks_its_saves_in_wandb_where_env_toml_says_so(script, out, tmp_path, monkeypatch, capsys):
+    (tmp_path / "env.toml").write_text('[wandb]\nproject = "toy"\nentity = "us"\nmode = "offline"\n')
+    Dataset(path=out, num_examples=1).save("raw")
+    module, calls = fake_wandb(known=())
+    module.__spec__ = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    with open_run(load_script_config(script, ["--config", "tiny"]), script):
+        Checkpoint(path=out, step=1).save()
+    assert calls[0] == ("init", {"project": "toy", "entity": "us", "mode": "offline", "job_type": "artifact"})
+    assert calls[-1][1] == "toy-train-model-tiny"
+    # A script that sets its own trackers keeps them.
+    noting = Noting()
+    set_lineage_tracker(noting)
+    calls.clear()
+    with open_run(load_script_config(script, ["--config", "tiny"]), script):
+        Checkpoint(path=out, step=2).save()
+    assert (noting.refs, calls) == (["toy-train-model-tiny:2"], [])
+
+
+def test_a_run_without_the_wandb_that_env_toml_names_goes_on(script, out, tmp_path, monkeypatch, capsys):
+    (tmp_path / "env.toml").write_text('[wandb]\nproject = "toy"\n')
+    Dataset(path=out, num_examples=1).save("raw")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with open_run(load_script_config(script, ["--config", "tiny"]), script):
+        assert Checkpoint(path=out, step=1).save().ref == "toy-train-model-tiny:1"
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1 and "[wandb], but wandb is not installed: pip install" in warning
 
 
 def test_mlflow_gets_a_run_with_tags_and_metrics(out, registry, monkeypatch):

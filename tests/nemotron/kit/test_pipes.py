@@ -43,10 +43,51 @@ def test_a_file_works_as_a_pipe_does_and_dev_null_is_no_pipe(tmp_path):
     assert shell(f"{READ} <&-").stdout == "{} {}\n"
 
 
-@pytest.mark.parametrize("upstream", ["false", "echo done", "echo '[1]'", """echo '{"a": 1}'"""])
+@pytest.mark.parametrize("upstream", ["echo done", "echo '[1]'", """echo '{"a": 1}'"""])
 def test_a_failed_script_upstream_is_said_so(upstream):
     done = shell(f"{upstream} | {READ}")
     assert done.returncode == 1 and "the script before it in the pipe failed" in done.stderr
+
+
+@pytest.mark.parametrize("upstream", ["true", "echo", "printf ''"])
+def test_an_empty_stdin_means_no_inputs_and_says_so(upstream):
+    done = shell(f"{upstream} | {READ}")
+    assert (done.returncode, done.stdout) == (0, "{} {}\n")
+    assert done.stderr == "warning: nothing came through the pipe on stdin: no inputs are taken from it\n"
+
+
+def test_help_and_an_explicit_input_never_wait_for_stdin(script, out):
+    Dataset(path=out, num_examples=1).save("raw")
+    body = (
+        "import sys; from nemo_runspec.config import load_script_config; from nemo_runspec.errors import run_main\n"
+        "from nemotron.kit import read_pipe\n"
+        "sys.exit(run_main(lambda: print(load_script_config(sys.argv.pop(1), inputs=read_pipe).run.data)))\n"
+    )
+    for word, said in (("--help", "Usage: "), ("run.data=raw", "raw:1\n")):
+        command = [sys.executable, "-c", body, str(script), word]
+        # A pipe that is never written to and never closed.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV
+        )
+        assert process.wait(timeout=60) == 0
+        assert process.stdout.read().startswith(said)
+        process.stdin.close()
+
+
+def test_a_stage_takes_its_model_from_a_stage_and_leaves_the_results(script, out):
+    for name in ("raw", "piped"):
+        Dataset(path=out, num_examples=1).save(name)
+    body = (
+        "import sys; from nemo_runspec.config import load_script_config; from nemotron.kit import read_pipe\n"
+        "run = load_script_config(sys.argv.pop(1), inputs=read_pipe).run\n"
+        "print(run.data, run.output, run.results)\n"
+    )
+    command = f"{PYTHON} -c {shlex.quote(body)} {shlex.quote(str(script))}"
+    own = "toy-train-model-tiny toy-train-results-tiny\n"
+    upstream = '{"data": "art://piped:1", "results": "art://r:1", "output": "art://o:1", "other": "art://x:1"}'
+    assert shell(f"echo '{upstream}' | {command}").stdout == f"piped:1 {own}"
+    assert shell(f"{command} < /dev/null").stdout == f"raw:1 {own}"
+    assert shell(f"true | {command}").stdout == f"raw:1 {own}"
 
 
 def test_a_reader_that_left_does_not_fail_the_writer():

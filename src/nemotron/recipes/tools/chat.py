@@ -2,6 +2,8 @@
 
 DIR holds config.json and model.safetensors, and tokenizer.json unless --tokenizer names its folder. Without --prompt,
 questions come from the terminal, or one question from stdin. `nemotron nano3 chat` finds both and starts this script.
+The model runs on the GPU if there is one. This is a tool and no step of a recipe: it reads no config and publishes
+nothing, so it takes plain options and carries no runspec block.
 """
 
 from __future__ import annotations
@@ -15,49 +17,51 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, run_main
-from nemotron.kit.chat import parse_response, render
+from nemotron.kit.chat import IM_END, generation_prompt, parse_response, render
+from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.generate import generate
 
 HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit"
+END_OF_TEXT = "</s>"
 
 
-@dataclass
-class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy."""
+@dataclass(frozen=True)
+class Speaker:
+    """A model that continues text. `temperature` 0 is greedy; at others `seed` decides which tokens are drawn."""
 
-    temperature: float
-    max_new_tokens: int
-    generator: torch.Generator
+    generate: GenerateFn
+    temperature: float = 0.0
+    seed: int = 0
+
+    def complete(self, text: str) -> str:
+        """The continuation of `text`, without the token that ended it; other special tokens are kept."""
+        (completion,) = self.generate([text], temperature=self.temperature, seed=self.seed)
+        return completion.text.removesuffix(IM_END).removesuffix(END_OF_TEXT)
+
+    def answer(self, messages: list[dict[str, str]], thinking: bool) -> dict[str, str]:
+        """The assistant's next message: content, and reasoning_content when it reasoned."""
+        prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True)
+        opened = generation_prompt(thinking).partition("\n")[2]  # `<think>`: in the prompt, but part of the response
+        reasoning, content = parse_response(opened + self.complete(prompt))
+        message = {"role": "assistant", "content": content}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        return message
 
 
-def complete(model: NemotronH, tokenizer: Tokenizer, text: str, sampling: Sampling) -> str:
-    """The model's continuation of `text`, up to `<|im_end|>`, end of text or `max_new_tokens`; special tokens kept."""
-    prompt = tokenizer.encode(text, add_special_tokens=False).ids
-    stops = tuple(i for i in (tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("</s>")) if i is not None)
-    out = generate(
-        model,
-        [prompt],
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        stop_token_ids=stops,
-        generator=sampling.generator,
-    )
-    tokens = [t for t in out.tokens[0] if t not in stops]
-    return tokenizer.decode(tokens, skip_special_tokens=False)
+def load_model(folder: Path, tokenizer: Tokenizer) -> NemotronH:
+    """The model in `folder`, on the GPU if there is one.
 
-
-def answer(
-    model: NemotronH, tokenizer: Tokenizer, messages: list[dict[str, str]], thinking: bool, sampling: Sampling
-) -> dict[str, str]:
-    """The assistant's next message: content, and reasoning_content when it reasoned."""
-    prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True)
-    opened = "<think>\n" if thinking else "<think></think>"  # the prompt ends with it, so it is part of the response
-    reasoning, content = parse_response(opened + complete(model, tokenizer, prompt, sampling))
-    message = {"role": "assistant", "content": content}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    return message
+    Raises:
+        UserError: see `NemotronH.from_pretrained`; the tokenizer has tokens that the model does not know.
+    """
+    model = NemotronH.from_pretrained(folder)
+    if tokenizer.get_vocab_size() > model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model only {model.config.vocab_size}",
+            "give the tokenizer that the model was trained with",
+        )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def show(message: dict[str, str]) -> None:
@@ -70,7 +74,7 @@ def show(message: dict[str, str]) -> None:
     print(message["content"], flush=True)
 
 
-def converse(model: NemotronH, tokenizer: Tokenizer, thinking: bool, sampling: Sampling, plain: bool = False) -> None:
+def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
     """Questions and answers until end of input or /quit; earlier turns stay in the prompt.
 
     With `plain` each line is continued as text instead, for a base model.
@@ -80,8 +84,11 @@ def converse(model: NemotronH, tokenizer: Tokenizer, thinking: bool, sampling: S
     while True:
         try:
             line = input("> ").strip()
-        except EOFError:
-            return
+        except (EOFError, KeyboardInterrupt) as end:
+            print(file=sys.stderr)  # what the shell or the error says next begins a line
+            if isinstance(end, EOFError):
+                return
+            raise
         if line == "/quit":
             return
         if line == "/reset":
@@ -91,10 +98,10 @@ def converse(model: NemotronH, tokenizer: Tokenizer, thinking: bool, sampling: S
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         elif line and plain:
-            print(line + complete(model, tokenizer, line, sampling), flush=True)
+            print(line + speaker.complete(line), flush=True)
         elif line:
             messages.append({"role": "user", "content": line})
-            messages.append(answer(model, tokenizer, messages, thinking, sampling))
+            messages.append(speaker.answer(messages, thinking))
             show(messages[-1])
 
 
@@ -106,28 +113,31 @@ def main() -> None:
     parser.add_argument("--prompt", help="one question instead of a conversation")
     parser.add_argument("--no-thinking", action="store_true", help="answer without reasoning")
     parser.add_argument("--complete", action="store_true", help="continue plain text, without the chat template")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="longest answer, reasoning included")
+    parser.add_argument("--seed", type=int, default=0, help="for temperatures above 0")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args()
+    if args.temperature < 0 or args.max_new_tokens < 1:
+        parser.error("--temperature must be at least 0, --max-new-tokens at least 1")
 
-    for folder, name in ((args.model, "config.json"), (args.tokenizer or args.model, "tokenizer.json")):
-        if not (folder / name).is_file():
-            raise UserError(f"no {name} in {folder}", "give the payload directory of a model artifact")
-    model = NemotronH.from_pretrained(args.model).eval()
-    tokenizer = Tokenizer.from_file(str((args.tokenizer or args.model) / "tokenizer.json"))
-    sampling = Sampling(args.temperature, args.max_new_tokens, torch.Generator().manual_seed(args.seed))
+    if not (args.model / "config.json").is_file():
+        raise UserError(f"no config.json in {args.model}", "give the payload directory of a model artifact")
+    tokenizer = load_tokenizer(args.tokenizer or args.model)
+    model = load_model(args.model, tokenizer)
+    generate = model_generate_fn(model, tokenizer, max_new_tokens=args.max_new_tokens)
+    speaker = Speaker(generate, args.temperature, args.seed)
 
     if args.prompt is None and sys.stdin.isatty():
-        converse(model, tokenizer, not args.no_thinking, sampling, args.complete)
+        converse(speaker, not args.no_thinking, args.complete)
         return
     text = args.prompt if args.prompt is not None else sys.stdin.read().strip()
     if not text:
         raise UserError("no question: stdin is empty", "give one as an argument or on stdin")
     if args.complete:
-        print(text + complete(model, tokenizer, text, sampling))
+        print(text + speaker.complete(text))
     else:
-        show(answer(model, tokenizer, [{"role": "user", "content": text}], not args.no_thinking, sampling))
+        show(speaker.answer([{"role": "user", "content": text}], not args.no_thinking))
 
 
 if __name__ == "__main__":

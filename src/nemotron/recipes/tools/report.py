@@ -2,7 +2,8 @@
 
 Everything is read from records: the results of the evaluation, the models and data behind it, and the metrics of the
 runs that made them. The page needs no network and no script; it follows the reader's dark or light setting. A record
-that is no longer there, such as a deleted run directory, leaves its figure out.
+that is no longer there, such as a deleted run directory, leaves its figure out. Like `chat.py` it is a tool and no step
+of a recipe: it takes plain options and carries no runspec block.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
+from nemotron.kit.chat import END_THINK, IM_END, parse_response
 from nemotron.kit.lineage import format_lineage, walk
 from nemotron.kit.metrics import format_seconds, read_metrics
 from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart, smooth
@@ -34,6 +36,12 @@ CURVES: list[tuple[str, str, str, dict[str, str]]] = [
     ("rl", "RL: validation tasks", "pass@1", {"valid_greedy": "greedy", "valid_sampled": "sampled"}),
     ("rl", "RL: entropy of the policy", "nats a token", {"entropy": "sampled tokens"}),
 ]
+
+ABOUT = (
+    "One model from raw text to its aligned form, and what each stage of training reached on tasks that it never saw. "
+    "Below: whether that is in the range expected of this recipe, how training went, the scores with their "
+    "uncertainty, answers side by side, and everything that the last model was made from."
+)
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fbfbf9;--card:#fff;--ink:#1d1f21;--muted:#666b70;--rule:#e2e3e0;
@@ -59,13 +67,15 @@ svg .faint{opacity:.28;stroke-width:1}svg .dashed{stroke-dasharray:6 4}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:15px}
 th,td{padding:7px 12px;border-bottom:1px solid var(--rule);text-align:right;vertical-align:top;
-font-variant-numeric:tabular-nums}
-th{font-weight:600;color:var(--muted)}td small{display:block;color:var(--muted);white-space:nowrap}
+font-variant-numeric:tabular-nums}tr:last-child td{border-bottom:0}
+td:not(:first-child){white-space:nowrap}th{font-weight:600;color:var(--muted);vertical-align:bottom}
+td small{display:block;color:var(--muted);white-space:nowrap}
 tr.sum td{font-weight:600}
-th:first-child,td:first-child,.texts td,.texts th{text-align:left}
+th:first-child,td:first-child,.texts td,.texts th,.words td:last-child,.words th:last-child{text-align:left}
 .good{color:var(--good)}.bad{color:var(--bad)}.two td:nth-child(2),.two th:nth-child(2){text-align:left}
 pre,.texts td{font:13px/1.5 ui-monospace,Consolas,monospace}
-pre{overflow-x:auto;margin:0}.texts td{white-space:pre-wrap;overflow-wrap:anywhere}
+pre{overflow-x:auto;margin:0}.texts td,.texts td:not(:first-child){white-space:pre-wrap;overflow-wrap:anywhere}
+.thought{color:var(--muted)}
 .texts table{table-layout:fixed;min-width:900px}.texts th:first-child{width:190px}
 .texts td small{white-space:pre-wrap}
 """
@@ -163,9 +173,12 @@ def header(records: Records) -> str:
     about = [records.evaluation.ref, f"{record['created_at'][:16].replace('T', ' ')} UTC"]
     about += [f"commit {commit[:12]}" for commit in [record["producer"].get("git_commit")] if commit]
     sizes = {model.record["fields"].get("num_parameters") for model in records.models.values()} - {None}
-    about += [f"{size / 1e6:.2f} M parameters" for size in sizes]
+    about += [f"{size / 1e6:.2f}\u00a0M\u00a0parameters" for size in sizes]
     title = records.evaluation.name.replace("-eval-results-", " ")
-    return f'<h1>{escape(title)}</h1><p class="muted">{escape(", ".join(about))}</p><div class="tiles">{boxes}</div>'
+    return (
+        f'<h1>{escape(title)}</h1><p class="muted">{escape(", ".join(about))}</p>'
+        f'<p>{ABOUT}</p><div class="tiles">{boxes}</div>'
+    )
 
 
 def bands(records: Records) -> str:
@@ -173,12 +186,12 @@ def bands(records: Records) -> str:
     rows = []
     for band in records.metrics["bands"]:
         model, _, quantity = band["name"].partition(".")
-        value = "not measured" if band["value"] is None else f"{band['value']:.3f}"
+        value = "not measured" if band["value"] is None else f"{band['value']:.3f}".replace("-", "−")
         mark = '<span class="good">in band</span>' if band["passed"] else '<span class="bad">outside</span>'
-        expected = f"{'≥' if band['relation'] == '>=' else '≤'} {band['bound']:g}"
+        expected = f"{'≥' if band['relation'] == '>=' else '≤'} {band['bound']:g}".replace("-", "−")
         rows.append([f"{NAMES.get(model, model)}: {quantity.replace('_', ' ')}", value, expected, mark])
     about = "The bounds stand in the config of the evaluation, under <code>bands</code>."
-    return section("Expected numbers", about, table(["", "reached", "band", ""], rows) if rows else "")
+    return section("Expected numbers", about, table(["", "reached", "band", ""], rows, "words") if rows else "")
 
 
 def curves(records: Records) -> str:
@@ -231,7 +244,7 @@ def scores(records: Records) -> str:
     """pass@1 of every model on every family, with what understanding nothing would score."""
     metrics = records.metrics
     roles, baselines = list(records.models), metrics["baselines"]
-    head = ["family", "constant answer", "look-up", "seen"]
+    head = ["family", "constant<br>answer", "look-up", "seen,<br>at most"]
     columns = [
         (role, which)
         for which in ("greedy", "sampled")
@@ -262,7 +275,7 @@ def scores(records: Records) -> str:
         charts.append(interval_chart(title, "share of held-out tasks solved", intervals, labels, constant))
     about = (
         "In percent, with 95 % intervals, on held-out tasks; beside them the best constant answer, the answer of the "
-        "most similar training task (look-up), and the share of the task space that training has seen."
+        "most similar training task (look-up), and an upper bound on the share of all tasks that training has seen."
     )
     return section(
         "Evaluation", about, f'<div class="grid">{"".join(charts)}</div><br>', table(head, rows, sum_row=True)
@@ -278,10 +291,11 @@ def comparisons(records: Records) -> str:
             mean = result["mean"]
             low, high = mean["difference_95"]
             worse = ", ".join(map(escape, result["worse"])) or "none"
-            difference = f"{100 * mean['difference']:+.1f}<small>{100 * low:+.1f} – {100 * high:+.1f}</small>"
+            interval = f"{100 * low:+.1f} to {100 * high:+.1f}"
+            difference = f"{100 * mean['difference']:+.1f}<small>{interval}</small>".replace("-", "−")
             rows.append([f"{NAMES[after]} over {NAMES[before]}, {which}", difference, f"{mean['p']:.2g}", worse])
     about = "Paired by task, in points of the mean over families; worse: significantly, corrected for all tests (Holm)."
-    return section("From stage to stage", about, table(["", "difference", "p", "worse"], rows) if rows else "")
+    return section("From stage to stage", about, table(["", "difference", "p", "worse"], rows, "words") if rows else "")
 
 
 def text_bits(records: Records) -> str:
@@ -295,8 +309,12 @@ def text_bits(records: Records) -> str:
             value = whole.get(source, {}).get(key)
             cells.append("–" if value is None else f"{value:.3f}")
         rows.append([escape(source), *cells])
-    head = ["source", *(NAMES[role] for role in roles), "base, all of it", "trigram, all of it"]
-    about = "Bits a byte, less is better: what aligning costs the language model, beside a trigram of the same tokens."
+    head = ["source", *(NAMES[role] for role in roles), "base,<br>whole text", "trigram,<br>whole text"]
+    about = (
+        "Bits a byte, less is better. Every model reads the beginning of each source; what rises after the base model "
+        "is what aligning it on conversations made it forget. On the right the base model on the whole text, beside "
+        "a trigram model of the same training tokens."
+    )
     return section("Held-out text", about, table(head, rows) if rows else "")
 
 
@@ -305,24 +323,21 @@ def generations(records: Records) -> str:
     roles, rows = list(records.models), []
     for row in records.metrics.get("generations", []):
         cells = [f"{escape(row['prompt'])}<small>expected: {escape(str(row['demonstration']))}</small>"]
-        for role in roles:
-            said = row.get(role)
-            mark = (
-                ""
-                if said is None
-                else '<span class="good">✓</span> '
-                if said["right"]
-                else '<span class="bad">✗</span> '
-            )
-            cells.append(
-                "–"
-                if said is None
-                else mark + escape(said["text"].removesuffix("<|im_end|>").removesuffix("</s>").strip() or "(nothing)")
-            )
+        cells += [spoken(row[role]) if row.get(role) else "–" for role in roles]
         rows.append([escape(row["family"]), *cells])
     head = ["family", "task", *(NAMES[role] for role in roles)]
-    about = "Greedy answers of the models to the same held-out tasks."
+    about = "Greedy answers of the models to the same held-out tasks, with the reasoning before them in grey."
     return section("Side by side", about, table(head, rows, "texts") if rows else "")
+
+
+def spoken(said: dict[str, Any]) -> str:
+    """What a model said as HTML: whether it is right, the reasoning in grey, the answer."""
+    mark = '<span class="good">✓</span> ' if said["right"] else '<span class="bad">✗</span> '
+    text = said["text"].removesuffix("</s>")
+    # A chat prompt ends with <think>, so the text begins within it; without the closing tag it is all answer.
+    reasoning, answer = parse_response(text) if END_THINK in text else (None, text.removesuffix(IM_END).strip())
+    thought = f'<span class="thought">{escape(reasoning)}</span>\n' if reasoning else ""
+    return mark + thought + (escape(answer) or '<span class="thought">(nothing)</span>')
 
 
 def curation(records: Records) -> str:
@@ -330,7 +345,7 @@ def curation(records: Records) -> str:
     data = records.inputs.get("pretrain_data")
     metrics = data.record["metrics"] if data else {}
     rows = [
-        [escape(r["source"]), escape(r["outcome"]), f"{r['documents']:,}", f"{r['bytes'] / 1e6:,.2f}"]
+        [escape(r["source"]), escape(r["outcome"]), f"{r['documents']:,}", f"{r['bytes'] / 1e6:,.3f}"]
         for r in metrics.get("curation", [])
     ]
     samples = [
@@ -373,6 +388,7 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), help="the page (default: %(default)s)"
     )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args()
     page = build_page(read_records(args.evaluation, Registry.default()))
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from nemotron.stack.environments.baselines import (
 from nemotron.stack.environments.families import (
     FAMILIES,
     Difficulty,
+    evaluation_prompts,
     generate_tasks,
     iter_tasks,
     make_difficulty,
@@ -36,6 +37,7 @@ __all__ = [
     "Verdict",
     "answer_of",
     "best_constant_answer",
+    "evaluation_prompts",
     "fraction_of_space_seen",
     "generate_tasks",
     "iter_tasks",

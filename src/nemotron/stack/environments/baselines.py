@@ -1,7 +1,7 @@
 """What a model that understood nothing would score: a constant answer, or that of the most similar training task.
 
-Both are printed beside every result, with the share of the task space that training saw: a score means something only
-as far as it lies above them.
+Both are printed beside every result, with an upper bound on the share of the task space that training saw: a score
+means something only as far as it lies above them.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ def nearest_neighbour_lookup(train_tasks: Sequence[Task], eval_tasks: Sequence[T
 def fraction_of_space_seen(
     canonicals: Iterable[str], family: str, difficulty: Mapping[str, Any] | Difficulty | None = None
 ) -> float:
-    """Distinct canonical tasks of a family met in training, as a share of all there are at this difficulty.
+    """Distinct canonical tasks of a family among `canonicals`, as a share of all there are at this difficulty.
 
-    Canonical forms of other families are not counted: each begins with the name of its family.
+    Canonical forms of other families are not counted: each begins with the name of its family. Of the tasks that a data
+    artifact lists this is an upper bound on what training saw: RL draws fewer of its prompts, and pretraining samples
+    its sources by weight.
     """
     seen = {canonical for canonical in canonicals if canonical.startswith(f"{family}|")}
     return len(seen) / task_space_size(family, difficulty)

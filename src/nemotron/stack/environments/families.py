@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -24,8 +25,8 @@ FAMILIES = (math.FAMILY, multiple_choice.FAMILY, instruction_following.FAMILY, s
 Difficulty: TypeAlias = (
     MathDifficulty | MultipleChoiceDifficulty | InstructionFollowingDifficulty | StructuredOutputDifficulty
 )
-# A split that yields no new task in this many draws a task is exhausted (the evaluation split is a tenth of all).
-_DRAWS_PER_TASK = 400
+# A split that yields no new task in this many draws one after the other is exhausted.
+_FRUITLESS_DRAWS = 20_000
 
 
 def _family(family: str) -> tuple[ModuleType, type[Difficulty]]:
@@ -90,7 +91,7 @@ def iter_tasks(
     style = random.Random()
     seen: set[str] = set()
     index = fruitless = 0
-    while not distinct or fruitless < _DRAWS_PER_TASK * 50:
+    while not distinct or fruitless < _FRUITLESS_DRAWS:
         problem = module.draw(draws, settings)
         canonical = problem.canonical
         if split_of(canonical) != split or canonical in seen:
@@ -133,6 +134,21 @@ def generate_tasks(
             "ask for fewer, or widen the difficulty",
         )
     return tasks
+
+
+def evaluation_prompts(
+    per_family: int, difficulties: Mapping[str, Mapping[str, Any] | Difficulty | None] | None = None
+) -> list[str]:
+    """Prompts of the first `per_family` evaluation tasks (seed 0) of every family: what no training text may contain.
+
+    A family that has fewer gives all it has.
+    """
+    chosen = difficulties or {}
+    return [
+        task.prompt
+        for family in FAMILIES
+        for task in islice(iter_tasks(family, "eval", 0, chosen.get(family), distinct=True), per_family)
+    ]
 
 
 def verify(task: Task, response: str, thinking: bool | None = None) -> Verdict:
@@ -203,7 +219,10 @@ def read_tasks(directory: Path) -> list[Task]:
             for number, line in enumerate(lines, 1):
                 try:
                     record = json.loads(line)
-                    tasks.append(Task.from_dict(record.get("task", record)))
-                except (ValueError, AttributeError, UserError) as failure:
-                    raise UserError(f"{path}:{number}: not a task: {failure}") from None
+                except ValueError as failure:
+                    raise UserError(f"{path}:{number}: not a task record: {failure}") from None
+                try:
+                    tasks.append(Task.from_dict(record.get("task", record) if isinstance(record, dict) else record))
+                except UserError as failure:
+                    raise UserError(f"{path}:{number}: {failure.message}", failure.hint) from None
     return tasks

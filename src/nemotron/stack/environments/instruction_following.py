@@ -16,7 +16,7 @@ from typing import Any
 
 from nemo_runspec.errors import UserError
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
-from nemotron.stack.environments.words import word_list
+from nemotron.stack.environments.words import word_list, words_by_category
 
 FAMILY = "instruction_following"
 KINDS = ("repeat", "pick", "pick_not", "reorder", "first_last", "upper")
@@ -64,6 +64,9 @@ class InstructionFollowingDifficulty:
             raise UserError("instruction_following: num_given is 4 to 8, num_reorder and max_count are 3 to 8")
         if not 1 <= self.num_upper <= 4:
             raise UserError(f"instruction_following: num_upper = {self.num_upper}: allowed are 1 to 4")
+        words_by_category(self.words_per_category)  # refuses a size that the word list does not have
+        if not 0.0 <= self.in_order_share <= 1.0:
+            raise UserError(f"instruction_following: in_order_share = {self.in_order_share}: allowed are 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)

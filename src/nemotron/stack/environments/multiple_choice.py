@@ -52,6 +52,7 @@ class MultipleChoiceDifficulty:
             raise UserError(f"multiple_choice: num_options = {self.num_options}: allowed are 3 to {len(LETTERS)}")
         if not 1 <= self.min_digits <= self.max_digits <= 9:
             raise UserError("multiple_choice: digits must satisfy 1 <= min_digits <= max_digits <= 9")
+        words_by_category(self.words_per_category)  # refuses a size that the word list does not have
         if "odd_one_out" in self.kinds and self.words_per_category < self.num_options - 1:
             raise UserError("multiple_choice: odd_one_out needs words_per_category >= num_options - 1")
 
@@ -85,7 +86,7 @@ def draw(rng: random.Random, difficulty: MultipleChoiceDifficulty) -> Problem:
         ]
         same = words_by_category(difficulty.words_per_category)[rng.choice(others)]
         return Problem(kind, "", (odd, *rng.sample(same, count - 1)))
-    while True:  # of four words drawn at random, the first is alone in its property most of the time
+    while True:  # until the first word is the only one with its property
         options = tuple(rng.sample(words, count))
         query = _property(kind, options[0])
         if all(_property(kind, other) != query for other in options[1:]):

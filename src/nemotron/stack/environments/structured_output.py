@@ -58,6 +58,7 @@ class StructuredOutputDifficulty:
             raise UserError("structured_output: must satisfy 1 <= min_keys <= max_keys <= 6")
         if not 2 <= self.max_number <= 10**9:
             raise UserError(f"structured_output: max_number = {self.max_number}: allowed are 2 to 1000000000")
+        words_by_category(self.words_per_category)  # refuses a size that the word list does not have
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ A task belongs to a split by the hash of its canonical form, never by the seed t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import xxhash
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.chat import THINK, parse_response
 
 Split = Literal["train", "valid", "eval"]
@@ -46,11 +47,35 @@ class Task:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Task:
-        """Rebuild a task from `to_dict()`. A record with missing or unknown keys raises UserError."""
-        try:
-            return cls(**{**record, "solution": Solution(**record["solution"])})
-        except (KeyError, TypeError) as error:
-            raise UserError(f"not a task record: {error}") from None
+        """Rebuild a task from `to_dict()`. Missing keys, unknown keys and values of a wrong type raise UserError."""
+        _check_record(record, _TASK_KEYS, "")
+        _check_record(record["solution"], _SOLUTION_KEYS, "solution.")
+        return cls(**{**record, "solution": Solution(**record["solution"])})
+
+
+_TASK_KEYS = {"family": str, "prompt": str, "canonical": str, "spec": dict, "solution": dict}
+_SOLUTION_KEYS = {"reasoning": str, "answer": str, "style": str}
+_OPTIONAL = {"style"}
+
+
+def _check_record(record: Any, keys: Mapping[str, type], prefix: str) -> None:
+    """UserError unless `record` is an object with exactly these keys and values of these types."""
+    if not isinstance(record, dict):
+        raise UserError(f"not a task record: an object is needed, not {_shown(record)}")
+    for key, value in record.items():
+        if key not in keys:
+            raise UserError(f"not a task record: unknown key {prefix}{key}", did_you_mean(str(key), keys))
+        if not isinstance(value, keys[key]):
+            needed = "a string" if keys[key] is str else "an object"
+            raise UserError(f"not a task record: {prefix}{key} must be {needed}, not {_shown(value)}")
+    missing = [prefix + key for key in keys if key not in record and key not in _OPTIONAL]
+    if missing:
+        raise UserError(f"not a task record: {', '.join(missing)} missing")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, slots=True)

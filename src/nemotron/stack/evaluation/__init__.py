@@ -1,11 +1,5 @@
 """Evaluation: pass@1 on verifiable tasks, bits per byte on text, and how sure one may be of either."""
 
-from nemotron.stack.evaluation.checkpoint import (
-    evaluate_checkpoint,
-    evaluate_model,
-    load_tokenizer,
-    model_generate_fn,
-)
 from nemotron.stack.evaluation.intervals import (
     Difference,
     Interval,
@@ -20,6 +14,11 @@ from nemotron.stack.evaluation.language_model import (
     model_bits_per_byte,
     token_byte_lengths,
     trigram_bits_per_byte,
+)
+from nemotron.stack.evaluation.model import (
+    evaluate_model,
+    load_tokenizer,
+    model_generate_fn,
 )
 from nemotron.stack.evaluation.scoring import (
     Comparison,
@@ -46,7 +45,6 @@ __all__ = [
     "bits_per_byte_of",
     "bootstrap_interval",
     "compare",
-    "evaluate_checkpoint",
     "evaluate_model",
     "evaluate_tasks",
     "holm",

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemotron.stack.evaluation.trigram import InterpolatedTrigram
+from nemotron.stack.training.losses import token_losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,8 @@ def model_bits_per_byte(
                 poll()
                 ids_NL = torch.from_numpy(batch).to(device)
                 logits_NLV = model(ids_NL[:, :-1]).logits
-                # fp32 log-softmax, fp64 sum: a sum over 10^5 tokens in fp32 would lose the fourth digit.
-                nll_NL = torch.nn.functional.cross_entropy(
-                    logits_NLV.float().flatten(0, 1), ids_NL[:, 1:].flatten(), reduction="none"
-                )
-                total += float(nll_NL.double().sum())
+                # Summed in fp64: a sum of many thousand fp32 losses loses digits.
+                total += float(token_losses(logits_NLV, ids_NL[:, 1:]).double().sum())
     finally:
         model.train(was_training)
     return bits_per_byte_of(total, len(stream) - 1, int(byte_lengths[stream[1:]].sum()))

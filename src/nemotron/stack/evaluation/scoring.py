@@ -14,7 +14,7 @@ import numpy as np
 
 from nemo_runspec.errors import RunFailed
 from nemotron.kit import chat
-from nemotron.stack.environments import Task, plain_answer, plain_prompt, prompt_messages, verify
+from nemotron.stack.environments import Task, Verdict, plain_answer, plain_prompt, prompt_messages, verify
 from nemotron.stack.evaluation.intervals import (
     Difference,
     Interval,
@@ -199,10 +199,10 @@ def prompt_text(task: Task, prompt_format: PromptFormat) -> str:
     )
 
 
-def _score(task: Task, completion: Completion, prompt_format: PromptFormat) -> float:
+def _verdict(task: Task, completion: Completion, prompt_format: PromptFormat) -> Verdict:
     if prompt_format == "plain":
-        return verify(task, plain_answer(completion.text), thinking=False).score
-    return verify(task, completion.text, thinking=prompt_format == "chat").score
+        return verify(task, plain_answer(completion.text), thinking=False)
+    return verify(task, completion.text, thinking=prompt_format == "chat")
 
 
 def evaluate_tasks(
@@ -230,30 +230,26 @@ def evaluate_tasks(
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
     flat = generate_fn(prompts, temperature=temperature, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
-    greedy_T = np.array(
-        [_score(task, done, prompt_format) for task, done in zip(tasks, greedy, strict=True)], dtype=float
-    )
-    sampled_TS = np.array(
-        [[_score(task, done, prompt_format) for done in several] for task, several in zip(tasks, sampled, strict=True)],
-        dtype=float,
-    ).reshape(len(tasks), samples)
+    verdicts = [
+        [_verdict(task, done, prompt_format) for done in (first, *several)]
+        for task, first, several in zip(tasks, greedy, sampled, strict=True)
+    ]
+    scores_TS = np.array([[verdict.score for verdict in row] for row in verdicts], dtype=float)
+    scores_TS = scores_TS.reshape(len(tasks), 1 + samples)
+    greedy_T, sampled_TS = scores_TS[:, 0], scores_TS[:, 1:]
     evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled)
     if evaluation.error_rate() > max_error_rate:
+        errors = (
+            f"{task.family}: {verdict.reason}"
+            for task, row in zip(tasks, verdicts, strict=True)
+            for verdict in row
+            if verdict.status == "error"
+        )
         raise RunFailed(
             f"{evaluation.error_rate():.1%} of the responses could not be verified, more than {max_error_rate:.1%}",
-            f"first: {_first_error(evaluation)}",
+            f"first: {next(errors)}",
         )
     return evaluation
-
-
-def _first_error(evaluation: Evaluation) -> str:
-    """The reason of the first verifier error, for the message."""
-    for row, task in enumerate(evaluation.tasks):
-        for completion in (evaluation.greedy_completions[row], *evaluation.sampled_completions[row]):
-            verdict = verify(task, completion.text)
-            if verdict.status == "error":
-                return f"{task.family}: {verdict.reason}"
-    return "unknown"
 
 
 def compare(before: Evaluation, after: Evaluation, which: Literal["greedy", "sampled"]) -> Comparison:

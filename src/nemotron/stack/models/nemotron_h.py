@@ -202,13 +202,12 @@ class NemotronH(nn.Module):
         """
         path = Path(path)
         try:
-            config = NemotronHConfig.load(path)
+            model = cls(config := NemotronHConfig.load(path))
             tensors = stack_experts(load_file(path / "model.safetensors"), config.n_routed_experts)
         except KeyError as error:
             raise UserError(f"{path / 'model.safetensors'}: tensor {error} is missing") from error
-        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             raise UserError(f"{path}: not a model directory: {error}") from error
-        model = cls(config)
         expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
         for name in sorted(expected.keys() | tensors.keys()):
             found = tensors[name].shape if name in tensors else None

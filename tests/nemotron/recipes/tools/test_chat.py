@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from nemo_runspec.errors import UserError, run_main
 from nemotron.recipes.tools import chat
+from nemotron.stack.evaluation import Completion
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.generate import Generation
 
 SPECIALS = {0: "<pad>", 1: "<s>", 2: "</s>", 10: "<|im_start|>", 11: "<|im_end|>", 12: "<think>", 13: "</think>"}
 
@@ -32,50 +34,63 @@ def tokenizer() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture
-def said(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces sampling: each call answers with the next of `replies`; the list collects the prompts."""
-    prompts: list[str] = []
+class Replies:
+    """Stands in for a model: each call answers with the next of `replies`, `prompts` collects what it was given."""
 
-    def fake(model: Any, given: list[list[int]], **settings: Any) -> Generation:
-        prompts.append(tokenizer.decode(given[0], skip_special_tokens=False))
-        tokens = tokenizer.encode(REPLIES[len(prompts) - 1], add_special_tokens=False).ids
-        return Generation([tokens], [[0.0] * len(tokens)], [True], [0.0])
+    def __init__(self, *replies: str) -> None:
+        self.replies = list(replies)
+        self.prompts: list[str] = []
 
-    monkeypatch.setattr(chat, "generate", fake)
-    return prompts
+    def __call__(self, prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        self.prompts += prompts
+        return [Completion(self.replies.pop(0), 1, 0.0, True) for _ in prompts]
 
 
-REPLIES = ["1 + 1\n</think>\n2<|im_end|>", "</think>\n4<|im_end|>"]
-SAMPLING = chat.Sampling(0.0, 8, torch.Generator())
-
-
-def test_reasoning_and_answer_are_told_apart(said: list[str], tokenizer: Tokenizer) -> None:
-    message = chat.answer(None, tokenizer, [{"role": "user", "content": "1 + 1?"}], True, SAMPLING)  # type: ignore[arg-type]
+def test_reasoning_and_answer_are_told_apart() -> None:
+    model = Replies("1 + 1\n</think>\n2<|im_end|>")
+    message = chat.Speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
     assert message == {"role": "assistant", "content": "2", "reasoning_content": "1 + 1"}
-    assert said == ["<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"]
+    assert model.prompts == ["<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"]
 
 
-def test_without_thinking_the_tags_stand_empty_in_the_prompt(
-    said: list[str], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(globals(), "REPLIES", ["2<|im_end|>"])
-    message = chat.answer(None, tokenizer, [{"role": "user", "content": "1 + 1?"}], False, SAMPLING)  # type: ignore[arg-type]
+def test_without_thinking_the_tags_stand_empty_in_the_prompt() -> None:
+    model = Replies("2<|im_end|>")
+    message = chat.Speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
     assert message == {"role": "assistant", "content": "2"}
-    assert said[0].endswith("<|im_start|>assistant\n<think></think>")
+    assert model.prompts[0].endswith("<|im_start|>assistant\n<think></think>")
+
+
+def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
+    message = chat.Speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""])
+def test_a_completion_comes_without_the_token_that_ended_it(end: str) -> None:
+    assert chat.Speaker(Replies(f"return x{end}")).complete("def f(x): ") == "return x"
 
 
 def test_a_conversation_keeps_its_turns_without_their_reasoning(
-    said: list[str], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n\n/help\n2 + 2?\n/quit\nnever read\n"))
-    chat.converse(None, tokenizer, True, SAMPLING)  # type: ignore[arg-type]
+    model = Replies("1 + 1\n</think>\n2<|im_end|>", "</think>\n4<|im_end|>")
+    chat.converse(chat.Speaker(model), thinking=True)
     captured = capsys.readouterr()
     assert captured.out.replace("> ", "").split() == ["2", "4"]
     assert "1 + 1\n" in captured.err
-    assert len(said) == 2
-    assert "1 + 1?<|im_end|>" in said[1] and "2<|im_end|>\n<|im_start|>user\n2 + 2?" in said[1]
-    assert "1 + 1\n</think>" not in said[1]
+    assert len(model.prompts) == 2
+    assert "1 + 1?<|im_end|>" in model.prompts[1] and "2<|im_end|>\n<|im_start|>user\n2 + 2?" in model.prompts[1]
+    assert "1 + 1\n</think>" not in model.prompts[1]
+
+
+def test_ctrl_c_at_the_prompt_leaves_a_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        chat.converse(chat.Speaker(Replies()), thinking=True)
+    assert capsys.readouterr().err == f"{chat.HELP}\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +140,48 @@ def test_the_script_continues_plain_text(model_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--prompt=x"], "no config.json in"), (["--model={model}"], "no question: stdin is empty")],
+    [
+        (["--model={empty}", "--prompt=x"], "no config.json in"),
+        (["--model={model}", "--tokenizer={empty}"], "no tokenizer.json in"),
+        (["--model={model}"], "no question: stdin is empty"),
+    ],
 )
-def test_what_is_missing_is_said_in_a_line(arguments: list[str], message: str, model_dir: Path, tmp_path: Path) -> None:
-    words = [word.format(model=model_dir) for word in arguments]
-    done = run(*words) if any("--model" in word for word in words) else run(f"--model={tmp_path}", *words)
-    assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
+def test_what_is_missing_is_said_in_a_line(
+    arguments: list[str],
+    message: str,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word.format(model=model_dir, empty=tmp_path) for word in arguments]
+    monkeypatch.setattr(sys, "argv", ["chat.py", *words])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert run_main(chat.main) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("error: ") and len(said.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("word", ["--temperature=-1", "--max-new-tokens=0"])
+def test_numbers_out_of_range_are_refused(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["chat.py", f"--model={tmp_path}", word])
+    with pytest.raises(SystemExit, match="2"):
+        chat.main()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    model_dir: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    bigger = Tokenizer.from_str(tokenizer.to_str())
+    bigger.add_tokens(["one more"])
+    size = tokenizer.get_vocab_size()
+    with pytest.raises(UserError, match=f"has {size + 1} tokens, the model only {size}"):
+        chat.load_model(model_dir, bigger)
+
+
+def test_debug_is_an_option_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["chat.py", f"--model={tmp_path}", "--prompt=x", "--debug"])
+    assert run_main(chat.main) == 2
+    assert "Traceback" in capsys.readouterr().err

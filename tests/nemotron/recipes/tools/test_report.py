@@ -161,7 +161,7 @@ def test_scores_with_intervals_baselines_and_differences_are_shown(registry: Reg
     assert "77.0 74.0 – 80.0" in text  # RL, sampled mean
     assert "math 3.1 5.2 1.2" in text  # constant, look-up, seen
     assert "multiple_choice 27.0 – –" in text
-    assert "RL over SFT, sampled +17.0 +12.0 – +22.0 0.0002 math" in text
+    assert "RL over SFT, sampled +17.0 +12.0 to +22.0 0.0002 math" in text
     assert "stdlib_code 2.010 2.300 2.410 2.044 2.613" in text
 
 
@@ -179,9 +179,17 @@ def test_what_models_and_documents_say_is_text_and_never_markup(registry: Regist
     assert "<script>" not in page and "<b>bold" not in page and "<top>" not in page
     text = Reader(page).text
     assert "<script>alert(1)</script>" in text
-    assert "<think> hm </think> yes" in text and "<|im_end|>" not in text
+    assert "<|im_end|>" not in text
     assert "stdlib_code near duplicate 321 0.45" in text
     assert "near duplicate stdlib_code os.py:3 def walk(<top>)" in text
+
+
+def test_reasoning_and_answer_are_told_apart() -> None:
+    thought = '<span class="thought">1 &lt; 2</span>\n'
+    assert report.spoken({"text": "<think>\n1 < 2\n</think>\nyes<|im_end|>", "right": True}).endswith(thought + "yes")
+    assert report.spoken({"text": "1 < 2\n</think>\nyes<|im_end|>", "right": True}).endswith(thought + "yes")
+    assert report.spoken({"text": "2+2=5\n7</s>", "right": False}) == '<span class="bad">✗</span> 2+2=5\n7'
+    assert "(nothing)" in report.spoken({"text": "</s>", "right": False})
 
 
 def test_curves_come_from_the_runs_that_made_the_models_and_a_run_that_is_gone_is_left_out(registry: Registry) -> None:

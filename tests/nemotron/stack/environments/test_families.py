@@ -19,6 +19,7 @@ from nemotron.stack.environments import (
     Task,
     answer_of,
     best_constant_answer,
+    evaluation_prompts,
     fraction_of_space_seen,
     generate_tasks,
     iter_tasks,
@@ -108,6 +109,42 @@ def test_prompts_and_demonstrations_are_short(family: str) -> None:
         assert "\n" not in task.prompt + task.solution.reasoning + task.solution.answer
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"canonical": 5}, "canonical must be a string, not 5"),
+        ({"prompt": None}, "prompt must be a string, not None"),
+        ({"spec": "5"}, "spec must be an object, not '5'"),
+        ({"solution": "5"}, "solution must be an object, not '5'"),
+        ({"solution": {"reasoning": "", "answer": 5}}, "solution.answer must be a string, not 5"),
+        ({"solution": {"reasoning": ""}}, "solution.answer missing"),
+        ({"solution": {"reasoning": "", "answer": "", "stile": ""}}, "unknown key solution.stile"),
+        ({"promt": "?"}, "unknown key promt"),
+        ({"family": ["math"]}, "family must be a string"),
+    ],
+)
+def test_a_record_that_is_no_task_is_named(change: dict[str, object], message: str) -> None:
+    record = generate_tasks("math", "train", 1)[0].to_dict()
+    assert Task.from_dict({**record, "solution": {"reasoning": "", "answer": "1"}}).solution.style == "careful"
+    with pytest.raises(UserError) as caught:
+        Task.from_dict({**record, **change})
+    assert caught.value.message.startswith("not a task record: ") and message in caught.value.message
+    for no_record in (None, [], "task"):
+        with pytest.raises(UserError, match="an object is needed"):
+            Task.from_dict(no_record)  # type: ignore[arg-type]
+
+
+def test_the_prompts_that_no_training_text_may_contain() -> None:
+    expected = [task.prompt for family in FAMILIES for task in generate_tasks(family, "eval", 20)]
+    assert evaluation_prompts(20) == expected
+    hard = {"math": {"max_digits": 4}}
+    first = [task.prompt for task in generate_tasks("math", "eval", 20, difficulty=hard["math"])]
+    assert evaluation_prompts(20, hard) == first + expected[20:]
+    # A family with fewer evaluation tasks than asked for gives those that it has.
+    small = {"math": {"min_digits": 1, "max_digits": 1, "multiply_digits": 1}}
+    assert 0 < len(evaluation_prompts(100, small)) - 300 < 20
+
+
 def test_where_the_answer_begins() -> None:
     assert answer_of("2+3=5\n</think>\n5<|im_end|>\n", thinking=True) == "5"
     assert answer_of("5<|im_end|>", thinking=False) == "5"
@@ -140,8 +177,11 @@ def test_a_broken_task_is_an_error_whose_score_is_not_a_number() -> None:
         (("multiple_choice", "train", {"kinds": ["bigest"]}), "kinds", ""),
         (("multiple_choice", "train", {"kinds": "largest"}), "kinds", ""),
         (("multiple_choice", "train", {"num_options": 7}), "num_options = 7", ""),
-        (("multiple_choice", "train", {"words_per_category": 1}), "words_per_category", ""),
+        (("multiple_choice", "train", {"words_per_category": 1}), "words_per_category = 1", ""),
+        (("instruction_following", "train", {"words_per_category": 17}), "words_per_category = 17", ""),
+        (("structured_output", "train", {"words_per_category": 0}), "words_per_category = 0", ""),
         (("instruction_following", "train", {"max_times": 0}), "max_times", ""),
+        (("instruction_following", "train", {"in_order_share": -0.1}), "in_order_share = -0.1", ""),
         (("structured_output", "train", {"min_keys": 4}), "min_keys", ""),
         (("structured_output", "train", 3), "mapping", ""),
     ],
@@ -188,5 +228,8 @@ def test_tasks_are_read_back_from_the_files_of_a_data_artifact(tmp_path: Path) -
     assert read_tasks(tmp_path) == tasks
     with (tmp_path / "tasks.jsonl").open("a") as file:
         file.write("{broken\n")
-    with pytest.raises(UserError, match=r"tasks\.jsonl:7: not a task"):
+    with pytest.raises(UserError, match=r"tasks\.jsonl:7: not a task record"):
+        read_tasks(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"family": 3}\n')
+    with pytest.raises(UserError, match=r"tasks\.jsonl:1: not a task record: family must be a string, not 3"):
         read_tasks(tmp_path)

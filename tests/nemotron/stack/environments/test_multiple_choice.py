@@ -55,8 +55,10 @@ def test_the_careful_trace_of_numbers_is_the_extreme_so_far() -> None:
     tasks = generate_tasks("multiple_choice", "train", 50, difficulty={"kinds": ["largest"], "careful_share": 1.0})
     for task in tasks:
         numbers = [int(number) for number in task.spec["options"]]
-        so_far = task.solution.reasoning.split(" is ")[0].split(",")
-        assert [int(number) for number in so_far] == list(itertools.accumulate(numbers, max))
+        largest = itertools.accumulate(numbers, max)
+        expected = ", ".join(f"{number} {'ABCD'[numbers.index(number)]}" for number in largest)
+        assert task.solution.reasoning == expected
+        assert expected.endswith(task.solution.answer)
 
 
 def test_forms_of_an_answer() -> None:

@@ -93,6 +93,20 @@ def test_too_many_verifier_errors_stop_the_evaluation_and_few_are_left_out() -> 
     assert np.isnan(evaluation.greedy_T).sum() == 4
 
 
+def test_the_reason_of_a_failed_verification_is_the_one_that_was_found() -> None:
+    # This answer is only looked at in the second line of plain text: read in any other way it is no valid JSON, and
+    # verification would end before it meets the broken schema.
+    task = next(task for task in TASKS if task.family == "math")
+    broken = Task(task.family, task.prompt, task.canonical, {"result": "twelve"}, task.solution)
+
+    def plain(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        return [Completion("7\n12\n", 3, 0.1, True) for _ in prompts for _ in range(samples)]
+
+    with pytest.raises(RunFailed) as caught:
+        evaluate_tasks(plain, [broken], samples=0, prompt_format="plain")
+    assert caught.value.hint == "first: math: ValueError: invalid literal for int() with base 10: 'twelve'"
+
+
 def test_a_gain_is_found_in_the_family_that_has_it_and_a_loss_is_named() -> None:
     before = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.6)), TASKS, samples=8, seed=1)
     shares = dict(zip(FAMILIES, (0.9, 0.6, 0.6, 0.2), strict=True))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError, debugging, did_you_mean
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGES = ("pretrain", "sft", "rl")
@@ -42,6 +43,7 @@ def chat(
     if stage not in STAGES:
         raise UserError(f"unknown stage '{stage}'", did_you_mean(stage, STAGES))
     from nemo_runspec.artifacts.registry import Registry
+    from nemo_runspec.execution.local import local_environment
 
     version = Registry.default().resolve_verified(model or f"nano3-{stage}-model-{config}")
     arguments = [
@@ -58,7 +60,8 @@ def chat(
         arguments.append("--complete")
     if prompt is not None:
         arguments.append(f"--prompt={prompt}")
-    import subprocess
-
+    if debugging():
+        arguments.append("--debug")
     script = recipe_dir("tools") / "chat.py"
-    raise typer.Exit(subprocess.run([sys.executable, str(script), *arguments], check=False).returncode)
+    # The script takes this process's place: the terminal, Ctrl-C and the exit code are its own.
+    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))

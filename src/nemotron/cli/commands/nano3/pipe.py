@@ -47,7 +47,7 @@ def pipe(
       --from STAGE       begin with a stage: pretrain, sft, rl, eval
       --run PROFILE      run under a profile of env.toml
       --dry-run          check all steps and print what would run
-      --force            run what is published already
+      --force            run what is published already, and nothing half-way
       --debug            show tracebacks
       STEP:key=value     set a key of one step: data-pretrain, pretrain, data-sft, sft, data-rl, rl, eval
 
@@ -104,11 +104,23 @@ def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]
 
 
 def _evaluation(last: StepResult) -> Version | None:
-    """The results that the step `eval` published, also when they made it fail; None where there are none."""
+    """The results that the step `eval` published, also when they made it fail; None where there are none.
+
+    They are known by what they hold, not by their name, which the config and `eval:run.results=NAME` may choose.
+    """
     if last.step.name != "eval" or last.exit_code not in (DONE, FAILED):
         return None
-    config, _, fingerprint = last.run_dir.name.rpartition("-")
-    return Registry.default().find_published(f"nano3-eval-results-{config}", fingerprint)
+    versions = last.versions.values() if last.exit_code == DONE else _published_by(last.run_dir)
+    return next((version for version in versions if "bands" in version.record["metrics"]), None)
+
+
+def _published_by(run_dir: Path) -> list[Version]:
+    """What the job in `run_dir` published before it failed, from the record of the job."""
+    import yaml
+
+    job = yaml.safe_load((run_dir / "job.yaml").read_text(encoding="utf-8"))
+    found = [Registry.default().find_published(name, job["fingerprint"]) for name in job["outputs"]]
+    return [version for version in found if version is not None]
 
 
 def _write_report(evaluation: Version, last: StepResult) -> Path:
@@ -137,7 +149,7 @@ def _show_table(evaluation: Version, results: list[StepResult]) -> None:
         value = "not measured" if band["value"] is None else f"{band['value']:.3f}"
         mark = "ok" if band["passed"] else "[bold red]outside[/]"
         table.add_row(
-            STAGE_OF[model] if model != above else "",
+            STAGE_OF.get(model, model) if model != above else "",
             quantity.replace("_", " "),
             value,
             f"{band['relation']} {band['bound']:g}",

@@ -40,6 +40,7 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
@@ -47,9 +48,12 @@ from nemotron.data_prep import blend, curation, sources, stdlib
 from nemotron.data_prep import tokenizer as bpe
 from nemotron.data_prep.documents import Document
 from nemotron.data_prep.jsonl import write_jsonl
+from nemotron.data_prep.signals import leave_on_signals
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
-from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
-from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, plain_text
+from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
 
 
 def main() -> None:
@@ -57,7 +61,7 @@ def main() -> None:
     cfg: PretrainDataConfig = load_script_config(__file__)
     if cfg.stdlib.python != platform.python_version():
         raise UserError(f"this config is for Python {cfg.stdlib.python}, this is {platform.python_version()}")
-    difficulties = {str(name): make_difficulty(name, fields) for name, fields in cfg.tasks.difficulty.items()}
+    difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
 
     # --- Sources: what is read, with digests, before any work is done -----------------------------------------------
     user_sources = [
@@ -94,13 +98,7 @@ def main() -> None:
         # --- Curate: normalise, judge, deduplicate, decontaminate ---------------------------------------------------
         # The evaluation prompts are protected, besides being held out by the hash of the task itself.
         with run.phase("curate"):
-            evaluation_prompts = [
-                task.prompt
-                for family in FAMILIES
-                for task in generate_tasks(
-                    family, "eval", cfg.curation.evaluation_tasks, difficulty=difficulties.get(family)
-                )
-            ]
+            protected = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
             documents = chain(
                 stdlib.code_documents(files, cfg.stdlib.max_code_chars),
                 stdlib.prose_documents(files, cfg.stdlib.max_docs_chars),
@@ -108,7 +106,7 @@ def main() -> None:
                 *(sources.user_documents(source, cfg.seed) for source in user_sources),
             )
             settings = curation.CurationSettings(seed=cfg.seed, **cfg.curation.model_dump(exclude={"evaluation_tasks"}))
-            corpus = curation.curate(documents, work_dir, evaluation_prompts, settings)
+            corpus = curation.curate(documents, work_dir, protected, settings)
         print(corpus.table, file=sys.stderr)
         blend.check_documents(corpus, phases)
 
@@ -192,4 +190,5 @@ def _digests(
 
 
 if __name__ == "__main__":
+    leave_on_signals()
     sys.exit(run_main(main))

@@ -22,7 +22,7 @@
 """Stage 0: pretrain a Nemotron 3 Nano base model.
 
     nemotron nano3 pretrain -c tiny
-    python train.py --config tiny train.train_iters=50 optimizer.lr=1e-3
+    python train.py --config tiny optimizer.lr=1e-3
     torchrun --nproc-per-node 8 train.py --config small
 
 Reads the blend that `nemotron nano3 data prep pretrain` publishes; publishes the base model and its results: bits per
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Config, then train, publish, evaluate."""
-    cfg: PretrainConfig = load_script_config(__file__, inputs=read_pipe())
+    cfg: PretrainConfig = load_script_config(__file__, inputs=read_pipe)
     ranks = start_distributed()
     with open_run(cfg, script=__file__) as run, StopSignal() as stop:
         data = PretrainBlend.load(path=cfg.dataset.path)
@@ -238,6 +238,8 @@ def publish(
     cfg: PretrainConfig, run: Run, tokenizer_dir: Path, model: NemotronH, loader: BlendLoader, metrics: dict[str, Any]
 ) -> Model:
     """The model of the last step, in Hugging Face layout with its tokenizer, as the artifact `run.output`."""
+    if (done := run.published()) is not None:
+        return Model.load(done.ref)  # stopped during evaluation: these weights are published already
     model.save_pretrained(run.output_dir)
     for file in sorted(tokenizer_dir.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)

@@ -39,6 +39,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
@@ -47,16 +48,19 @@ from nemotron.data_prep import packing
 from nemotron.data_prep.conversations import Conversation
 from nemotron.data_prep.documents import Split
 from nemotron.data_prep.jsonl import write_jsonl
+from nemotron.data_prep.signals import leave_on_signals
 from nemotron.data_prep.tokenizer import load_tokenizer
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
-from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
-from nemotron.stack.environments import FAMILIES, Task, generate_tasks, make_difficulty, to_messages
+from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
 
 
 def main() -> None:
     """Prepare the data and publish it."""
     cfg: SFTDataConfig = load_script_config(__file__)
-    difficulties = {str(name): make_difficulty(name, fields) for name, fields in cfg.tasks.difficulty.items()}
+    difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
     tokenizer = load_tokenizer(cfg.tokenizer)
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
@@ -84,12 +88,8 @@ def main() -> None:
                 )
                 for source in cfg.sources
             )
-            evaluation_prompts = [
-                task.prompt
-                for family in (FAMILIES if cfg.sources else ())
-                for task in generate_tasks(family, "eval", cfg.evaluation_tasks, difficulty=difficulties.get(family))
-            ]
-            curated = [*generated, *conv.curate_conversations(own, evaluation_prompts, table)]
+            protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
+            curated = [*generated, *conv.curate_conversations(own, protected, table)]
 
         # --- Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole ------------
         controlled = conv.control_reasoning(
@@ -175,4 +175,5 @@ def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, lis
 
 
 if __name__ == "__main__":
+    leave_on_signals()
     sys.exit(run_main(main))

@@ -22,7 +22,7 @@
 """Stage 1: teach the base model to answer, with reasoning on and off.
 
     nemotron nano3 sft -c tiny
-    python train.py --config tiny train.train_iters=50 optimizer.lr=1e-3
+    python train.py --config tiny optimizer.lr=1e-3
     torchrun --nproc-per-node 8 train.py --config small
 
 Reads the base model and the packed conversations that `nemotron nano3 data prep sft` publishes; publishes the weights
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Config, then train, publish, evaluate."""
-    cfg: SFTConfig = load_script_config(__file__, inputs=read_pipe())
+    cfg: SFTConfig = load_script_config(__file__, inputs=read_pipe)
     ranks = start_distributed()
     with open_run(cfg, script=__file__) as run, StopSignal() as stop:
         data = SFTPack.load(path=cfg.dataset.path)
@@ -259,6 +259,8 @@ def check_tokenizer(base: Checkpoint, data: SFTPack) -> None:
 
 def publish(cfg: SFTConfig, run: Run, base: Checkpoint, data: SFTPack, model: NemotronH, best: Best) -> Model:
     """The weights of the best validation, in Hugging Face layout with the tokenizer, as the artifact `run.output`."""
+    if (done := run.published()) is not None:
+        return Model.load(done.ref)  # stopped during evaluation: these weights are published already
     model.save_pretrained(run.output_dir)
     for file in sorted(base.path.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)

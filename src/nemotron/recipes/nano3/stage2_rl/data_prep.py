@@ -23,10 +23,12 @@
     python data_prep.py --config tiny 'sources=[{name: mine, paths: [tasks.jsonl]}]'
 
 One line a prompt: `messages` up to where the model answers, and `task`, the record that its answer is verified against.
-No task occurs twice, and none of the evaluation split occurs at all.
+No task occurs twice, and none of the evaluation split occurs at all. A record of your own must pass its own check, and
+is dropped where its prompt is that of an evaluation task.
 
-Simplified against the paper (tech report 3.2): four generated families instead of nine sets of prompts. The curriculum
-by pass rate needs the model, so it belongs to the training script.
+Simplified against the paper (tech report 3.2): four generated families instead of its collections of math, code,
+science, instruction, long-context and tool-use prompts. The curriculum by pass rate needs the model, so it belongs to
+the training script.
 """
 
 from __future__ import annotations
@@ -36,23 +38,38 @@ import shutil
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.conversations import ConversationTable
 from nemotron.data_prep.documents import stable_hash
 from nemotron.data_prep.jsonl import read_jsonl, write_jsonl
+from nemotron.data_prep.signals import leave_on_signals
 from nemotron.data_prep.sources import expand_paths
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
-from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig
-from nemotron.stack.environments import Split, Task, iter_tasks, make_difficulty, prompt_messages, split_of
+from nemotron.stack.environments import (
+    FAMILIES,
+    Difficulty,
+    Split,
+    Task,
+    evaluation_prompts,
+    iter_tasks,
+    make_difficulty,
+    prompt_messages,
+    split_of,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig
 
 
 def main() -> None:
     """Prepare the data and publish it."""
     cfg: RLDataConfig = load_script_config(__file__)
-    for family, difficulty in cfg.tasks.difficulty.items():
-        make_difficulty(family, difficulty)  # refuses a bad one before any work
+    difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
@@ -67,13 +84,18 @@ def main() -> None:
         # --- Tasks: a family that has fewer different ones than asked for gives all it has --------------------------
         with run.phase("collect"):
             tasks: dict[str, dict[str, Task]] = {"train": {}, "valid": {}}
+            # What comes from outside may carry a canonical form that says nothing: its prompt is compared too.
+            protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
+            evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
-            for name, split, task in _all_tasks(cfg, per_family):
+            for name, split, task in _all_tasks(cfg, per_family, difficulties):
                 table.count(name, "read")
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
                 if split == "eval":
                     table.count(name, "belongs to the evaluation split")
+                elif _spoken(task.prompt) in evaluated:
+                    table.count(name, "equals evaluation prompt")
                 elif task.canonical in tasks[split]:
                     table.count(name, "exact duplicate")
                 else:
@@ -114,11 +136,13 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-def _all_tasks(cfg: RLDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[str, Split, Task]]:
+def _all_tasks(
+    cfg: RLDataConfig, per_family: dict[Split, int], difficulties: dict[str, Difficulty]
+) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of generated and of the user's tasks; theirs too goes by the hash of the task."""
     for family in cfg.tasks.families:
         for split, count in per_family.items():
-            stream = iter_tasks(family, split, cfg.tasks.seed, cfg.tasks.difficulty.get(family), distinct=True)
+            stream = iter_tasks(family, split, cfg.tasks.seed, difficulties[family], distinct=True)
             yield from ((family, split, task) for task in islice(stream, count))
     for source in cfg.sources:
         records = (
@@ -126,15 +150,34 @@ def _all_tasks(cfg: RLDataConfig, per_family: dict[Split, int]) -> Iterator[tupl
         )
         number = 0
         for path, number, row in islice(records, apply_scale(source.max_tasks, cfg.scale)):
-            try:
-                task = Task.from_dict(row)
-                make_difficulty(task.family)
-            except UserError as error:
-                raise UserError(f"{path}:{number}: {error.message}", error.hint) from error
+            task = _own_task(path, number, row)
             yield source.name, split_of(task.canonical), task
         if number == 0:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
 
 
+def _own_task(path: Path, number: int, row: dict[str, Any]) -> Task:
+    """A user's record as a task; UserError with file and line unless its own solution passes its own check."""
+    try:
+        task = Task.from_dict(row)
+        make_difficulty(task.family)  # knows the families
+    except UserError as error:
+        raise UserError(f"{path}:{number}: {error.message}", error.hint) from error
+    verdict = verify(task, task.solution.answer, thinking=False)
+    if verdict.status != "score":
+        said = "is wrong under its own spec" if verdict.status == "wrong" else "cannot be verified"
+        raise UserError(
+            f"{path}:{number}: solution.answer {said}: {verdict.reason}",
+            f"spec must be what family {task.family} verifies; compare train.jsonl of generated tasks",
+        )
+    return task
+
+
+def _spoken(prompt: str) -> str:
+    """A prompt without differences of case and spacing."""
+    return " ".join(prompt.casefold().split())
+
+
 if __name__ == "__main__":
+    leave_on_signals()
     sys.exit(run_main(main))

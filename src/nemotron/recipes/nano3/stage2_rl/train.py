@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Config, then train, publish, evaluate."""
-    cfg: RLConfig = load_script_config(__file__, inputs=read_pipe())
+    cfg: RLConfig = load_script_config(__file__, inputs=read_pipe)
     ranks = start_distributed()
     with open_run(cfg, script=__file__) as run, StopSignal() as stop:
         prompts = RLPrompts.load(path=cfg.data.path)
@@ -363,6 +363,8 @@ def validate(
 
 def publish(cfg: RLConfig, run: Run, initial: Checkpoint, data: RLPrompts, model: NemotronH) -> Model:
     """The weights of the last step, in Hugging Face layout with the tokenizer, as the artifact `run.output`."""
+    if (done := run.published()) is not None:
+        return Model.load(done.ref)  # stopped during evaluation: these weights are published already
     model.save_pretrained(run.output_dir)
     for file in sorted(initial.path.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)

@@ -27,9 +27,9 @@
 
 For each model: pass@1, greedy and sampled at temperature 1, of four families of verifiable tasks, with 95 % intervals,
 and bits per byte on held-out text. Beside them what understanding nothing would score: the best constant answer, and
-the answer of the most similar training task; and the share of all possible tasks that training saw. Models are compared
-in pairs, task by task, with Holm's correction over the families. The numbers are published, then held against `bands`:
-outside them the exit code is 1.
+the answer of the most similar training task; and an upper bound on the share of all possible tasks that training saw:
+those that its data list. Models are compared in pairs, task by task, with Holm's correction over the families. The
+numbers are published, then held against `bands`: outside them the exit code is 1.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 4 and table 2): its benchmarks need models of its
 size; these tasks have the same four shapes (math, multiple choice, instruction following, structured output) and, like
@@ -82,8 +82,8 @@ COMPARED = (("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_cont
 
 def main() -> None:
     """Evaluate all models, publish, then judge."""
-    piped = read_pipe()
-    cfg: EvalConfig = load_script_config(__file__, inputs={"rl": piped["model"]} if "model" in piped else {})
+    # A model from a pipe is the one of the last stage.
+    cfg: EvalConfig = load_script_config(__file__, inputs=lambda: {"rl": read_pipe().get("model")})
     models = {role: getattr(cfg.run, role) for role in ROLES if getattr(cfg.run, role)}
     if not models:
         raise UserError("no model to evaluate", f"set one of {', '.join(f'run.{role}' for role in ROLES)}")
@@ -146,7 +146,8 @@ def main() -> None:
 def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task]) -> dict[str, dict[str, Any]]:
     """Per family: the best constant answer, the nearest-neighbour look-up, and how much of the task space was seen.
 
-    The last two are None where no training data is given that lists its tasks.
+    The last two are None where no training data is given that lists its tasks. `seen_fraction` counts all tasks listed
+    and is an upper bound: RL draws fewer of its prompts, and pretraining samples its sources by weight.
     """
     seen: list[Task] = []
     for role in ("pretrain_data", "sft_data", "rl_data"):

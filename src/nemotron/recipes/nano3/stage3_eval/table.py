@@ -27,12 +27,16 @@ def _share(value: float | None) -> str:
 
 
 def _scores(metrics: dict[str, Any], roles: list[str], which: str) -> str:
-    """Scores with their 95 % intervals; greedy ones beside what understanding nothing would score."""
+    """Scores with their 95 % intervals; greedy ones beside what understanding nothing would score.
+
+    `seen, at most`: share of the task space among the tasks that the training data list. Training meets some of them:
+    RL draws fewer of its prompts, and pretraining samples its sources by weight.
+    """
     roles = [role for role in roles if which in metrics["tasks"][role]["mean"]]
     if not roles:
         return ""
     baselines = metrics["baselines"] if which == "greedy" else {}
-    rows = [["family", *(["constant", "look-up", "seen"] if baselines else []), *roles]]
+    rows = [["family", *(["constant", "look-up", "seen, at most"] if baselines else []), *roles]]
     for family in [*metrics["baselines"], "mean"]:
         row = [family]
         if baselines:

@@ -92,6 +92,17 @@ def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> No
     bands = BandsConfig.model_validate({"sft": {"greedy_mean_min": 0.9}}).model_dump()
     metrics["bands"] = [check.as_dict() for check in check_bands(bands, metrics)]
     table = format_table(metrics)
-    for text in ("80.0 [10.0, 90.0]", "30.0", "0.1 %", "+10.0", "[+6.0, +14.0]", "2.400", "2.200", "OUTSIDE", ">= 0.9"):
+    for text in (
+        "80.0 [10.0, 90.0]",
+        "30.0",
+        "0.1 %",
+        "+10.0",
+        "[+6.0, +14.0]",
+        "2.400",
+        "2.200",
+        "OUTSIDE",
+        ">= 0.9",
+        "seen, at most",
+    ):
         assert text in table
     assert max(map(len, table.splitlines())) < 140

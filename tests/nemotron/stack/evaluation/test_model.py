@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from nemo_runspec.errors import UserError
 from nemotron.stack.environments import generate_tasks
-from nemotron.stack.evaluation import evaluate_checkpoint, evaluate_model, load_tokenizer, model_generate_fn
+from nemotron.stack.evaluation import evaluate_model, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
 PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]
@@ -91,9 +91,10 @@ def test_a_model_on_disk_scores_as_the_one_in_memory(model: NemotronH, tokenizer
     model.save_pretrained(tmp_path)
     tasks = generate_tasks("multiple_choice", "eval", 4)
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
-        evaluate_checkpoint(tmp_path, tasks)
+        load_tokenizer(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    on_disk = evaluate_checkpoint(tmp_path, tasks, samples=2, max_new_tokens=5)
+    loaded = NemotronH.from_pretrained(tmp_path)
+    on_disk = evaluate_model(loaded, load_tokenizer(tmp_path), tasks, samples=2, max_new_tokens=5)
     in_memory = evaluate_model(model, tokenizer, tasks, samples=2, max_new_tokens=5)
     assert on_disk.greedy_completions == in_memory.greedy_completions
     assert on_disk.sampled_completions == in_memory.sampled_completions

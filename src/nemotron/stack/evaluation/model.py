@@ -1,4 +1,4 @@
-"""Evaluate a model on disk: load it with its tokenizer, generate, verify."""
+"""Evaluate a model: read its tokenizer, generate, verify."""
 
 from __future__ import annotations
 
@@ -98,30 +98,3 @@ def evaluate_model(
     """
     generate_fn = model_generate_fn(model, tokenizer, max_new_tokens=max_new_tokens, batch_size=batch_size, poll=poll)
     return evaluate_tasks(generate_fn, tasks, samples=samples, prompt_format=prompt_format, seed=seed)
-
-
-def evaluate_checkpoint(
-    model_dir: Path,
-    tasks: Sequence[Task],
-    *,
-    samples: int = 4,
-    prompt_format: PromptFormat = "chat",
-    max_new_tokens: int = 64,
-    batch_size: int = 256,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    poll: Callable[[], None] = lambda: None,
-) -> Evaluation:
-    """`evaluate_model` on a folder with config.json, model.safetensors and tokenizer.json."""
-    model = NemotronH.from_pretrained(model_dir).to(device)
-    return evaluate_model(
-        model,
-        load_tokenizer(model_dir),
-        tasks,
-        samples=samples,
-        prompt_format=prompt_format,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        poll=poll,
-    )

@@ -1,0 +1,19 @@
+"""Which names are names of secrets. A value under such a name is in no file, no log and no dry run."""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "(hidden)"
+# `NUM_TOKENS` and `TOKENIZERS_PARALLELISM` are no secrets; `HF_TOKEN`, `API_KEYS` and `AWS_ACCESS_KEY_ID` are.
+_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:TOKEN|KEYS?)(?:_|$)", re.IGNORECASE)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret, as far as a name can say."""
+    return _SECRET.search(name) is not None
+
+
+def public(name: str, value: object) -> str:
+    """The value of the variable `name` as it may be shown: the value itself, or that it is hidden."""
+    return HIDDEN if looks_secret(name) else str(value)

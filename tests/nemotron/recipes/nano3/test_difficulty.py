@@ -1,0 +1,137 @@
+"""Difficulty in the schemas: one text in all of them, the defaults and limits of the environments, nearest names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import nemotron.recipes.nano3 as recipe
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments import FAMILIES, make_difficulty
+
+NANO3 = Path(recipe.__file__).parent
+STAGES = ("stage0_pretrain", "stage1_sft", "stage2_rl")
+SCHEMAS = [f"{stage}.{name}" for stage in STAGES for name in ("schema", "data_schema")] + ["stage3_eval.schema"]
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(f"nemotron.recipes.nano3.{name}")
+
+
+def block(name: str) -> str:
+    """The text of the difficulty groups in a schema file."""
+    [found] = re.findall(r"class MathDifficulty.*?class DifficultyConfig.*?\n(?=class )", source(name), re.DOTALL)
+    return str(found)
+
+
+def source(name: str) -> str:
+    return (NANO3 / f"{name.replace('.', '/')}.py").read_text()
+
+
+def test_all_schemas_say_the_same() -> None:
+    assert {block(name) for name in SCHEMAS} == {block(SCHEMAS[0])}
+    assert sum("DifficultyConfig" in path.read_text() for path in NANO3.rglob("*schema.py")) == len(SCHEMAS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_defaults_are_those_of_the_environments(family: str) -> None:
+    given = module(SCHEMAS[0]).DifficultyConfig.model_validate({family: {}}).get(family)
+    expected = asdict(make_difficulty(family))
+    assert {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()} == expected
+    assert make_difficulty(family, given) == make_difficulty(family)
+
+
+def test_the_families_are_those_of_the_environments() -> None:
+    assert tuple(module(SCHEMAS[0]).DifficultyConfig.model_fields) == FAMILIES
+
+
+# Outside by one, one field at a time: (family, fields, whether both refuse).
+LIMITS: list[tuple[str, dict[str, Any], bool]] = [
+    ("math", {"min_digits": 0}, True),
+    ("math", {"max_digits": 6, "multiply_digits": 6}, False),
+    ("math", {"max_digits": 7}, True),
+    ("math", {"min_digits": 3}, True),  # above multiply_digits
+    ("math", {"add": -0.1}, True),
+    ("math", {"add": 0, "subtract": 0}, True),
+    ("math", {"careful_share": 1.01}, True),
+    ("multiple_choice", {"kinds": []}, True),
+    ("multiple_choice", {"kinds": ["bigest"]}, True),
+    ("multiple_choice", {"num_options": 2}, True),
+    ("multiple_choice", {"num_options": 6, "min_digits": 1, "max_digits": 9}, False),
+    ("multiple_choice", {"num_options": 7}, True),
+    ("multiple_choice", {"min_digits": 3}, True),
+    ("multiple_choice", {"max_digits": 10}, True),
+    ("multiple_choice", {"kinds": ["odd_one_out"], "words_per_category": 2}, True),
+    ("multiple_choice", {"words_per_category": 1}, True),
+    ("instruction_following", {"words_per_category": 17}, True),
+    ("structured_output", {"words_per_category": 16}, False),
+    ("instruction_following", {"min_times": 4}, True),
+    ("instruction_following", {"max_times": 10}, True),
+    ("instruction_following", {"num_given": 3}, True),
+    ("instruction_following", {"num_given": 8, "num_reorder": 8, "max_count": 8, "num_upper": 4}, False),
+    ("instruction_following", {"num_given": 9}, True),
+    ("instruction_following", {"num_reorder": 2}, True),
+    ("instruction_following", {"max_count": 2}, True),
+    ("instruction_following", {"num_upper": 5}, True),
+    ("instruction_following", {"in_order_share": 1.01}, True),
+    ("structured_output", {"min_keys": 0}, True),
+    ("structured_output", {"min_keys": 4}, True),
+    ("structured_output", {"max_keys": 7}, True),
+    ("structured_output", {"max_number": 1}, True),
+    ("structured_output", {"max_number": 10**9, "flags": False, "choices": False}, False),
+    ("structured_output", {"max_number": 10**9 + 1}, True),
+    ("structured_output", {"max_numbr": 5}, True),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "refused"), LIMITS)
+def test_schema_and_environment_draw_the_line_at_the_same_place(
+    family: str, fields: dict[str, Any], refused: bool
+) -> None:
+    config = module(SCHEMAS[0]).DifficultyConfig
+    if not refused:
+        assert make_difficulty(family, config.model_validate({family: fields}).get(family))
+        return
+    with pytest.raises(ValidationError):
+        config.model_validate({family: fields})
+    with pytest.raises(UserError):
+        make_difficulty(family, fields)
+
+
+def test_the_resolved_config_is_as_short_as_the_one_written() -> None:
+    config = module(SCHEMAS[0]).DifficultyConfig
+    assert config().model_dump() == config.model_validate({}).model_dump(mode="json") == {}
+    assert config().get("math") is None
+    written = config.model_validate({"math": {"max_digits": 4}}).model_dump(mode="json")
+    assert list(written) == ["math"] and written["math"]["max_digits"] == 4
+    assert config.model_validate(written).model_dump(mode="json") == written
+
+
+@pytest.mark.parametrize(
+    ("script", "prefix"),
+    [
+        ("stage0_pretrain/data_prep.py", "tasks"),
+        ("stage1_sft/data_prep.py", "tasks"),
+        ("stage2_rl/data_prep.py", "tasks"),
+        ("stage0_pretrain/train.py", "evaluation"),
+        ("stage1_sft/train.py", "evaluation"),
+        ("stage2_rl/train.py", "evaluation"),
+        ("stage3_eval/evaluate.py", "tasks"),
+    ],
+)
+def test_every_script_refuses_a_misspelt_family_and_field(script: str, prefix: str) -> None:
+    for key, value, hint in (
+        ("mth.max_digits", "3", f"did you mean {prefix}.difficulty.math?"),
+        ("math.max_digit", "3", f"did you mean {prefix}.difficulty.math.max_digits?"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load_script_config(NANO3 / script, ["--config", "tiny", f"{prefix}.difficulty.{key}={value}"])
+        assert caught.value.hint == hint, caught.value

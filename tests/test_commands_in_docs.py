@@ -1,0 +1,104 @@
+"""Every command that the docs, the help pages and the scripts' docstrings show is accepted, as a dry run.
+
+The artifacts and files that the commands read are stand-ins; `env.example.toml` is the env.toml.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config.script import load_script_config
+from nemotron.cli.main import _run
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src/nemotron"
+PRETRAIN = SOURCE / "recipes/nano3/stage0_pretrain/train.py"
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "env.example.toml", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += sorted(SOURCE.rglob("*.md"))
+SCRIPTS = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "chat_templates"]
+# A command stands on a line of its own (a fenced block, a docstring), or between backticks.
+COMMAND = re.compile(r"^ *((?:nemotron|python \S*\.py) [^`\n]+)$|`((?:nemotron|python \S*\.py) [^`]+)`", re.MULTILINE)
+# Placeholders (CONFIG, […], …), pipes, and words after a command that are prose.
+SCHEMATIC = re.compile(r"\b[A-Z]{3,}\b|[…|]|\[-|&&")
+RUNS = re.compile(r"nemotron nano3 (pipe|data prep (pretrain|sft|rl)|pretrain|sft|rl( rlvr)?|eval)( |$)")
+
+
+def commands() -> dict[str, tuple[Path, str]]:
+    """`place: command` -> file and command, of all files above."""
+    found = {}
+    for path in [*PAGES, *SCRIPTS]:
+        for whole, inline in COMMAND.findall(path.read_text(encoding="utf-8")):
+            command = " ".join(re.split(r"  +#| {3,}", (whole or inline).strip())[0].split())
+            if not SCHEMATIC.search(command):
+                found[f"{path.relative_to(ROOT)}: {command}"] = (path, command)
+    return found
+
+
+COMMANDS = commands()
+
+
+class Started(BaseException):
+    """Raised where chat would replace this process."""
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a user's own files to run in, and a registry that has what the commands read."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("notes/note.md", "notes/note.jsonl", "chats.jsonl", "tasks.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
+    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(ROOT / "env.example.toml"))
+    registry = Registry(tmp_path / "artifacts")
+    record = {
+        "type": "Model",
+        "types": ["Model"],
+        "fields": {},
+        "metrics": {},
+        "inputs": {},
+        "sources": [{"name": "x"}],
+    }
+    for stage in ("pretrain", "sft", "rl"):
+        for kind in ("data", "model", "results"):
+            for config in ("tiny", "small"):
+                (tmp_path / "payload").write_text(f"{stage} {kind} {config}")
+                for _ in range(2):  # examples name versions 1 and 2
+                    registry.publish(f"nano3-{stage}-{kind}-{config}", tmp_path / "payload", record)
+
+    def replace_process(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setattr("os.execve", replace_process)
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 30
+    assert len([place for place in COMMANDS if place.startswith("README.md")]) > 8
+
+
+@pytest.mark.parametrize("place", COMMANDS)
+def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, command = COMMANDS[place]
+    words = shlex.split(command)
+    if words[0] == "python":
+        beside = path.parent / words[1] if path.suffix == ".py" else ROOT / words[1]
+        script = beside if beside.is_file() else PRETRAIN
+        assert words[1] == "train.py" or beside.is_file()
+        load_script_config(script, words[2:])
+        return
+    if all(word.isalpha() or word == "nano3" for word in words):  # `nemotron nano3 sft` is its name, not a command line
+        words.append("--help")
+    elif RUNS.match(command):
+        words.append("--dry-run")
+    monkeypatch.setattr("sys.argv", words)
+    try:
+        assert _run() == 0
+    except Started:
+        assert words[:3] == ["nemotron", "nano3", "chat"]

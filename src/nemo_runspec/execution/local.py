@@ -73,7 +73,7 @@ def local_command(spec: Runspec, config: Path) -> list[str]:
 
 # Small models make thousands of short parallel regions a second; benchmarks/cpu_settings.py prints what each is worth.
 CPU_SETTINGS = {
-    # Idle OpenMP workers sleep: on shared cores, ones that spin made the same training step 16 times slower ...
+    # Idle OpenMP workers sleep: with other work on the cores, ones that spin made a step ten times slower ...
     "OMP_WAIT_POLICY": "PASSIVE",
     # ... but not before a few microseconds, or waking them costs as much as they bring (GNU OpenMP, iterations).
     "GOMP_SPINCOUNT": "5000",

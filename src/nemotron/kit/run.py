@@ -100,7 +100,9 @@ class Run:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Record the wall time of what happens inside, also when it ends in an error or an interruption."""
+        """Say that it begins, and record the wall time of what happens inside, also when it ends in an error."""
+        if self.rank == 0:
+            print(f"{self.spec.name}: {name}", file=sys.stderr, flush=True)
         started = time.time()
         clock = time.perf_counter()
         try:
@@ -187,6 +189,8 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     if run.rank == 0:
         for role, version in inputs.items():
             run.add_input(version, role)
+        if run.artifact_name() or run.artifact_name(results=True):
+            _check_writable(run.registry.root)
         use_configured_tracker()
         _take_over(run, resume=bool(resume))
         write_json(directory / "environment.json", describe_environment())
@@ -196,6 +200,16 @@ def open_run(cfg: Any, script: str | Path) -> Run:
         run.resumed = _wait_for_rank_0(directory)
     _current = run
     return run
+
+
+def _check_writable(root: Path) -> None:
+    """UserError where nothing can be published: better before the work than after it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{root}: artifacts cannot be published there: {error.strerror}") from error
+    if not os.access(root, os.W_OK):
+        raise UserError(f"{root}: artifacts cannot be published there: it is read-only")
 
 
 def read_state(directory: Path) -> dict[str, Any]:

@@ -87,7 +87,11 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     page = _write_report(evaluation, last)
     _show_table(evaluation, results)
     typer.echo(f"report: {page}")
-    return last.exit_code or (DONE if evaluation.record["metrics"]["in_band"] else FAILED)
+    if evaluation.record["metrics"]["in_band"]:
+        return last.exit_code
+    if last.status == "skipped":  # otherwise the evaluation itself has just said so
+        typer.echo("error: numbers are outside their bands (see the table)", err=True)
+    return FAILED
 
 
 def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]:

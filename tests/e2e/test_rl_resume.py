@@ -85,9 +85,13 @@ class House:
         found = list((self.root / output).glob(f"nano3/rl/*/{name}"))
         return found[0] if found else self.root / "none"
 
-    def records(self, output: str) -> list[dict[str, float]]:
-        """All complete metrics records, wall times left out."""
-        path = self.file(output, "metrics.jsonl")
+    def samples(self, output: str) -> list[dict[str, float]]:
+        """The rollouts kept for reading, wall times left out."""
+        return self.records(output, "rollouts.jsonl")
+
+    def records(self, output: str, name: str = "metrics.jsonl") -> list[dict[str, float]]:
+        """All complete records of a log, wall times left out."""
+        path = self.file(output, name)
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         records = [json.loads(line) for line in lines if line.endswith("\n")]
         return [{k: v for k, v in record.items() if "time" not in k and "seconds" not in k} for record in records]
@@ -155,8 +159,7 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert house.registry.resolve(OUTPUT).digest == house.registry.resolve(f"{OUTPUT}:1").digest
     assert house.records(output) == house.records("unbroken")
     assert [record["step"] for record in house.steps(output)] == list(range(1, STEPS + 1))
-    samples = "rollouts.jsonl"
-    assert house.file(output, samples).read_text() == house.file("unbroken", samples).read_text()
+    assert house.samples(output) == house.samples("unbroken")
 
 
 def test_the_run_learned_from_rewards_with_a_frozen_router_and_a_moving_bias(house: House) -> None:

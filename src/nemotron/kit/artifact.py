@@ -88,6 +88,8 @@ class Artifact(BaseModel):
         for field in self._paths():
             setattr(self, field, version.record["fields"][field])
         self._version = version
+        if run is not None:
+            run.note_published(version)
         lineage.track(version, registry.root)
         return self
 

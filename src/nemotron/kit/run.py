@@ -35,10 +35,11 @@ from nemo_runspec.fingerprint import config_fingerprint, inputs_of, plain, run_d
 from nemo_runspec.runspec import Runspec, parse
 from nemotron.kit.environment import describe_environment
 from nemotron.kit.lineage import use_configured_tracker, write_json
-from nemotron.kit.metrics import MetricsLog, append_line
+from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
 from nemotron.kit.producer import Producer, producer_of
 
 STATE_FILE = "run.json"
+PUBLISHED_FILE = "published.jsonl"
 # What the launcher wrote before the script started, and the lock; a fresh start keeps them.
 _KEPT = ("job.yaml", "train.yaml", "train.json", "run.lock")
 _RANK_0_SECONDS = 1800.0  # how long other ranks wait until rank 0 has checked the inputs
@@ -81,8 +82,18 @@ class Run:
 
     def published(self) -> Version | None:
         """What an earlier attempt of this run published before it was stopped (in its evaluation, say), or None."""
-        name = self.artifact_name()
-        return self.registry.find_published(name, self.fingerprint) if self.resumed and name else None
+        if not self.resumed:
+            return None
+        for line in reversed(read_metrics(self.dir / PUBLISHED_FILE)):
+            if line["name"] == self.artifact_name():
+                with contextlib.suppress(UserError):  # deleted since, or another registry: publish again
+                    return self.registry.resolve(f"{line['version']}@{line['digest']}")
+        return None
+
+    def note_published(self, version: Version) -> None:
+        """Remember what this run published, for the attempt after this one should it be stopped."""
+        line = {"name": version.name, "version": version.ref, "digest": version.digest}
+        append_line(self.dir / PUBLISHED_FILE, line)
 
     def producer(self) -> Producer:
         """The producer part of a record. A launched script has the launcher's command line, from its `job.yaml`."""

@@ -62,6 +62,26 @@ def test_saving_takes_name_inputs_and_producer_from_the_run(script, raw):
     assert json.loads((results.path / "results.json").read_text()) == {"bpb": 2.5}
 
 
+def test_only_a_stopped_attempt_of_this_very_run_has_published_already(script, raw, monkeypatch, tmp_path):
+    run = opened(script)
+    assert run.published() is None
+    (run.output_dir / "model.safetensors").write_bytes(b"w")
+    model = Model(path=run.output_dir, step=3, dataset_path=run.inputs["data"].path).save()
+    run.close(finished=False)  # stopped in its evaluation
+    resumed = opened(script)
+    assert resumed.resumed and resumed.published().ref == model.ref
+    resumed.close()
+    afresh = opened(script)
+    assert afresh.published() is None  # the last one had finished: this one publishes anew
+    afresh.close(finished=False)
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(afresh.registry.root))
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "elsewhere"))
+    opened(script).close(finished=False)
+    other = opened(script)
+    assert other.resumed and other.published() is None  # same fingerprint, another run
+    other.close()
+
+
 def test_a_launched_script_records_the_launchers_command_line(script, raw, monkeypatch):
     run = opened(script)
     (run.dir / "job.yaml").write_text("argv: [nemotron, toy, train, -c, tiny]\n")

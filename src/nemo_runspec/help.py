@@ -142,7 +142,7 @@ def recipe_help(command: str, about: str, config_dir: Path, default: str = "defa
                 "--dry-run": "check everything and print what would run",
                 "--force": "start afresh instead of going on with an unfinished run",
                 "--debug": "show tracebacks",
-                "key=value": "set a key of the config, as in train.train_iters=50",
+                "key=value": "set a key of the config, as in optimizer.lr=1e-3",
             }
         ),
         "",

@@ -202,7 +202,7 @@ def _apply_override(data: dict[str, Any], origins: dict[KeyPath, str], override:
     key, equals, text = override.partition("=")
     if not equals or not _KEY.fullmatch(key):
         message = f"{COMMAND_LINE}: {override!r} is not an override"
-        raise UserError(message, "write key=value, as in train.train_iters=5")
+        raise UserError(message, "write key=value, as in optimizer.lr=1e-3")
     value = read_scalar(text, f"{COMMAND_LINE}: {key}")
     *groups, leaf = split_key(key)
     node: Any = data

@@ -1,6 +1,6 @@
 """What a script calls first: its command line -> its validated config.
 
-`python train.py --config tiny train.train_iters=5` works on its own, from anywhere; a launched job passes the path of
+`python train.py --config tiny optimizer.lr=1e-3` works on its own, from anywhere; a launched job passes the path of
 its train.yaml instead of a name. Both go through the same checks.
 """
 

@@ -80,9 +80,9 @@ class Mamba2(nn.Module):
         cache.ssm.mul_(decay_BH[:, :, None, None])
         grouped = cache.ssm.view(batch, self.num_groups, heads_per_group * self.head_dim, self.state_size)
         grouped.addcmul_(dtx, at_least_fp32(B_BGN).unsqueeze(2))
-        y_BHP = (
-            (grouped @ at_least_fp32(C_BGN).unsqueeze(-1)).view(batch, self.num_heads, self.head_dim).to(x_BHP.dtype)
-        )
+        with torch.autocast(x_B1D.device.type, enabled=False):  # as in the scan
+            y_BGp1 = grouped @ at_least_fp32(C_BGN).unsqueeze(-1)
+        y_BHP = y_BGp1.view(batch, self.num_heads, self.head_dim).to(x_BHP.dtype)
         y_BHP = y_BHP + self.D.unsqueeze(-1) * x_BHP
         return self.out_proj(self.norm(y_BHP.flatten(-2), z_B1I.squeeze(1))).unsqueeze(1)
 

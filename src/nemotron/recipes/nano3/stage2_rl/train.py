@@ -47,6 +47,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import leave_one_out_advantages
 from nemotron.stack.rl.losses import grpo_loss
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
-from nemotron.stack.rl.rollouts import collect_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
 from nemotron.stack.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from nemotron.stack.training.distributed import (
     Ranks,
@@ -165,8 +166,6 @@ def train(
 
     for step in range(start, grpo.max_num_steps):
         began = time.perf_counter()
-        set_lr(optimizer, adam.lr * min(1.0, (step + 1) / (policy.lr_warmup_iters + 1)))
-
         # ---- 1. Rollouts: N completions for each of this rank's prompts, sampled from the policy as it is now
         tasks = source.batch(step)[ranks.rank :: ranks.world_size]
         prompts = [
@@ -204,98 +203,29 @@ def train(
         rewards_PN = torch.tensor([math.nan if r.reward is None else r.reward for r in rollouts])
         rewards_PN = rewards_PN.view(-1, grpo.num_generations_per_prompt)
         advantages_PN = leave_one_out_advantages(rewards_PN, ~rewards_PN.isnan(), grpo.normalize_rewards)
-        counted = [
-            (rollout, advantage)
-            for rollout, advantage in zip(rollouts, advantages_PN.flatten().tolist(), strict=True)
-            if rollout.reward is not None and not (grpo.overlong_filtering and rollout.truncated)
-        ]
 
-        # ---- 3. One update. Loss: sum over completion tokens / number of completion tokens of the global batch
-        loss_tokens = torch.tensor([float(sum(len(r.completion_ids) for r, _ in counted))], device=device)
-        sum_over_ranks([loss_tokens])
-        model.train()
-        losses = torch.zeros(3, device=device)  # sum of k3; tokens that were clipped; tokens that were masked
-        trained_tokens = 0
-        for micro in pack_rollouts(
-            [rollout for rollout, _ in counted],
-            [advantage for _, advantage in counted],
-            policy.max_total_sequence_length,
-            policy.train_micro_batch_size,
-            keep_zero_advantage=reference is not None,  # with a KL term every completion has a gradient
-        ):
-            micro = micro.to(device)
-            with autocast:
-                logits_TV = model(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
-            logp_T = token_logprobs(logits_TV, micro.targets_T)
-            reference_T = None
-            if reference is not None:
-                with torch.no_grad(), autocast:
-                    logits_TV = reference(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
-                reference_T = token_logprobs(logits_TV, micro.targets_T)
-            loss = grpo_loss(
-                logp_T,
-                logp_T.detach(),  # one update a batch: the policy of the rollouts is the policy being updated
-                micro.logp_generator_T,
-                micro.advantages_T,
-                ratio_clip_min=cfg.loss_fn.ratio_clip_min,
-                ratio_clip_max=cfg.loss_fn.ratio_clip_max,
-                importance_bound=cfg.loss_fn.importance_bound,
-                logp_reference_T=reference_T,
-                kl_penalty=cfg.loss_fn.reference_policy_kl_penalty,
-            )
-            (loss.loss / loss_tokens.clamp(min=1)).sum().backward()
-            losses += torch.stack([loss.kl, loss.clipped, loss.masked])
-            trained_tokens += micro.input_ids_BL.numel()
-        sum_gradients(model)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), policy.max_grad_norm)
-        if not math.isfinite(grad_norm):
-            raise RunFailed(f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps")
-        optimizer.step()
-        optimizer.zero_grad()
-        model.update_expert_bias(policy.moe_router_bias_update_rate)
-
-        # ---- 4. Records, summed over ranks
+        # ---- 3. One update
+        set_lr(optimizer, adam.lr * min(1.0, (step + 1) / (policy.lr_warmup_iters + 1)))
         done = step + 1
-        lengths = [len(r.completion_ids) for r in rollouts]
-        entropy = sum(r.entropy * length for r, length in zip(rollouts, lengths, strict=True))
-        flat_groups = (advantages_PN == 0).all(-1).sum().item()
-        of_family = [
-            [r.reward for r in rollouts if r.reward is not None and tasks[r.prompt_index].family == family]
-            for family in cfg.env.families
-        ]
-        sums = torch.tensor(
-            [
-                len(rollouts), sum(lengths), entropy, sum(r.truncated for r in rollouts), flat_groups, len(errors),
-                trained_tokens, *map(sum, of_family), *map(len, of_family),
-            ],
-            dtype=torch.float64, device=device,
-        )  # fmt: skip
-        sum_over_ranks([sums, losses])
-        completions, tokens, entropy, truncated, flat_groups, failed, trained_tokens, *rest = sums.tolist()
-        scores, counts = rest[: len(of_family)], rest[len(of_family) :]
-        if failed > grpo.max_error_rate * completions:
+        result = update(cfg, model, reference, optimizer, rollouts, advantages_PN, ranks, autocast)
+        if not math.isfinite(result.grad_norm):
             raise RunFailed(
-                f"verification failed for {failed:.0f} of {completions:.0f} rollouts at step {done}",
-                errors[0] if errors else "on another rank",
+                f"gradient norm is {result.grad_norm} at step {done}", "a smaller policy.optimizer.lr helps"
             )
-        reward = sum(scores) / max(sum(counts), 1)
-        kl, clipped, masked = losses.tolist()
-        run.metrics.log(
-            done, reward=reward,
-            **{f"reward_{f}": s / max(n, 1) for f, s, n in zip(cfg.env.families, scores, counts, strict=True)},
-            entropy=entropy / max(tokens, 1), completion_tokens=tokens / completions, truncated=truncated / completions,
-            groups_without_gradient=flat_groups / grpo.num_prompts_per_step, verifier_errors=int(failed),
-            clipped_tokens=int(clipped), masked_tokens=int(masked), kl=kl / max(loss_tokens.item(), 1),
-            grad_norm=grad_norm, lr=optimizer.param_groups[0]["lr"],
-            seconds_generate=generated - began, seconds_train=time.perf_counter() - generated,
-        )  # fmt: skip
+
+        # ---- 4. Records
+        seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
+        flat_groups = int((advantages_PN == 0).all(-1).sum())
+        metrics = summed_over_ranks(cfg, tasks, rollouts, flat_groups, errors, result, ranks)
+        tokens, trained_tokens = metrics.pop("tokens"), metrics.pop("trained_tokens")
+        run.metrics.log(done, **metrics, grad_norm=result.grad_norm, lr=optimizer.param_groups[0]["lr"], **seconds)
         for rollout in rollouts[:: max(1, len(rollouts) // max(1, cfg.logger.log_samples))][: cfg.logger.log_samples]:
             task = tasks[rollout.prompt_index]
             text = tokenizer.decode(rollout.completion_ids, skip_special_tokens=False)
             samples.log(done, family=task.family, prompt=task.prompt, completion=text, reward=rollout.reward)
         # Generated tokens cost a forward pass, a third of a training token.
         flops = flops_per_token * (trained_tokens + tokens / 3)
-        progress.update(done, tokens=int(tokens), flops=flops, reward=reward)
+        progress.update(done, tokens=int(tokens), flops=flops, reward=metrics["reward"])
         last = done == grpo.max_num_steps
         if grpo.val_period and (done % grpo.val_period == 0 or last) and not stop.requested:
             validate(cfg, run, model, tokenizer, data, done, progress, ranks, autocast)
@@ -310,6 +240,126 @@ def train(
     progress.close()
     samples.close()
     return model, checkpoint
+
+
+@dataclass
+class Update:
+    """What one optimiser step did on this rank. sums: of k3, of clipped and of masked tokens, [3]."""
+
+    grad_norm: float
+    loss_tokens: float
+    trained_tokens: int
+    sums: torch.Tensor
+
+
+def update(
+    cfg: RLConfig,
+    model: NemotronH,
+    reference: NemotronH | None,
+    optimizer: torch.optim.Optimizer,
+    rollouts: list[Rollout],
+    advantages_PN: torch.Tensor,
+    ranks: Ranks,
+    autocast: torch.autocast,
+) -> Update:
+    """One step on one batch. Loss: sum over completion tokens / number of completion tokens of the global batch.
+
+    Completions without a verdict and, with overlong filtering, those that hit the length limit count in neither.
+    """
+    counted = [
+        (rollout, advantage)
+        for rollout, advantage in zip(rollouts, advantages_PN.flatten().tolist(), strict=True)
+        if rollout.reward is not None and not (cfg.grpo.overlong_filtering and rollout.truncated)
+    ]
+    loss_tokens = torch.tensor([float(sum(len(r.completion_ids) for r, _ in counted))], device=ranks.device)
+    sum_over_ranks([loss_tokens])
+    model.train()
+    sums = torch.zeros(3, device=ranks.device)
+    trained_tokens = 0
+    for micro in pack_rollouts(
+        [rollout for rollout, _ in counted],
+        [advantage for _, advantage in counted],
+        cfg.policy.max_total_sequence_length,
+        cfg.policy.train_micro_batch_size,
+        keep_zero_advantage=reference is not None,  # with a KL term every completion has a gradient
+    ):
+        micro = micro.to(ranks.device)
+        with autocast:
+            logits_TV = model(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
+        logp_T = token_logprobs(logits_TV, micro.targets_T)
+        reference_T = None
+        if reference is not None:
+            with torch.no_grad(), autocast:
+                logits_TV = reference(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
+            reference_T = token_logprobs(logits_TV, micro.targets_T)
+        loss = grpo_loss(
+            logp_T,
+            logp_T.detach(),  # one update a batch: the policy of the rollouts is the policy being updated
+            micro.logp_generator_T,
+            micro.advantages_T,
+            ratio_clip_min=cfg.loss_fn.ratio_clip_min,
+            ratio_clip_max=cfg.loss_fn.ratio_clip_max,
+            importance_bound=cfg.loss_fn.importance_bound,
+            logp_reference_T=reference_T,
+            kl_penalty=cfg.loss_fn.reference_policy_kl_penalty,
+        )
+        (loss.loss / loss_tokens.clamp(min=1)).sum().backward()
+        sums += torch.stack([loss.kl, loss.clipped, loss.masked])
+        trained_tokens += micro.input_ids_BL.numel()
+    sum_gradients(model)
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.policy.max_grad_norm).item()
+    if math.isfinite(grad_norm):
+        optimizer.step()
+        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
+    optimizer.zero_grad()
+    return Update(grad_norm, loss_tokens.item(), trained_tokens, sums)
+
+
+def summed_over_ranks(
+    cfg: RLConfig,
+    tasks: list[Task],
+    rollouts: list[Rollout],
+    flat_groups: int,
+    errors: list[str],
+    result: Update,
+    ranks: Ranks,
+) -> dict[str, float]:
+    """The metrics of a step over all ranks. RunFailed where verification failed for too many rollouts."""
+    lengths = [len(r.completion_ids) for r in rollouts]
+    entropy = sum(r.entropy * length for r, length in zip(rollouts, lengths, strict=True))
+    of_family = [
+        [r.reward for r in rollouts if r.reward is not None and tasks[r.prompt_index].family == family]
+        for family in cfg.env.families
+    ]
+    sums = torch.tensor(
+        [
+            len(rollouts), sum(lengths), entropy, sum(r.truncated for r in rollouts), flat_groups, len(errors),
+            result.trained_tokens, *result.sums.tolist(), *map(sum, of_family), *map(len, of_family),
+        ],
+        dtype=torch.float64, device=ranks.device,
+    )  # fmt: skip
+    sum_over_ranks([sums])
+    completions, tokens, entropy, truncated, flat, failed, trained_tokens, kl, clipped, masked, *rest = sums.tolist()
+    if failed > cfg.grpo.max_error_rate * completions:
+        raise RunFailed(
+            f"verification failed for {failed:.0f} of {completions:.0f} rollouts",
+            errors[0] if errors else "on another rank",
+        )
+    scores, counts = rest[: len(of_family)], rest[len(of_family) :]
+    return {
+        "reward": sum(scores) / max(sum(counts), 1),
+        **{f"reward_{f}": s / max(n, 1) for f, s, n in zip(cfg.env.families, scores, counts, strict=True)},
+        "entropy": entropy / max(tokens, 1),
+        "completion_tokens": tokens / completions,
+        "truncated": truncated / completions,
+        "groups_without_gradient": flat / cfg.grpo.num_prompts_per_step,
+        "verifier_errors": failed,
+        "clipped_tokens": clipped,
+        "masked_tokens": masked,
+        "kl": kl / max(result.loss_tokens, 1),
+        "tokens": tokens,
+        "trained_tokens": trained_tokens,
+    }
 
 
 def reward_function(

@@ -40,22 +40,34 @@ class NemotronHConfig:
     num_experts_per_tok: int = 2
     moe_intermediate_size: int = 128
     moe_shared_expert_intermediate_size: int = 256
+    moe_latent_size: int | None = None  # LatentMoE (Super 3): width in which the routed experts work; None is hidden_size
     routed_scaling_factor: float = 2.5
     # dense MLP (-)
     intermediate_size: int = 512
+    # multi-token prediction: stored blocks (0 or 1), the symbols of the block, and how often training applies it
+    num_nextn_predict_layers: int = 0
+    mtp_hybrid_override_pattern: str = "*E"
+    mtp_num_layers: int = 2
     initializer_range: float = 0.02
     layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.hybrid_override_pattern) - set(BLOCK_NAMES))
-        if unknown or not self.hybrid_override_pattern:
+        for name in ("hybrid_override_pattern", "mtp_hybrid_override_pattern"):
+            pattern = getattr(self, name)
+            unknown = sorted(set(pattern) - set(BLOCK_NAMES))
+            if unknown or not pattern:
+                raise ValueError(
+                    f"{name} {pattern!r}: one or more of {' '.join(BLOCK_NAMES)} expected"
+                    + (f", found {unknown}" if unknown else "")
+                )
+        if self.num_nextn_predict_layers not in (0, 1):
             raise ValueError(
-                f"hybrid_override_pattern {self.hybrid_override_pattern!r}: "
-                f"one or more of {' '.join(BLOCK_NAMES)} expected" + (f", found {unknown}" if unknown else "")
+                f"num_nextn_predict_layers {self.num_nextn_predict_layers}: 0 or 1 expected (one block, applied "
+                "mtp_num_layers times, is what Nemotron 3 Super has)"
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value <= 0:
+            if isinstance(value, int | float) and value <= 0 and field.name != "num_nextn_predict_layers":
                 raise ValueError(f"{field.name} must be positive, is {value}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -68,6 +80,11 @@ class NemotronHConfig:
             raise ValueError(
                 f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
             )
+
+    @property
+    def routed_size(self) -> int:
+        """Width in which the routed experts work: the latent where there is one, else the hidden size."""
+        return self.moe_latent_size or self.hidden_size
 
     @property
     def mamba_inner_size(self) -> int:

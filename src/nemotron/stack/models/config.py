@@ -40,7 +40,7 @@ class NemotronHConfig:
     num_experts_per_tok: int = 2
     moe_intermediate_size: int = 128
     moe_shared_expert_intermediate_size: int = 256
-    moe_latent_size: int | None = None  # LatentMoE (Super 3): width in which the routed experts work; None is hidden_size
+    moe_latent_size: int | None = None  # LatentMoE (Super 3): width of the routed experts' input; None: hidden_size
     routed_scaling_factor: float = 2.5
     # dense MLP (-)
     intermediate_size: int = 512

@@ -40,7 +40,7 @@ def reference_of(model: NemotronH) -> nn.Module:
     """The same weights in transformers' NemotronH, its clamp of dt switched off as the published config has it."""
     unlimited = (0.0, math.inf)
     config = transformers.NemotronHConfig(
-        **model.config.to_dict(), moe_latent_size=None, n_group=1, topk_group=1, norm_topk_prob=True,
+        **model.config.to_dict(), n_group=1, topk_group=1, norm_topk_prob=True,
         time_step_limit=unlimited, use_cache=False, attn_implementation="eager", experts_implementation="eager",
     )  # fmt: skip
     reference: nn.Module = transformers.NemotronHForCausalLM(config).eval()

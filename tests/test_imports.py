@@ -47,6 +47,7 @@ HELP_PAGES = [
     ["nano3", "pretrain", "--help"],
     ["nano3", "data", "prep", "sft", "--help"],
     ["nano3", "rl", "--help"],
+    ["models", "show", "--help"],
     ["artifacts", "lineage", "--help"],
 ]
 

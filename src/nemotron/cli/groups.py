@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch")
 
 
-RECIPE_ORDER = ("pipe", "data", "pretrain", "sft", "rl", "eval", "chat")
+RECIPE_ORDER = ("pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model")
 
 
 class FamilyGroup(TyperGroup):

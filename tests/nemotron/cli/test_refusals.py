@@ -79,4 +79,5 @@ def test_a_group_without_a_sub_command_shows_its_help(nemotron: Nemotron) -> Non
     done = nemotron("nano3")
     assert done.returncode == 2
     commands = done.stderr[done.stderr.index("Commands:") :].split("\n")[1:-1]
-    assert [line.split()[0] for line in commands] == ["pipe", "data", "pretrain", "sft", "rl", "eval", "chat"]
+    names = [line.split()[0] for line in commands]
+    assert names == ["pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model"]

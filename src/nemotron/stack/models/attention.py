@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models.cache import AttentionCache, Cache
 from nemotron.stack.models.config import NemotronHConfig
+from nemotron.stack.models.linear import Linear
 
 # Shapes: B batch, L length, S key slots, D hidden, A query heads, J key/value heads, X head_dim.
 
@@ -20,10 +22,10 @@ class Attention(nn.Module):
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, q_size)
+        self.k_proj = Linear(config.hidden_size, kv_size)
+        self.v_proj = Linear(config.hidden_size, kv_size)
+        self.o_proj = Linear(q_size, config.hidden_size)
 
     def forward(
         self, x_BLD: Tensor, attention_mask: Tensor | None = None, cache: AttentionCache | None = None, start: int = 0
@@ -48,6 +50,26 @@ class Attention(nn.Module):
             q_BALX, k_BJSX, v_BJSX, attn_mask=attention_mask, is_causal=attention_mask is None, enable_gqa=True
         )
         return self.o_proj(out_BALX.transpose(1, 2).flatten(-2))
+
+    def extend(self, x_BTD: Tensor, attention_mask: Tensor, cache: AttentionCache, slots_BT: Tensor) -> Tensor:
+        """T further tokens a row at once, rows of different lengths: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: [B, T, D].
+            attention_mask: bool [B, 1, T, S] over the first S slots, True where a query may look.
+            cache: receives keys and values before it is read.
+            slots_BT: int64 [B, T], where each row writes.
+        """
+        q_BATX = self.q_proj(x_BTD).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        rows_B1 = torch.arange(len(slots_BT), device=slots_BT.device).unsqueeze(1)
+        for cached_BJSX, projection in ((cache.k, self.k_proj), (cache.v, self.v_proj)):
+            new_BTJX = projection(x_BTD).unflatten(-1, (self.num_kv_heads, self.head_dim))
+            cached_BJSX[rows_B1, :, slots_BT] = new_BTJX.to(cached_BJSX.dtype)  # autocast may have lowered it
+        num_slots = attention_mask.shape[-1]
+        out_BATX = F.scaled_dot_product_attention(
+            q_BATX, cache.k[:, :, :num_slots], cache.v[:, :, :num_slots], attn_mask=attention_mask, enable_gqa=True
+        )
+        return self.o_proj(out_BATX.transpose(1, 2).flatten(-2))
 
 
 def packing_mask(seq_idx_BL: Tensor) -> Tensor:

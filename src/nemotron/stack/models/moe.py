@@ -4,7 +4,8 @@ Routing (DeepSeek-V3 section 2.1.2, as Nemotron 3 uses it): scores = sigmoid(x W
 bias is added for the *choice* of the top-k only; the weights are the unbiased scores of the chosen, normalised to one
 and scaled. After each optimiser step the bias of under-loaded experts rises and that of over-loaded ones falls.
 
-Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K routed rows.
+Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices,
+S rows sorted by expert.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.layers import MLP, at_least_fp32
+from nemotron.stack.models.linear import ROW_MULTIPLE, Linear, matmul_nt, onednn_serves
 
 
 class Router(nn.Module):
@@ -29,6 +31,7 @@ class Router(nn.Module):
         super().__init__()
         self.top_k = config.num_experts_per_tok
         self.scaling_factor = config.routed_scaling_factor
+        self.counts_load = True  # not in the second forward pass of a recomputed block
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(config.n_routed_experts))
         # Rows routed to each expert since the last bias update; bookkeeping of a step, not part of a checkpoint.
@@ -41,7 +44,7 @@ class Router(nn.Module):
         chosen_TK = (scores_TE.detach() + self.e_score_correction_bias).topk(self.top_k, dim=-1, sorted=False).indices
         weights_TK = scores_TE.gather(-1, chosen_TK)
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * self.scaling_factor
-        if self.training:
+        if self.training and self.counts_load:
             self.expert_load += torch.bincount(chosen_TK.flatten(), minlength=self.expert_load.shape[0])
         return weights_TK, chosen_TK, scores_TE
 
@@ -59,13 +62,13 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Weights of all routed experts, stacked: up [E, F, D], down [E, D, F]."""
+    """Weights of all routed experts, stacked: up [E, F, D], down [E, D, F]; D is the latent width in a LatentMoE."""
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
         num_experts, width = config.n_routed_experts, config.moe_intermediate_size
-        self.up_proj = nn.Parameter(torch.empty(num_experts, width, config.hidden_size))
-        self.down_proj = nn.Parameter(torch.empty(num_experts, config.hidden_size, width))
+        self.up_proj = nn.Parameter(torch.empty(num_experts, width, config.routed_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, config.routed_size, width))
 
     def forward(self, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         device = x_TD.device.type
@@ -86,83 +89,109 @@ class RoutedExperts(torch.autograd.Function):
 
         a = relu(x up^T)^2, y = a down^T      da = w g down      dpre = da * 2 relu(x up^T)
         d down = (w g)^T a    d up = dpre^T x    dx = dpre up    dw = g . y
+
+    Each expert's slice may end in padding rows (see `_dispatch`): they repeat token 0 with weight 0, so that they add
+    nothing to any gradient, and nobody reads their output.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, up_EFD: Tensor, down_EDF: Tensor
     ) -> Tensor:
-        num_tokens, top_k = chosen_TK.shape
-        order_R = chosen_TK.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen_TK.flatten(), minlength=up_EFD.shape[0]).tolist()
-        x_RD = x_TD[order_R.div(top_k, rounding_mode="floor")]
-        relu_RF = x_RD.new_empty(len(order_R), up_EFD.shape[1])
-        y_RD = torch.empty_like(x_RD)
-        for expert, rows in _slices(counts):
-            torch.mm(x_RD[rows], up_EFD[expert].T, out=relu_RF[rows])
-        relu_RF.relu_()
-        a_RF = relu_RF.square()
-        for expert, rows in _slices(counts):
-            torch.mm(a_RF[rows], down_EDF[expert].T, out=y_RD[rows])
-        # y_TKD back in token order; a gather with the inverse permutation instead of a scatter-add.
-        inverse_R = torch.empty_like(order_R)
-        inverse_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-        y_TKD = y_RD[inverse_R].view(num_tokens, top_k, -1)
-        ctx.save_for_backward(x_RD, relu_RF, y_TKD, weights_TK, order_R, inverse_R, up_EFD, down_EDF)
-        ctx.counts = counts
-        return (weights_TK.to(y_TKD.dtype).unsqueeze(1) @ y_TKD).squeeze(1)
+        fast = onednn_serves(x_TD) and chosen_TK.numel() >= ROW_MULTIPLE * len(up_EFD)
+        slot_TK, token_S, slices = _dispatch(chosen_TK, len(up_EFD), ROW_MULTIPLE if fast else 1)
+        x_SD = x_TD[token_S]
+        y_SD = torch.empty_like(x_SD)
+        relus: list[Tensor] = []  # relu(x up^T) [rows, F] of each slice
+        for expert, rows in slices:
+            relu = matmul_nt(x_SD[rows], up_EFD[expert], onednn=fast).relu_()
+            matmul_nt(relu * relu, down_EDF[expert], y_SD[rows], fast)
+            relus.append(relu)
+        y_TKD = y_SD[slot_TK]
+        ctx.save_for_backward(x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, *relus)
+        ctx.slices, ctx.fast = slices, fast
+        return _weighted_sum(y_TKD, weights_TK.to(y_TKD.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor, Tensor]:
         (grad_TD,) = grads
-        x_RD, relu_RF, y_TKD, weights_TK, order_R, inverse_R, up_EFD, down_EDF = ctx.saved_tensors
-        num_tokens, top_k = weights_TK.shape
+        x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, *relus = ctx.saved_tensors
+        fast = ctx.fast
         grad_weights_TK = (y_TKD @ grad_TD.unsqueeze(-1)).squeeze(-1).to(weights_TK.dtype)
-        token_R = order_R.div(top_k, rounding_mode="floor")
-        grad_y_RD = grad_TD[token_R] * weights_TK.to(grad_TD.dtype).flatten()[order_R].unsqueeze(-1)
-        grad_pre_RF = torch.empty_like(relu_RF)
-        grad_x_RD = torch.empty_like(x_RD)
-        grad_up, grad_down = torch.zeros_like(up_EFD), torch.zeros_like(down_EDF)
-        a_RF = relu_RF.square()
-        for expert, rows in _slices(ctx.counts):
-            torch.mm(grad_y_RD[rows].T, a_RF[rows], out=grad_down[expert])
-            torch.mm(grad_y_RD[rows], down_EDF[expert], out=grad_pre_RF[rows])
-        grad_pre_RF.mul_(relu_RF).mul_(2)
-        for expert, rows in _slices(ctx.counts):
-            torch.mm(grad_pre_RF[rows].T, x_RD[rows], out=grad_up[expert])
-            torch.mm(grad_pre_RF[rows], up_EFD[expert], out=grad_x_RD[rows])
-        grad_x_TD = grad_x_RD[inverse_R].view(num_tokens, top_k, -1).sum(1)
-        return grad_x_TD, grad_weights_TK, None, grad_up, grad_down
+        weight_S = grad_TD.new_zeros(len(token_S))
+        weight_S[slot_TK] = weights_TK.to(grad_TD.dtype)
+        grad_y_SD = grad_TD[token_S].mul_(weight_S.unsqueeze(-1))
+        grad_x_SD, grad_up, grad_down = torch.empty_like(x_SD), torch.zeros_like(up_EFD), torch.zeros_like(down_EDF)
+        for (expert, rows), relu in zip(ctx.slices, relus, strict=True):
+            matmul_nt(grad_y_SD[rows].T, (relu * relu).T, grad_down[expert], fast)
+            grad_pre = matmul_nt(grad_y_SD[rows], down_EDF[expert].T, onednn=fast).mul_(relu).mul_(2)
+            matmul_nt(grad_pre.T, x_SD[rows].T, grad_up[expert], fast)
+            matmul_nt(grad_pre, up_EFD[expert].T, grad_x_SD[rows], fast)
+        return grad_x_SD[slot_TK].sum(1), grad_weights_TK, None, grad_up, grad_down
 
 
-def _slices(counts: list[int]) -> list[tuple[int, slice]]:
-    """(expert, its rows in the sorted order) of every expert that received a row."""
+def _weighted_sum(y_TKD: Tensor, weights_TK: Tensor) -> Tensor:
+    """sum_k weights[t, k] y[t, k]: as many passes as choices, where a batched matmul of one row each is slower."""
+    out_TD = y_TKD[:, 0] * weights_TK[:, :1]
+    for k in range(1, y_TKD.shape[1]):
+        out_TD.addcmul_(y_TKD[:, k], weights_TK[:, k, None])
+    return out_TD
+
+
+def _dispatch(chosen_TK: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[tuple[int, slice]]]:
+    """Give every choice a row among those of its expert, each expert's rows padded to a multiple of `multiple`.
+
+    Returns the row of each choice [T, K], the token of each row [S], and the rows of every expert that was chosen.
+    """
+    num_choices, top_k = chosen_TK.numel(), chosen_TK.shape[1]
+    expert_R = chosen_TK.flatten()
+    order_R = expert_R.argsort(stable=True)
+    counts_E = torch.bincount(expert_R, minlength=num_experts)
+    padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
+    # How far padding has moved an expert's first row.
+    moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
+    slot_R = torch.empty_like(order_R)
+    slot_R[order_R] = torch.arange(num_choices, device=order_R.device) + moved_E[expert_R[order_R]]
     slices, start = [], 0
-    for expert, count in enumerate(counts):
+    for expert, count in enumerate(padded_E.tolist()):
         if count:
             slices.append((expert, slice(start, start + count)))
         start += count
-    return slices
+    token_S = order_R.new_zeros(start)
+    token_S[slot_R] = torch.arange(num_choices, device=order_R.device).div(top_k, rounding_mode="floor")
+    return slot_R.view(-1, top_k), token_S, slices
 
 
 class MoE(nn.Module):
-    """Routed experts plus one shared expert that sees every token."""
+    """Routed experts plus one shared expert that sees every token.
+
+    With `moe_latent_size` (LatentMoE, Nemotron 3 Super) the routed experts live in a narrow latent space:
+    out = fc2(sum_k w_k expert_k(fc1 x)) + shared(x). Router and shared expert keep the full width. Where experts are
+    spread over devices, tokens then travel at the latent width, and more experts fit the same bandwidth.
+    """
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
         self.gate = Router(config)
         self.experts = Experts(config)
         self.shared_experts = MLP(config.hidden_size, config.moe_shared_expert_intermediate_size)
+        self.fc1_latent_proj: Linear | None = None
+        self.fc2_latent_proj: Linear | None = None
+        if config.moe_latent_size is not None:
+            self.fc1_latent_proj = Linear(config.hidden_size, config.moe_latent_size)
+            self.fc2_latent_proj = Linear(config.moe_latent_size, config.hidden_size)
 
     def forward(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the output [B, L, D] and the sequence-level load-balancing loss (scalar, fp32, 1.0 when balanced)."""
         x_TD = x_BLD.flatten(0, 1)
         weights_TK, chosen_TK, scores_TE = self.gate(x_TD)
-        routed_BLD = self.experts(x_TD, weights_TK, chosen_TK).view_as(x_BLD)
+        routed_in = x_TD if self.fc1_latent_proj is None else self.fc1_latent_proj(x_TD)
+        routed = self.experts(routed_in, weights_TK, chosen_TK)
+        routed_TD = routed if self.fc2_latent_proj is None else self.fc2_latent_proj(routed)
         balance = (
             load_balancing_loss(scores_TE, chosen_TK, x_BLD.shape[0]) if self.training else scores_TE.new_zeros(())
         )
-        return routed_BLD + self.shared_experts(x_BLD), balance
+        return routed_TD.view_as(x_BLD) + self.shared_experts(x_BLD), balance
 
 
 def load_balancing_loss(scores_TE: Tensor, chosen_TK: Tensor, num_sequences: int) -> Tensor:

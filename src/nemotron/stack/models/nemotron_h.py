@@ -6,51 +6,40 @@ checkpoints (`backbone.layers.N.mixer.…`); on disk every expert is a tensor of
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nemo_runspec.errors import UserError
+from nemotron.stack.models import hub
 from nemotron.stack.models.attention import Attention, decode_mask, packing_mask
+from nemotron.stack.models.block import Block
 from nemotron.stack.models.cache import AttentionCache, Cache, MambaCache
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.layers import MLP, RMSNorm
+from nemotron.stack.models.layers import RMSNorm
+from nemotron.stack.models.linear import Linear, linear
 from nemotron.stack.models.mamba2 import Mamba2
 from nemotron.stack.models.moe import MoE
+from nemotron.stack.models.mtp import MTP, shift_left
+from nemotron.stack.models.parameters import count_mtp_parameters, count_parameters
 
 # Shapes: B batch, L length, D hidden, V vocabulary.
 
 
 @dataclass
 class NemotronHOutput:
-    """logits [B, L, V], or [selected, V]; load_balancing_loss: mean over the `E` blocks, 0 outside training."""
+    """What `forward` returns.
+
+    logits: [B, L, V], or [selected, V]. load_balancing_loss: mean over the `E` blocks, 0 outside training; an `E` block
+    of the multi-token prediction counts once a depth. mtp_logits: those of depth 1, 2, ... of multi-token prediction
+    (`losses.mtp_loss` takes them), each [B, L, V] or [selected of that depth, V]; empty where it did not run.
+    """
 
     logits: Tensor
     load_balancing_loss: Tensor
-
-
-class Block(nn.Module):
-    """x + mixer(norm(x)); the mixer is what the pattern's symbol says."""
-
-    def __init__(self, config: NemotronHConfig, symbol: str) -> None:
-        super().__init__()
-        self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mixer: nn.Module
-        if symbol == "M":
-            self.mixer = Mamba2(config)
-        elif symbol == "*":
-            self.mixer = Attention(config)
-        elif symbol == "E":
-            self.mixer = MoE(config)
-        else:
-            self.mixer = MLP(config.hidden_size, config.intermediate_size)
+    mtp_logits: list[Tensor] = field(default_factory=list)
 
 
 class Backbone(nn.Module):
@@ -70,11 +59,17 @@ class NemotronH(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = Backbone(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.mtp = MTP(config) if config.num_nextn_predict_layers else None
         self.initialize()
 
     def forward(
-        self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None = None, select_BL: Tensor | None = None
+        self,
+        input_ids_BL: Tensor,
+        seq_idx_BL: Tensor | None = None,
+        select_BL: Tensor | None = None,
+        mtp_depths: int | None = None,
+        detach_mtp: bool = False,
     ) -> NemotronHOutput:
         """Logits of every position, or of the selected ones.
 
@@ -84,9 +79,29 @@ class NemotronH(nn.Module):
                 document a row. Attention, convolution and state never cross a change of index.
             select_BL: bool [B, L]; when given, logits are [number selected, V] in row-major order. Where the loss only
                 covers answers, most of the output head and of the softmax is then never computed.
+            mtp_depths: how often to apply the multi-token prediction block, for a model that has one. None: the
+                config's `mtp_num_layers` in training, else 0. Depth k at position t predicts token t+k+1; with
+                `select_BL` its logits are those of the positions t whose t+k is selected, in the same document.
+            detach_mtp: gradients of `mtp_logits` reach the multi-token prediction block only, not embedding, trunk and
+                head (`mtp_detach_heads` of Megatron-Core; pretraining lets them through).
         """
-        hidden_BLD, balance = self._run(input_ids_BL, seq_idx_BL, None)
-        return NemotronHOutput(self.lm_head(hidden_BLD if select_BL is None else hidden_BLD[select_BL]), balance)
+        hidden_BLD, balances = self._run(input_ids_BL, seq_idx_BL, None)
+        logits = self.lm_head(hidden_BLD if select_BL is None else hidden_BLD[select_BL])
+        mtp_logits: list[Tensor] = []
+        if mtp_depths is None:
+            mtp_depths = self.config.mtp_num_layers if self.training else 0
+        if self.mtp is not None and mtp_depths > 0:
+            hiddens, mtp_balances = self.mtp(
+                input_ids_BL, hidden_BLD, self.backbone.embeddings, mtp_depths, seq_idx_BL, detach_mtp
+            )
+            balances += mtp_balances
+            for depth, hidden in enumerate(hiddens, start=1):
+                if select_BL is not None:
+                    hidden = hidden[shift_left(select_BL, depth, seq_idx_BL, fill=False)]
+                weight = self.lm_head.weight
+                mtp_logits.append(linear(hidden, weight.detach()) if detach_mtp else self.lm_head(hidden))
+        balance = torch.stack(balances).mean() if balances else hidden_BLD.new_zeros((), dtype=torch.float32)
+        return NemotronHOutput(logits, balance, mtp_logits)
 
     def prefill(self, input_ids_BL: Tensor, is_token_BL: Tensor, capacity: int) -> tuple[Tensor, Cache]:
         """Read left-padded prompts at once. Returns logits of the last position [B, V] and the filled cache.
@@ -122,33 +137,25 @@ class NemotronH(nn.Module):
         logits_BV: Tensor = self.lm_head(self.backbone.norm_f(x_B1D).squeeze(1))
         return logits_BV
 
-    def _run(self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor]:
+    def _run(self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None) -> tuple[Tensor, list[Tensor]]:
+        """The backbone: hidden states after the final norm [B, L, D], and the load-balancing loss of each `E` block."""
         mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL)
         x_BLD = self.backbone.embeddings(input_ids_BL)
-        balance: list[Tensor] = []
+        balances: list[Tensor] = []
         for index, block in enumerate(self.blocks()):
-            normed, mixer = block.norm(x_BLD), block.mixer
-            state = cache.layers[index] if cache is not None else None
-            if isinstance(mixer, Mamba2):
-                out = mixer(normed, seq_idx_BL, state)
-            elif isinstance(mixer, Attention):
-                out = mixer(normed, mask, state)
-            elif isinstance(mixer, MoE):
-                out, block_balance = mixer(normed)
-                balance.append(block_balance)
-            else:
-                out = mixer(normed)
-            x_BLD = x_BLD + out
-        loss = torch.stack(balance).mean() if balance else x_BLD.new_zeros((), dtype=torch.float32)
-        return self.backbone.norm_f(x_BLD), loss
+            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, cache.layers[index] if cache is not None else None)
+            if balance is not None:
+                balances.append(balance)
+        return self.backbone.norm_f(x_BLD), balances
 
     def blocks(self) -> list[Block]:
         """The residual blocks, in order."""
         return [block for block in self.backbone.layers if isinstance(block, Block)]
 
     def moe_blocks(self) -> list[MoE]:
-        """The `E` mixers, in order."""
-        return [block.mixer for block in self.blocks() if isinstance(block.mixer, MoE)]
+        """The `E` mixers, in order; those of the multi-token prediction stand last."""
+        blocks = self.blocks() + (list(self.mtp.blocks()) if self.mtp is not None else [])
+        return [block.mixer for block in blocks if isinstance(block.mixer, MoE)]
 
     def update_expert_bias(self, rate: float = 1e-3) -> None:
         """Aux-loss-free balancing: call once after each optimiser step (uses the loads routed since the last call)."""
@@ -178,74 +185,37 @@ class NemotronH(nn.Module):
                 parameter.copy_(dt + torch.log(-torch.expm1(-dt)))  # inverse of softplus
 
     def num_parameters(self) -> tuple[int, int]:
-        """(total, active): active counts the K chosen experts of each `E` block instead of all E."""
-        total = sum(p.numel() for p in self.parameters())
-        idle = self.config.n_routed_experts - self.config.num_experts_per_tok
-        per_expert = 2 * self.config.hidden_size * self.config.moe_intermediate_size
-        return total, total - len(self.moe_blocks()) * idle * per_expert
+        """(total, active): all parameters, and those that one token of plain decoding uses.
 
-    def save_pretrained(self, path: Path) -> None:
-        """Write `config.json` and `model.safetensors` (one tensor an expert, as published) into a directory."""
-        path = Path(path)
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.json").write_text(
-            json.dumps({"model_type": "nemotron_h", **self.config.to_dict()}, indent=2) + "\n", encoding="utf-8"
-        )
-        save_file(unstack_experts(self.state_dict()), path / "model.safetensors", metadata={"format": "pt"})
+        Active are the K chosen experts of each `E` block, embedding and head included; the multi-token prediction block
+        counts in the total only. `parameters.py` has the parts.
+        """
+        model, mtp = count_parameters(self.config), count_mtp_parameters(self.config)
+        return model.total + mtp.total, model.active
+
+    def save_pretrained(
+        self, path: Path, dtype: torch.dtype | None = None, max_shard_size: int = hub.MAX_SHARD_SIZE
+    ) -> None:
+        """Write `config.json` and the weights into a directory, in the published layout; see `hub.save_model`."""
+        hub.save_model(Path(path), self.config, self.state_dict(), dtype, max_shard_size)
 
     @classmethod
-    def from_pretrained(cls, path: Path) -> NemotronH:
-        """Read a directory written by `save_pretrained`.
+    def from_pretrained(
+        cls, path: Path, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
+    ) -> NemotronH:
+        """Read a directory in the published layout: one of `save_pretrained`, of transformers, or a published model.
+
+        Args:
+            dtype: of the parameters. fp32 is what training and the CPU want; None keeps the dtypes of the files.
+            device: where the weights are read to; never more than one tensor of them lies elsewhere.
 
         Raises:
-            UserError: a file is missing or damaged; tensors missing, unexpected, or not of the shape the config says.
+            UserError: a file is missing, damaged or a pickle; the config asks for something that this model does not
+                have; tensors are missing, unexpected, or not of the shape that the config says.
         """
         path = Path(path)
-        try:
-            model = cls(config := NemotronHConfig.load(path))
-            tensors = stack_experts(load_file(path / "model.safetensors"), config.n_routed_experts)
-        except KeyError as error:
-            raise UserError(f"{path / 'model.safetensors'}: tensor {error} is missing") from error
-        except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"{path}: not a model directory: {error}") from error
-        expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        for name in sorted(expected.keys() | tensors.keys()):
-            found = tensors[name].shape if name in tensors else None
-            if expected.get(name) != found:
-                raise UserError(
-                    f"{path / 'model.safetensors'}: {name} is {_shape(found)}, {_shape(expected.get(name))} expected"
-                )
-        model.load_state_dict(tensors)
+        config = NemotronHConfig.load(path)
+        with torch.device("meta"):
+            model = cls(config)
+        hub.load_weights(model, path, dtype, device)
         return model
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "absent" if shape is None else "x".join(map(str, shape)) or "a scalar"
-
-
-_STACKED = re.compile(r"(.*\.experts)\.(up_proj|down_proj)$")
-_SINGLE = re.compile(r"(.*\.experts)\.(\d+)\.(up_proj|down_proj)\.weight$")
-
-
-def unstack_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`experts.up_proj` [E, F, D] -> E tensors `experts.K.up_proj.weight` [F, D]; everything else unchanged."""
-    out: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if match := _STACKED.match(name):
-            for index, weight in enumerate(tensor):
-                out[f"{match[1]}.{index}.{match[2]}.weight"] = weight.clone()
-        else:
-            out[name] = tensor.contiguous()
-    return out
-
-
-def stack_experts(state: dict[str, Tensor], num_experts: int) -> dict[str, Tensor]:
-    """The inverse of `unstack_experts`; experts beyond `num_experts` stay as they are. KeyError if one is missing."""
-    singles = {name for name in state if (m := _SINGLE.match(name)) and int(m[2]) < num_experts}
-    out = {name: tensor for name, tensor in state.items() if name not in singles}
-    stems = sorted({(m[1], m[3]) for m in map(_SINGLE.match, singles) if m})
-    for prefix, projection in stems:
-        out[f"{prefix}.{projection}"] = torch.stack(
-            [state[f"{prefix}.{index}.{projection}.weight"] for index in range(num_experts)]
-        )
-    return out

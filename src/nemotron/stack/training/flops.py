@@ -7,24 +7,40 @@ usual. Only the experts that a token visits count.
 
 from __future__ import annotations
 
-from nemotron.stack.models import NemotronHConfig
+from nemotron.stack.models.config import NemotronHConfig
 
 
 def forward_flops_per_token(config: NemotronHConfig, seq_len: int) -> float:
-    """FLOPs of the forward pass for one token of a sequence of `seq_len` tokens."""
-    blocks = {
+    """FLOPs of the forward pass for one token of a sequence of `seq_len` tokens, without the MTP block."""
+    return _blocks(config, config.hybrid_override_pattern, seq_len) + _head(config)
+
+
+def mtp_flops_per_token(config: NemotronHConfig, seq_len: int) -> float:
+    """FLOPs of one application of the MTP block to one token: eh_proj, its blocks and the head again; 0 without one."""
+    if config.num_nextn_predict_layers == 0:
+        return 0.0
+    eh_proj = 2.0 * 2 * config.hidden_size**2
+    return eh_proj + _blocks(config, config.mtp_hybrid_override_pattern, seq_len) + _head(config)
+
+
+def training_flops_per_token(config: NemotronHConfig, seq_len: int) -> float:
+    """FLOPs of forward and backward for one token: three times the forward pass, every MTP application included."""
+    mtp = config.mtp_num_layers * mtp_flops_per_token(config, seq_len)
+    return 3.0 * (forward_flops_per_token(config, seq_len) + mtp)
+
+
+def _head(config: NemotronHConfig) -> float:
+    return 2.0 * config.hidden_size * config.vocab_size
+
+
+def _blocks(config: NemotronHConfig, pattern: str, seq_len: int) -> float:
+    flops = {
         "M": _mamba(config, seq_len),
         "*": _attention(config, seq_len),
         "E": _moe(config),
         "-": 2.0 * 2 * config.hidden_size * config.intermediate_size,
     }
-    head = 2.0 * config.hidden_size * config.vocab_size
-    return head + sum(blocks[symbol] for symbol in config.hybrid_override_pattern)
-
-
-def training_flops_per_token(config: NemotronHConfig, seq_len: int) -> float:
-    """FLOPs of forward and backward for one token: three times the forward pass."""
-    return 3.0 * forward_flops_per_token(config, seq_len)
+    return sum(flops[symbol] for symbol in pattern)
 
 
 def _attention(config: NemotronHConfig, seq_len: int) -> float:
@@ -37,9 +53,10 @@ def _attention(config: NemotronHConfig, seq_len: int) -> float:
 
 def _moe(config: NemotronHConfig) -> float:
     router = config.hidden_size * config.n_routed_experts
-    routed = config.num_experts_per_tok * 2 * config.hidden_size * config.moe_intermediate_size
+    routed = config.num_experts_per_tok * 2 * config.routed_size * config.moe_intermediate_size
+    latent = 2 * config.hidden_size * config.moe_latent_size if config.moe_latent_size is not None else 0
     shared = 2 * config.hidden_size * config.moe_shared_expert_intermediate_size
-    return 2.0 * (router + routed + shared)
+    return 2.0 * (router + routed + latent + shared)
 
 
 def _mamba(config: NemotronHConfig, seq_len: int) -> float:

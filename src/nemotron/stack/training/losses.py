@@ -8,16 +8,22 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from nemotron.stack.models.layers import at_least_fp32
+from nemotron.stack.models.mtp import shift_left
+
+# Label of positions without a next token, as in torch's cross entropy.
+IGNORED = -100
+
 
 def token_losses(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.Tensor:
     """Cross entropy in nats of each position, fp32 [B, L]. `labels_BL` int64 [B, L] are the next tokens."""
-    losses = F.cross_entropy(logits_BLV.float().flatten(0, 1), labels_BL.flatten(), reduction="none")
+    losses = F.cross_entropy(at_least_fp32(logits_BLV).flatten(0, 1), labels_BL.flatten(), reduction="none")
     return losses.view_as(labels_BL)
 
 
 def next_token_loss(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.Tensor:
     """Pretraining loss, a scalar in nats: mean over all B*L tokens of the batch."""
-    return F.cross_entropy(logits_BLV.float().flatten(0, 1), labels_BL.flatten())
+    return F.cross_entropy(at_least_fp32(logits_BLV).flatten(0, 1), labels_BL.flatten())
 
 
 def selected_loss_sum(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
@@ -27,4 +33,48 @@ def selected_loss_sum(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.
     (`calculate_per_token_loss` of Megatron-Bridge): every assistant token then weighs the same, however tokens are
     spread over sequences. Averaging per micro-batch instead would favour tokens of sparsely trained ones.
     """
-    return F.cross_entropy(logits_TV.float(), labels_T, reduction="sum")
+    return F.cross_entropy(at_least_fp32(logits_TV), labels_T, reduction="sum")
+
+
+def mtp_loss_sums(
+    mtp_logits: list[torch.Tensor],
+    labels_BL: torch.Tensor,
+    seq_idx_BL: torch.Tensor | None = None,
+    select_BL: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multi-token prediction: sum in nats and number of trained tokens of each depth, two fp32 tensors [depths].
+
+    Depth k at position t is scored on the label of position t+k, where that position is in the same document and
+    selected. The loss is `weight` times the mean over depths of sum / count, the counts taken over the whole GLOBAL
+    batch as in `selected_loss_sum` (Nemotron 3 Super: weight 0.3).
+
+    Args:
+        mtp_logits: `NemotronHOutput.mtp_logits`: [B, L, V] a depth, or [selected of that depth, V] with `select_BL`.
+        labels_BL: next tokens of the trunk's positions, int64, as for the next-token loss.
+        seq_idx_BL, select_BL: what the forward pass was given.
+    """
+    sums, counts = [], []
+    for depth, logits in enumerate(mtp_logits, start=1):
+        later_BL = shift_left(labels_BL, depth, seq_idx_BL, fill=IGNORED)
+        if select_BL is not None:
+            later = later_BL[shift_left(select_BL, depth, seq_idx_BL, fill=False)]
+        else:
+            later, logits = later_BL.flatten(), logits.flatten(0, 1)
+        sums.append(F.cross_entropy(at_least_fp32(logits), later, ignore_index=IGNORED, reduction="sum"))
+        counts.append((later != IGNORED).sum())
+    return torch.stack(sums), torch.stack(counts).float()
+
+
+def mtp_loss(
+    mtp_logits: list[torch.Tensor],
+    labels_BL: torch.Tensor,
+    seq_idx_BL: torch.Tensor | None = None,
+    select_BL: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multi-token prediction loss, a scalar in nats: each depth's mean over its own trained tokens, then over depths.
+
+    Multiply by 0.3 for Nemotron 3 Super. Averages over THIS batch; where counts differ between micro-batches use
+    `mtp_loss_sums` and divide by those of the global batch.
+    """
+    sums, counts = mtp_loss_sums(mtp_logits, labels_BL, seq_idx_BL, select_BL)
+    return (sums / counts.clamp(min=1)).mean()

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nemotron.stack.models.mamba2 import CausalConv, ssd_chunk_scan
+from nemotron.stack.models.conv import CausalConv
+from nemotron.stack.models.ssd import ssd_chunk_scan
 
 
 def scan_inputs(seed: int, length: int, heads: int = 4, groups: int = 2) -> tuple[Tensor, ...]:
@@ -83,7 +84,9 @@ def test_scan_stays_finite_in_fp32_when_a_step_forgets_everything() -> None:
     scores = (B * C).sum(-1).repeat_interleave(2, dim=2)  # only the token itself is left: y_t = dt (B_t . C_t) x_t
     torch.testing.assert_close(y, 100 * scores.unsqueeze(-1) * x, rtol=1e-4, atol=1e-2)
     (grad,) = torch.autograd.grad(y.sum(), dt)
-    torch.testing.assert_close(grad, scores * x.sum(-1), rtol=1e-4, atol=1e-3)
+    expected = scores * x.sum(-1)
+    # What the decay contributes is exactly 0 here, but computed as a difference of terms 100 times the result.
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-3 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

@@ -33,6 +33,16 @@ CASES = [
     pytest.param("*", {"num_attention_heads": 4, "num_key_value_heads": 4}, id="no-kv-sharing"),
     pytest.param("E", {"num_experts_per_tok": 1, "routed_scaling_factor": 1.0}, id="one-expert"),
     pytest.param("E", {"num_experts_per_tok": 5}, id="all-experts"),
+    pytest.param("E", {"moe_latent_size": 9}, id="latent"),
+    pytest.param("E", {"moe_latent_size": 1}, id="latent-of-one"),
+    pytest.param("E", {"moe_latent_size": 24}, id="latent-as-wide-as-hidden"),
+    pytest.param("E", {"moe_latent_size": 31, "num_experts_per_tok": 5}, id="latent-wider-all-experts"),
+    pytest.param(
+        "E",
+        {"moe_latent_size": 8, "n_routed_experts": 16, "num_experts_per_tok": 6, "routed_scaling_factor": 5.0},
+        id="latent-many-experts",
+    ),
+    pytest.param("MEM*EME", {"moe_latent_size": 10, "routed_scaling_factor": 5.0}, id="super3"),
 ]
 
 
@@ -79,6 +89,21 @@ def test_logits_and_gradients(make_model: Callable[..., NemotronH], pattern: str
         assert parameter.grad is not None
         error = (parameter.grad - expected[name]).norm() / expected[name].norm().clamp(min=floor)
         assert error < 1e-4, (name, float(error))
+
+
+@pytest.mark.parametrize("pattern", ["M", "*", "E", "-", "MEM*EME-"])
+def test_a_batch_large_enough_for_onednn(make_model: Callable[..., NemotronH], pattern: str) -> None:
+    """512 tokens, 1024 choices of 5 experts: other matmuls than those of the small batches (see `models/linear.py`)."""
+    model = make_model(pattern, seed=3)
+    reference, ids = reference_of(model), tokens(8, 64)
+    ours, theirs = model(ids).logits, reference(ids).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    next_token_loss(ours, ids).backward()
+    next_token_loss(theirs, ids).backward()
+    expected = {name.replace("model.", "backbone."): p.grad for name, p in reference.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert (parameter.grad - expected[name]).norm() < 1e-4 * expected[name].norm(), name
 
 
 @pytest.mark.parametrize("pattern", ["M", "*", "MEM*EME-"])

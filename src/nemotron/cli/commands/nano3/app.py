@@ -11,6 +11,7 @@ from nemotron.cli.commands.nano3.data.prep.pretrain import pretrain as prep_pret
 from nemotron.cli.commands.nano3.data.prep.rl import rl as prep_rl
 from nemotron.cli.commands.nano3.data.prep.sft import sft as prep_sft
 from nemotron.cli.commands.nano3.eval import evaluate
+from nemotron.cli.commands.nano3.model.app import model
 from nemotron.cli.commands.nano3.pipe import pipe
 from nemotron.cli.commands.nano3.pretrain import pretrain
 from nemotron.cli.commands.nano3.rl.published import rl
@@ -48,3 +49,4 @@ nano3.add_typer(phases, name="rl")
 
 nano3.command("eval", cls=recipe_command(EVAL), context_settings=WORDS)(evaluate)
 nano3.command("chat")(chat)
+nano3.add_typer(model, name="model")

@@ -1,0 +1,67 @@
+#!/usr/bin/env python
+"""fp32 matrix products of a linear layer and its gradient: oneDNN (`stack/models/linear.py`) beside PyTorch's own.
+
+    python benchmarks/linear.py
+
+T tokens, K inputs, N outputs: y = x W^T, dx = dy W, dW = dy^T x. The two are interleaved; the best of all rounds is
+printed, as GFLOP/s, because the question is what each library can do. A last line says what a new shape costs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from nemo_runspec.execution.local import CPU_SETTINGS
+
+if os.environ.get("_SETTINGS") != "1":  # they act when a process starts
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CPU_SETTINGS | {"_SETTINGS": "1"})
+
+import torch
+from models import machine
+
+from nemotron.stack.models.linear import HAS_ONEDNN, matmul_nt
+
+SHAPES = [(2048, 128, 648), (2048, 128, 2048), (2048, 256, 1288), (2048, 256, 4096), (512, 128, 128)]
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """One call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print the table."""
+    print(machine())
+    if not HAS_ONEDNN:
+        sys.exit("this build of torch has no oneDNN for x86")
+    print(f"{'T, K, N':>16s}" + "".join(f"{name:>24s}" for name in ("y = x W^T", "dx = dy W", "dW = dy^T x")))
+    print(f"{'':16s}" + f"{'PyTorch oneDNN ratio':>24s}" * 3)
+    for tokens, inner, outer in SHAPES:
+        x, weight, dy = torch.randn(tokens, inner), torch.randn(outer, inner), torch.randn(tokens, outer)
+        products: list[tuple[Callable[[], object], Callable[[], object]]] = [
+            (partial(torch.mm, x, weight.T), partial(matmul_nt, x, weight)),
+            (partial(torch.mm, dy, weight), partial(matmul_nt, dy, weight.T)),
+            (partial(torch.mm, dy.T, x), partial(matmul_nt, dy.T, x.T)),
+        ]
+        line = f"{f'{tokens}, {inner}, {outer}':>16s}"
+        for own, onednn in products:
+            best = [float("inf"), float("inf")]
+            for _ in range(40):
+                best = [min(best[0], seconds(own)), min(best[1], seconds(onednn))]
+            own_rate, onednn_rate = (2 * tokens * inner * outer / value / 1e9 for value in best)
+            line += f"{f'{own_rate:.0f} {onednn_rate:.0f} {onednn_rate / own_rate:.2f}x':>24s}"
+        print(line)
+    x, weight = torch.randn(4096, 128), torch.randn(128, 128)
+    first = [seconds(partial(matmul_nt, x[:rows], weight)) for rows in range(1000, 1100)]
+    again = [seconds(partial(matmul_nt, x[:rows], weight)) for rows in range(1000, 1100)]
+    print(f"a shape seen for the first time costs {(sum(first) - sum(again)) * 10:.2f} ms more than later")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+#!/usr/bin/env python
+"""Training speed beside Hugging Face's NemotronH: same weights, same batch, forward + backward + AdamW, one process.
+
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/train_speed.py                 # CPU, fp32
+    python benchmarks/train_speed.py --device cuda                           # GPU, bf16 autocast
+
+Steps of all implementations are interleaved, so that whatever else the machine does hits all of them; medians are
+compared. Hugging Face runs with each of its expert implementations that is worth it, and the fastest counts. Both
+sides get the loss of PyTorch, its fused AdamW, and `scaled_dot_product_attention`. Peak memory is read in a fresh
+process a side: what three steps add to a process that holds the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from nemo_runspec.execution.local import CPU_SETTINGS
+
+if os.environ.get("_SETTINGS") != "1" and "--device" not in sys.argv:  # they act when a process starts
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CPU_SETTINGS | {"_SETTINGS": "1"})
+
+import torch
+import torch.nn.functional as F
+from models import MODELS, build, huggingface_twin, machine
+from torch import Tensor, nn
+
+from nemotron.stack.training.flops import training_flops_per_token
+from nemotron.stack.training.matmul_peak import measure_peak_flops
+from nemotron.stack.training.optim import build_optimizer
+
+CASES = [("1.9M", 8, 256), ("14M", 4, 256), ("14M", 2, 1024)]
+GPU_CASES = [("300M", 16, 2048), ("1B", 8, 2048)]
+EXPERTS = ("eager", "grouped_mm")  # "batched_mm" gathers a copy of the weights for every token: 7x slower here
+
+
+def make_step(side: str, name: str, batch: int, length: int, device: str) -> Callable[[], float]:
+    """A function that trains one step and returns the loss; `side` is `ours` or an expert implementation of HF."""
+    ours = build(name)
+    model: nn.Module = ours
+    if side != "ours":
+        model = huggingface_twin(ours, experts_implementation=side, attn_implementation="sdpa")
+    model = model.to(device).train()
+    optimizer = build_optimizer(model, lr=1e-3)
+    source = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, MODELS[name].vocab_size, (batch, length + 1), generator=source).to(device)
+    bf16 = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+
+    def logits_of(inputs: Tensor) -> Tensor:
+        out = model(inputs) if side == "ours" else model(input_ids=inputs, use_cache=False)
+        logits: Tensor = out.logits
+        return logits
+
+    def step() -> float:
+        with bf16:
+            logits = logits_of(ids[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()  # waits for the device
+
+    return step
+
+
+def compare(name: str, batch: int, length: int, device: str, rounds: int) -> None:
+    """Print the table of one model and batch."""
+    sides = ("ours", *EXPERTS)
+    steps = {side: make_step(side, name, batch, length, device) for side in sides}
+    first = {side: [step() for _ in range(2)] for side, step in steps.items()}
+    assert all(abs(losses[1] - first["ours"][1]) < 0.02 for losses in first.values()), first
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side, step in steps.items():
+            start = time.perf_counter()
+            step()
+            seconds[side].append(time.perf_counter() - start)
+    peak = measure_peak_flops(device, torch.bfloat16 if device == "cuda" else torch.float32)
+    tokens, flops = batch * length, training_flops_per_token(MODELS[name], length)
+    total, active = build(name).num_parameters()
+    print(f"\n{name} ({total / 1e6:.1f} M parameters, {active / 1e6:.1f} M active), batch {batch} x {length}")
+    print(f"{'':22s}{'tokens/s':>10s}{'ms a step':>11s}{'min':>8s}{'max':>8s}{'of peak':>9s}{'memory':>9s}")
+    medians = {side: statistics.median(values) for side, values in seconds.items()}
+    for side, values in seconds.items():
+        label = "ours" if side == "ours" else f"transformers {side}"
+        print(
+            f"{label:22s}{tokens / medians[side]:10.0f}{medians[side] * 1e3:11.1f}{min(values) * 1e3:8.1f}"
+            f"{max(values) * 1e3:8.1f}{tokens * flops / medians[side] / peak:9.0%}"
+            f"{memory(side, name, batch, length, device):6.0f} MB"
+        )
+    fastest = min(EXPERTS, key=medians.__getitem__)
+    print(f"ratio to the fastest of transformers: {medians[fastest] / medians['ours']:.2f}x")
+    print(f"(100 % of the peak: {peak / 1e9:.0f} GFLOP/s, PyTorch's matmul of 1024^3, measured in this run)")
+
+
+def memory(side: str, name: str, batch: int, length: int, device: str) -> float:
+    """Peak MB that three training steps need beyond a process that has built the model."""
+    arguments = [sys.executable, __file__, "--device", device, "--memory", side, name, str(batch), str(length)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"_SETTINGS": "1"})
+    return float(done.stdout.split()[-1])
+
+
+def print_memory(side: str, name: str, batch: int, length: int, device: str) -> None:
+    """The child process of `memory`."""
+    step = make_step(side, name, batch, length, device)
+    if device == "cuda":
+        allocated = torch.cuda.memory_allocated()
+        for _ in range(3):
+            step()
+        print((torch.cuda.max_memory_allocated() - allocated) / 1e6)
+        return
+    before = resident_peak()
+    for _ in range(3):
+        step()
+    print(resident_peak() - before)
+
+
+def resident_peak() -> float:
+    """Highest resident memory of this process so far, in MB (`ru_maxrss` would start from the parent's)."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    """Measure every case of the device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--memory", nargs=4, metavar=("SIDE", "MODEL", "BATCH", "LENGTH"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory:
+        side, name, batch, length = args.memory
+        print_memory(side, name, int(batch), int(length), args.device)
+        return
+    print(machine())
+    for name, batch, length in CASES if args.device == "cpu" else GPU_CASES:
+        compare(name, batch, length, args.device, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""nemotron models: look at architectures."""

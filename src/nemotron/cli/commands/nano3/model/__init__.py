@@ -1,0 +1,1 @@
+"""nemotron nano3 model: models to and from Hugging Face."""

@@ -1,0 +1,146 @@
+"""Write a model artifact as a Hugging Face directory: python model_export.py --model NAME --output DIR
+
+The weights go from file to file one tensor at a time: the model is never in memory. `nemotron nano3 model export`
+starts this script. This is a tool and no step of a recipe: it reads no config and publishes nothing, so it takes plain
+options and carries no runspec block.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import UserError, run_main
+from nemotron.kit import Model
+from nemotron.kit.chat import IM_END, template_source
+from nemotron.kit.lineage import walk
+from nemotron.recipes.tools.model_card import model_card
+from nemotron.recipes.tools.model_files import (
+    CARD_FILE,
+    GENERATION_FILE,
+    TOKENIZER_FILES,
+    whole_directory,
+    write_manifest,
+)
+from nemotron.stack.evaluation import load_tokenizer
+from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.config import read_config
+from nemotron.stack.models.hub import (
+    DTYPES,
+    Written,
+    checked_weights,
+    dtype_in,
+    hub_config,
+    parse_dtype,
+    parse_size,
+    write_directory,
+)
+
+# Keys of the artifact's config.json that go on into the exported one; the architecture is written anew.
+KEPT_KEYS = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size: int) -> None:
+    """Fill the empty `folder` with the model: weights, config, tokenizer, generation config, model card, manifest."""
+    config = NemotronHConfig.load(model.path)
+    with torch.device("meta"):
+        state = NemotronH(config).state_dict()
+    stored = checked_weights(model.path, state)
+    tokenizer_config = write_tokenizer(model.tokenizer_path or model.path, folder)
+    others = read_others(model.path, folder, tokenizer_config)
+
+    tensors = {
+        name: Written(tensor, dtype_in(name, dtype) if dtype else DTYPES[tensor.dtype])
+        for name, tensor in stored.items()
+    }
+    main_dtype = tensors["lm_head.weight"].dtype
+    write_directory(folder, hub_config(config, main_dtype, others), tensors, max_shard_size)
+    write_generation_config(model.path, folder, others)
+    registry = Registry(model.version.directory.parents[1])
+    shown_dtype = str(main_dtype).removeprefix("torch.")
+    card = model_card(model.version, walk(model.ref, registry), registry, config, shown_dtype)
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
+    write_manifest(folder)
+
+
+def write_tokenizer(source: Path, folder: Path) -> dict[str, Any]:
+    """Copy the tokenizer's files, add the chat template where there is none; returns tokenizer_config.json.
+
+    Raises:
+        UserError: there is no tokenizer.json, or a file cannot be read.
+    """
+    load_tokenizer(source)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    path = folder / "tokenizer_config.json"
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{source / path.name}: cannot be read: {error}") from error
+    settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    if "chat_template" not in settings and not (folder / "chat_template.jinja").is_file():
+        settings["chat_template"] = template_source()
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return settings
+
+
+def read_others(source: Path, folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says beside the architecture: as the artifact has it, else from the tokenizer."""
+    tokenizer = load_tokenizer(folder)
+    others: dict[str, Any] = {}
+    for kind in ("bos", "eos", "pad"):
+        token = tokenizer_config.get(f"{kind}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is not None and (index := tokenizer.token_to_id(text)) is not None:
+            others[f"{kind}_token_id"] = index
+    length = tokenizer_config.get("model_max_length")
+    if isinstance(length, int) and length < 10**9:  # transformers writes 1e30 for "none"
+        others["max_position_embeddings"] = length
+    values = read_config(source)
+    return others | {key: values[key] for key in KEPT_KEYS if key in values}
+
+
+def write_generation_config(source: Path, folder: Path, others: dict[str, Any]) -> None:
+    """The artifact's own generation_config.json, else one that stops where our decoding does: </s> and <|im_end|>."""
+    if (source / GENERATION_FILE).is_file():
+        shutil.copyfile(source / GENERATION_FILE, folder / GENERATION_FILE)
+        return
+    ids = {key: value for key, value in others.items() if key.endswith("_token_id")}
+    eos, end_of_turn = ids.get("eos_token_id"), load_tokenizer(folder).token_to_id(IM_END)
+    stops = [*(eos if isinstance(eos, list) else [eos]), end_of_turn]
+    ids["eos_token_id"] = list(dict.fromkeys(stop for stop in stops if stop is not None))
+    (folder / GENERATION_FILE).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Parse the command line, verify the artifact, write the directory."""
+    parser = argparse.ArgumentParser(description="Write a model artifact as a Hugging Face directory.")
+    parser.add_argument("--model", required=True, help="artifact reference")
+    parser.add_argument("--output", type=Path, required=True, help="directory to write")
+    parser.add_argument("--dtype", default="auto", help="auto (as stored), float32, bfloat16, float16")
+    parser.add_argument("--max-shard-size", default="5GB", help="largest weight file")
+    parser.add_argument("--force", action="store_true", help="replace a model that is there")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args = parser.parse_args()
+    dtype, max_shard_size = parse_dtype(args.dtype), parse_size(args.max_shard_size)
+    with whole_directory(args.output, args.force) as folder:
+        model = Model.load(args.model)
+        export(model, folder, dtype, max_shard_size)
+    print(f"{model.ref} -> {args.output}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

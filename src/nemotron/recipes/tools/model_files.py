@@ -1,0 +1,106 @@
+"""A model directory as a whole: which files belong to it, their manifest, and how it comes into being in one step.
+
+Weights, index and config are `stack/models/hub.py`'s; here is what stands beside them for other programs: tokenizer,
+generation config, model card, and `manifest.sha256`. That one is in the format of `sha256sum -c` and covers the small
+files, the index among them; the index has the sha256 of every tensor. So a flipped bit anywhere is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_runspec.artifacts.manifest import sha256_file
+from nemo_runspec.errors import UserError
+from nemotron.stack.models.config import CONFIG_FILE
+from nemotron.stack.models.hub import INDEX_FILE
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+GENERATION_FILE = "generation_config.json"
+CARD_FILE = "README.md"
+MANIFEST_FILE = "manifest.sha256"
+_LISTED = (CONFIG_FILE, INDEX_FILE, GENERATION_FILE, *TOKENIZER_FILES)  # the card is prose, and for people to edit
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name is part of a model directory."""
+    return name in (*_LISTED, CARD_FILE, MANIFEST_FILE) or name.endswith(".safetensors")
+
+
+def write_manifest(folder: Path) -> None:
+    """Write `manifest.sha256` over the small files of a complete directory."""
+    names = [name for name in sorted(_LISTED) if (folder / name).is_file()]
+    lines = [f"{sha256_file(folder / name)}  {name}\n" for name in names]
+    (folder / MANIFEST_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def check_manifest(folder: Path) -> bool:
+    """Compare the small files with `manifest.sha256`; False where there is none.
+
+    Raises:
+        UserError: a file is missing or differs, or the manifest cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        return False
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    for line in lines:
+        sha256, _, name = line.partition("  ")
+        if name not in _LISTED:
+            raise UserError(f"{path}: damaged: {line[:80]!r} is not a sha256 and a file of a model")
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name} is missing: {MANIFEST_FILE} lists it")
+        if sha256_file(folder / name) != sha256:
+            raise UserError(
+                f"{folder / name}: content differs from its sha256 in {MANIFEST_FILE}",
+                f"damaged; or, if you have changed it on purpose, delete {MANIFEST_FILE}",
+            )
+    return True
+
+
+@contextlib.contextmanager
+def whole_directory(output: Path, force: bool) -> Iterator[Path]:
+    """A folder to fill, which becomes `output` on the way out; after an error, or Ctrl-C, `output` is as it was before.
+
+    Raises:
+        UserError: `output` is not empty. With `force` only if it holds anything but a model: nothing else is deleted.
+    """
+    output = Path(os.path.abspath(output))  # noqa: PTH100 - links stay links
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file, a directory expected")
+    present = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
+    if present and not force:
+        raise UserError(f"{output} is not empty", "give another directory, or --force to replace the model in it")
+    if strangers := [name for name in present if not is_model_file(name)]:
+        raise UserError(f"{output} holds {strangers[0]}, which is no part of a model: --force does not delete it")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    old = output.with_name(f".{output.name}.old-{os.getpid()}")
+    try:
+        aside.mkdir()
+        yield aside
+        if present:
+            output.rename(old)
+        aside.rename(output)
+    except BaseException:
+        if old.exists() and not output.exists():
+            old.rename(output)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

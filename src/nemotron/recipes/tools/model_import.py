@@ -1,0 +1,117 @@
+"""Register a Hugging Face directory as a model artifact: python model_import.py --source DIR [--name NAME]
+
+Config, tensors and tokenizer are checked, then the files are published as they are; the model is never in memory.
+`nemotron nano3 model import` starts this script. This is a tool and no step of a recipe: it reads no config, so it
+takes plain options and carries no runspec block.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from nemo_runspec.artifacts.naming import check_name
+from nemo_runspec.errors import UserError, run_main
+from nemotron.kit import Model, Source
+from nemotron.recipes.tools.model_files import check_manifest, is_model_file
+from nemotron.stack.evaluation import load_tokenizer
+from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.config import read_config, unknown_keys
+from nemotron.stack.models.hub import checked_weights
+
+
+def find_source(source: str, revision: str | None) -> tuple[Path, str]:
+    """The directory to import, and what to call it in the record. A Hub model comes from its cache or the network.
+
+    Raises:
+        UserError: there is no such directory, and the Hub cannot be asked or knows no such model.
+    """
+    if Path(source).is_dir():
+        if revision is not None:
+            raise UserError("--revision is for models of the Hub", f"{source} is a directory")
+        return Path(source).absolute(), str(Path(source).absolute())
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
+        raise UserError(f"no directory {source}", "give a directory, or ORG/MODEL for a model of the Hub")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise UserError(f"no directory {source}; models of the Hub need: pip install 'nemotron[hf]'") from None
+    wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
+    try:
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"no directory {source}, and not from the Hub: {reason}") from error
+    return folder, f"https://huggingface.co/{source}/tree/{folder.name}"  # a snapshot is named after its commit
+
+
+def check(folder: Path) -> tuple[int, int]:
+    """Check everything that can be checked; returns the number of parameters, total and active.
+
+    Raises:
+        UserError: what `NemotronHConfig.load`, `checked_weights` and `check_manifest` refuse; a tensor whose bytes are
+            not those of its sha256; no tokenizer.json, or one with more tokens than the model.
+    """
+    config = NemotronHConfig.load(folder)
+    check_manifest(folder)
+    with torch.device("meta"):
+        model = NemotronH(config)
+    for tensor in checked_weights(folder, model.state_dict()).values():
+        if tensor.sha256 is not None:
+            tensor.read()
+    size = load_tokenizer(folder).get_vocab_size()
+    if size > config.vocab_size:
+        raise UserError(f"{folder / 'tokenizer.json'} has {size} tokens, the model only {config.vocab_size}")
+    if unknown := unknown_keys(read_config(folder)):
+        print(f"config.json: of no meaning here: {', '.join(unknown)}", file=sys.stderr)
+    return model.num_parameters()
+
+
+def publish(folder: Path, name: str, where: str) -> Model:
+    """Publish the model's files, and no others, as the next version of `name`."""
+    total, active = check(folder)
+    names = sorted(entry.name for entry in folder.iterdir() if is_model_file(entry.name))
+    with tempfile.TemporaryDirectory(prefix="nemotron-import-") as area:
+        payload = Path(area) / "payload"
+        payload.mkdir()
+        for each in names:
+            (payload / each).symlink_to((folder / each).resolve())
+        return Model(
+            path=payload,
+            step=0,
+            tokenizer_path=payload,
+            num_parameters=total,
+            metrics={"active_parameters": active},
+            sources=[Source(name=where, detail="a model from elsewhere")],
+        ).save(name)
+
+
+def main() -> None:
+    """Parse the command line, find, check, publish."""
+    parser = argparse.ArgumentParser(description="Register a Hugging Face directory as a model artifact.")
+    parser.add_argument("--source", required=True, help="directory, or ORG/MODEL")
+    parser.add_argument("--name", help="name of the artifact (default: that of the directory)")
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args = parser.parse_args()
+    default = re.sub(r"[^A-Za-z0-9._-]", "-", Path(args.source).absolute().name).lstrip("._-")
+    name = check_name(args.name or default)
+    folder, where = find_source(args.source, args.revision)
+    model = publish(folder, name, where)
+    print(model.ref)
+    print(f"talk to it: nemotron nano3 chat --model {model.ref}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,87 @@
+"""`nano3 model export` and `import` as a user types them: out of one registry, into another, and then a chat."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_runspec.artifacts import Registry
+from nemotron.cli.main import _run
+from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.kit import Model
+from nemotron.stack.models import NemotronH, NemotronHConfig
+
+Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A registry with the model `nano3-sft-model-tiny`."""
+    folder = tmp_path / "model"
+    tokenizer = train_tokenizer([f"What is {i} + {i}? It is {2 * i}." for i in range(50)], 300)
+    save_tokenizer(tokenizer, folder, model_max_length=128)
+    torch.manual_seed(0)
+    config = NemotronHConfig(
+        "M*E", tokenizer.get_vocab_size(), hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        mamba_num_heads=2, mamba_head_dim=16, ssm_state_size=8, n_groups=1, n_routed_experts=4,
+        moe_intermediate_size=16, moe_shared_expert_intermediate_size=16,
+    )  # fmt: skip
+    NemotronH(config).save_pretrained(folder)
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
+    Model(path=folder, step=3, tokenizer_path=folder, sources=["raw"]).save("nano3-sft-model-tiny")
+    return tmp_path / "artifacts"
+
+
+def test_out_and_in_again_and_it_answers(artifacts: Path, nemotron: Nemotron, tmp_path: Path) -> None:
+    done = nemotron("nano3 model export nano3-sft-model-tiny -o out", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
+    assert done.returncode == 0, done.stderr
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(os.listdir(tmp_path / "out"))  # noqa: PTH208
+    elsewhere = {"RUNSPEC_ARTIFACTS_ROOT": str(tmp_path / "elsewhere")}
+    done = nemotron("nano3 model import out --name mine", **elsewhere)
+    assert (done.returncode, done.stdout) == (0, "mine:1\n"), done.stderr
+    ours = Registry(artifacts).resolve("nano3-sft-model-tiny").path / "model.safetensors"
+    assert (
+        Registry(tmp_path / "elsewhere").resolve("mine").path / "model.safetensors"
+    ).read_bytes() == ours.read_bytes()
+    done = nemotron("nano3 chat --model mine --max-new-tokens 4 --no-thinking", "What is 1 + 1?", **elsewhere)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, nemotron: Nemotron) -> None:
+    done = nemotron("nano3 model export nano3-sft-model-tinny -o out", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
+    assert done.returncode == 2 and "did you mean nano3-sft-model-tiny?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "words"),
+    [
+        (
+            "export nano3-sft-model-tiny -o out --dtype bfloat16 --max-shard-size=1GB --force --debug",
+            "model_export.py",
+            {"--model=nano3-sft-model-tiny:1", "--output=out", "--dtype=bfloat16", "--max-shard-size=1GB", "--force",
+             "--debug"},
+        ),
+        ("import a/b --revision v1", "model_import.py", {"--source=a/b", "--revision=v1"}),
+        ("import dir -n mine", "model_import.py", {"--source=dir", "--name=mine"}),
+    ],
+)  # fmt: skip
+def test_the_script_gets_the_options(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, line: str, script: str, words: set[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def replace_process(path: str, arguments: list[str], environment: dict[str, str]) -> None:
+        started.append(arguments[1:])
+
+    monkeypatch.setattr(os, "execve", replace_process)
+    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", "model", *line.split()])
+    _run()
+    [[path, *arguments]] = started
+    assert path == str(recipe_dir("tools") / script) and Path(path).is_file()
+    assert set(arguments) == words

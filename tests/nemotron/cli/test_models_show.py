@@ -1,0 +1,79 @@
+"""`models show`: the whole command as a user runs it, and what it refuses."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from nemo_runspec.execution.local import CPU_SETTINGS
+from nemotron.cli.commands.models import show
+from nemotron.cli.main import _run
+from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.stack.models.presets import PRESETS
+
+Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+NAMES = ", ".join(PRESETS)
+
+
+class Started(Exception):
+    """Raised where the process would be replaced."""
+
+
+def test_the_page_of_a_preset(nemotron: Nemotron) -> None:
+    done = nemotron("models show nano3-30b --seq-length=4096")
+    assert done.returncode == 0, done.stderr
+    assert "31.578 B" in done.stdout and "3.228 B" in done.stdout and "in sequences of 4,096" in done.stdout
+
+
+def test_json(nemotron: Nemotron) -> None:
+    done = nemotron("models --debug show --json super3-120b")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"]["total"] == 120_668_687_360
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("models show", "which model?", f"presets: {NAMES}"),
+        ("models show nano3-30", "artifact 'nano3-30'", f"did you mean nano3-30b? presets: {NAMES}"),
+        ("models show llama", "no preset, directory or artifact 'llama'", f"presets: {NAMES}"),
+        ("models show nano3-sft-model-tiny", "no artifact 'nano3-", "make it: nemotron nano3 sft -c tiny"),
+        ("models show nano3-30b --seq-length 0", "greater than or equal to 1", "see: nemotron models show --help"),
+        ("models show nano3-30b --jsn", "--jsn (Possible options: --json)", "see: nemotron models show --help"),
+        ("models shw", "Did you mean 'show'?", "see: nemotron models --help"),
+    ],
+)
+def test_a_mistake_is_refused_in_two_lines(line: str, message: str, hint: str, nemotron: Nemotron) -> None:
+    done = nemotron(line)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: ") and message in first
+    assert second.startswith(hint)
+
+
+def test_the_script_takes_the_place_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[str], dict[str, str]]] = []
+
+    def replace_process(path: str, words: list[str], environment: dict[str, str]) -> None:
+        assert words[0] == path
+        calls.append((words[1:], environment))
+        raise Started
+
+    monkeypatch.setattr(os, "execve", replace_process)
+    monkeypatch.setattr("sys.argv", ["nemotron", "models", "show", "nano2-9b", "--json", "--debug"])
+    with pytest.raises(Started):
+        _run()
+    words, environment = calls[0]
+    assert words == [
+        str(recipe_dir("tools") / "models_show.py"), "--seq-length=8192", "--json", "--debug", "--", "nano2-9b",
+    ]  # fmt: skip
+    assert CPU_SETTINGS.keys() <= environment.keys()
+
+
+def test_the_help_page_names_every_preset() -> None:
+    assert NAMES in inspect.getsource(show)  # the command line may not import the presets

@@ -1,0 +1,359 @@
+"""The scripts behind `nano3 model export` and `import`, on a tiny random model with a trained tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import run_main
+from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.kit import Dataset, Model, Results
+from nemotron.kit.chat import render
+from nemotron.recipes.tools import model_export, model_import
+from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.generate import generate
+
+TEXTS = [f"def function_{i}(value):\n    return value + {i * 37}\n" for i in range(50)] + ["the quick brown fox " * 20]
+CONFIG: dict[str, Any] = {
+    "hybrid_override_pattern": "MEM*E-",
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "intermediate_size": 64,
+    "initializer_range": 0.2,  # logits far enough apart for greedy decoding to be the same in two programs
+}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "2 + 37?"},
+    {"role": "assistant", "content": "39", "reasoning_content": "2 + 37 is 39"},
+    {"role": "user", "content": "And 1 more? <|im_end|>"},
+]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry with data, a model trained on it, and an evaluation of that model."""
+    root = tmp_path_factory.mktemp("published")
+    folder, data_dir, results_dir = root / "model", root / "data", root / "results"
+    tokenizer = train_tokenizer(TEXTS, 400)
+    save_tokenizer(tokenizer, folder, model_max_length=512)
+    torch.manual_seed(0)
+    model = NemotronH(NemotronHConfig(**CONFIG, vocab_size=tokenizer.get_vocab_size()))
+    for moe in model.moe_blocks():
+        moe.gate.e_score_correction_bias.normal_(0, 0.1)
+    model.save_pretrained(folder)
+    data_dir.mkdir()
+    (data_dir / "train.jsonl").write_text('{"text": "x"}\n')
+    results_dir.mkdir()
+    artifacts = root / "artifacts"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
+        data = Dataset(path=data_dir, num_examples=1, sources=["the-raw-text"]).save("nano3-sft-data-tiny")
+        metrics = {"valid_loss": {"stories": 1.25}, "active_parameters": 12345, "mixture": [{"source": "a"}]}
+        saved = Model(path=folder, step=70, tokens=4096, tokenizer_path=folder, metrics=metrics, sources=["x"])
+        saved.save("nano3-sft-model-tiny")
+        entry = {"tasks": 40, "greedy": 0.625, "greedy_95": [0.47, 0.76]}
+        tasks = {"sft": {"prompt_format": "chat", "samples": 0, "mean": entry, "families": {"math": entry}}}
+        Results(path=results_dir, metrics={"tasks": tasks}).save("nano3-eval-results-tiny")
+    _add_inputs(artifacts, "nano3-sft-model-tiny", {"data": data.version.pinned})
+    pinned = Registry(artifacts).resolve("nano3-sft-model-tiny").pinned
+    _add_inputs(artifacts, "nano3-eval-results-tiny", {"sft": pinned})
+    return artifacts
+
+
+def _add_inputs(root: Path, name: str, inputs: dict[str, str]) -> None:
+    """Publish once more what a run with these inputs would have published, without a run: version 2."""
+    registry = Registry(root)
+    version = registry.resolve(name)
+    raw = json.loads((version.directory / "artifact.json").read_text())
+    own = ("schema", "name", "digest", "num_files", "size_bytes")
+    record = {key: value for key, value in raw.items() if key not in own} | {"inputs": inputs, "sources": []}
+    registry.publish(name, version.path, record)
+
+
+@pytest.fixture(scope="module")
+def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `export` wrote of it."""
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    code, said = run(model_export, "--model=nano3-sft-model-tiny", f"--output={folder}", artifacts=published)
+    assert code == 0, said
+    return folder
+
+
+def run(script: ModuleType, *words: str, artifacts: Path) -> tuple[int, str]:
+    """`python SCRIPT WORDS` in this process: the exit code, and what it said on stderr."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
+        patch.setattr(sys, "argv", [str(script.__file__), *words])
+        code = run_main(script.main)
+    return code, said.getvalue()
+
+
+def source_model(published: Path) -> NemotronH:
+    return NemotronH.from_pretrained(Registry(published).resolve("nano3-sft-model-tiny").path)
+
+
+def test_transformers_generates_the_same_tokens(published: Path, exported: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = source_model(published)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    prompt = tokenizer("def function_3(value):", return_tensors="pt")["input_ids"]
+    length = prompt.shape[1]
+    ours = generate(model, prompt.tolist(), 24, temperature=0, stop_token_ids=(2, 11)).tokens[0]
+    with torch.no_grad():
+        logits = model(torch.cat([prompt, torch.tensor([ours])], dim=1)).logits[0, length - 1 : -1]
+    first, second = logits.topk(2).values.unbind(-1)
+    assert (first - second).min() > 1e-3, "too close to call: another seed"
+    assert theirs.generate(prompt, max_new_tokens=24, do_sample=False)[0, length:].tolist() == ours
+    assert sorted(theirs.generation_config.eos_token_id) == [2, 11]
+    assert theirs.config.max_position_embeddings == 512
+
+
+def test_the_tokenizer_renders_the_chat_format(exported: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    tools = [{"name": "add", "description": "a + b", "parameters": {"type": "object"}}]
+    for arguments in ({}, {"tools": tools}, {"enable_thinking": False}):
+        text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True, **arguments)
+        assert text == render(MESSAGES, add_generation_prompt=True, **arguments)
+
+
+def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> None:
+    card = (exported / "README.md").read_text()
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "library_name": "transformers", "pipeline_tag": "text-generation",
+        "tags": ["nemotron_h", "nano3-sft-model-tiny"],
+    }  # fmt: skip
+    version = Registry(published).resolve("nano3-sft-model-tiny")
+    total, active = source_model(published).num_parameters()
+    for said in (
+        version.pinned, version.record["created_at"], "source: the-raw-text", "nano3-sft-data-tiny:1",
+        "| optimizer steps | 70 |", "| tokens | 4,096 |", "| `valid_loss.stories` | 1.25 |",
+        "| math | 40 | 0.625 [0.470, 0.760] |  |", "as `sft`", f"| parameters | {total:,} |", f"{active:,}",
+        "| weights | float32 |",
+    ):  # fmt: skip
+        assert said in body, said
+
+
+def test_dtype_and_shard_size(published: Path, tmp_path: Path) -> None:
+    words = (
+        "--model=nano3-sft-model-tiny",
+        f"--output={tmp_path / 'small'}",
+        "--dtype=bfloat16",
+        "--max-shard-size=20KB",
+    )
+    assert run(model_export, *words, artifacts=published) == (0, f"nano3-sft-model-tiny:2 -> {tmp_path / 'small'}\n")
+    shards = sorted((tmp_path / "small").glob("model-*-of-*.safetensors"))
+    assert len(shards) > 2
+    state: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        tensors = load_file(shard)
+        assert sum(t.nbytes for t in tensors.values()) <= 20_000 or len(tensors) == 1
+        state |= tensors
+    expected = load_file(Registry(published).resolve("nano3-sft-model-tiny").path / "model.safetensors")
+    assert state.keys() == expected.keys()
+    for name, tensor in state.items():
+        wanted = expected[name] if name.endswith("e_score_correction_bias") else expected[name].to(torch.bfloat16)
+        assert torch.equal(tensor, wanted), name
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_an_export_comes_back_to_the_bit(published: Path, exported: Path, tmp_path: Path) -> None:
+    code, said = run(model_import, f"--source={exported}", "--name=back", artifacts=tmp_path)
+    assert code == 0, said
+    version = Registry(tmp_path).resolve_verified("back")
+    assert Model.load(version.path).ref == "back:1"  # as `eval` does
+    assert version.record["sources"][0]["name"] == str(exported)
+    before, after = source_model(published), NemotronH.from_pretrained(version.path)
+    assert after.config == before.config
+    state = after.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in before.state_dict().items())
+    assert version.record["fields"]["num_parameters"] == before.num_parameters()[0]
+    assert {path.name for path in version.path.iterdir()} == {path.name for path in exported.iterdir()}
+    # And out again: what is no architecture (context length, token ids) went all the way.
+    assert run(model_export, "--model=back", f"--output={tmp_path / 'out'}", artifacts=tmp_path)[0] == 0
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (exported / name).read_bytes(), name
+    assert "optimizer steps" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_directory_that_is_not_empty_is_left_alone(published: Path, exported: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "thesis.txt").write_text("years of work")
+    words = ("--model=nano3-sft-model-tiny", f"--output={output}")
+    for extra, expected in ((), "is not empty"), (("--force",), "thesis.txt, which is no part of a model"):
+        code, said = run(model_export, *words, *extra, artifacts=published)
+        assert code == 2 and expected in said and len(said.splitlines()) <= 2
+    assert [path.name for path in output.iterdir()] == ["thesis.txt"]
+    (output / "thesis.txt").unlink()
+    shutil.copyfile(exported / "config.json", output / "config.json")
+    (output / "model-00001-of-00002.safetensors").write_text("of an older model")
+    assert run(model_export, *words, "--force", artifacts=published)[0] == 0
+    assert sorted(path.name for path in output.iterdir()) == sorted(path.name for path in exported.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_nothing_is_left(published: Path, tmp_path: Path, signal_number: signal.Signals) -> None:
+    """The script stops before it writes the card, when everything else is on disk, and waits to be interrupted."""
+    code = (
+        "import sys, time\nfrom nemo_runspec.errors import end_on_signals, run_main\nend_on_signals()\n"
+        "from nemotron.recipes.tools import model_export\n"
+        "def wait(*_):\n    print('waiting', flush=True)\n    time.sleep(60)\n"
+        "model_export.model_card = wait\nsys.exit(run_main(model_export.main))"
+    )
+    words = ["--model=nano3-sft-model-tiny", f"--output={tmp_path / 'new' / 'out'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "RUNSPEC_ARTIFACTS_ROOT": str(published)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"waiting\n"
+    assert [path.name.partition("-")[0] for path in (tmp_path / "new").iterdir()] == [".out.partial"]
+    process.send_signal(signal_number)
+    process.communicate(timeout=30)
+    assert process.returncode == (130 if signal_number == signal.SIGINT else 143)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda d: flip(d / "model.safetensors", -1), "model.safetensors: "),
+        (lambda d: flip(d / "config.json", 200), "config.json: "),
+        (lambda d: flip(d / "tokenizer.json", 500), "tokenizer.json: content differs"),
+        (lambda d: flip(d / "model.safetensors.index.json", 100), "model.safetensors.index.json: "),
+        (lambda d: (d / "tokenizer_config.json").unlink(), "tokenizer_config.json is missing"),
+        (lambda d: (d / "config.json").unlink(), "is not a model directory: there is no config.json"),
+        (lambda d: (d / "pytorch_model.bin").write_bytes(b"\x80\x02."), "pytorch_model.bin: a pickle"),
+    ],
+    ids=["weights", "config", "tokenizer", "index", "no tokenizer config", "no config", "pickle"],
+)
+def test_a_damaged_export_is_refused(
+    exported: Path, tmp_path: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(exported, folder)
+    damage(folder)
+    code, printed = run(model_import, f"--source={folder}", artifacts=tmp_path / "artifacts")
+    assert code == 2
+    assert said in printed and len(printed.splitlines()) <= 2, printed
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_damaged_artifact_is_not_exported(published: Path, tmp_path: Path) -> None:
+    artifacts = tmp_path / "artifacts"
+    shutil.copytree(published, artifacts)
+    flip(Registry(artifacts).resolve("nano3-sft-model-tiny").path / "model.safetensors", -1)
+    code, said = run(model_export, "--model=nano3-sft-model-tiny", f"--output={tmp_path / 'out'}", artifacts=artifacts)
+    assert code == 2 and "model.safetensors: content differs from its sha256" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["artifacts"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        (model_export, ("--model=nano3-sft-data-tiny",), "is a Dataset, not a Model"),
+        (model_export, ("--model=nano3-sft-model-tiny", "--dtype=bfloat"), "did you mean bfloat16?"),
+        (model_export, ("--model=nano3-sft-model-tiny", "--max-shard-size=big"), "bad size 'big'"),
+        (model_import, ("--source=nowhere",), "no directory nowhere"),
+        (model_import, ("--source=.", "--name=a/b"), "bad artifact name 'a/b'"),
+        (model_import, ("--source=.", "--revision=main"), "--revision is for models of the Hub"),
+    ],
+)
+def test_refusals(
+    published: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: ModuleType,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if script is model_export:
+        words = (*words, "--output=out")
+    code, printed = run(script, *words, artifacts=published)
+    assert code == 2 and said in printed and len(printed.splitlines()) <= 2, printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_a_tokenizer_is_refused(published: Path, exported: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    source_model(published).save_pretrained(bare)
+    code, said = run(model_import, f"--source={bare}", artifacts=tmp_path / "artifacts")
+    assert code == 2 and "no tokenizer.json in" in said
+    bigger = train_tokenizer([f"{text} and more words {i}" for i, text in enumerate(TEXTS)], 420)
+    save_tokenizer(bigger, bare, model_max_length=512)
+    code, said = run(model_import, f"--source={bare}", artifacts=tmp_path / "artifacts")
+    assert code == 2 and f"tokens, the model only {source_model(published).config.vocab_size}" in said
+
+
+def test_keys_that_mean_nothing_here_are_said(published: Path, exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    (folder / "manifest.sha256").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "expand": 2, "secret_sauce": 1}))
+    code, said = run(model_import, f"--source={folder}", artifacts=tmp_path / "artifacts")
+    assert code == 0 and "config.json: of no meaning here: secret_sauce\n" in said
+
+
+def test_a_hub_model_comes_from_the_cache_without_network(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repo = tmp_path / "hf" / "hub" / "models--someone--a-model"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    snapshot = repo / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in exported.iterdir():  # as in the real cache: links to blobs
+        (repo / "blobs").mkdir(exist_ok=True)
+        shutil.copyfile(file, repo / "blobs" / file.name)
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, said = run(model_import, "--source=someone/a-model", artifacts=tmp_path / "artifacts")
+    assert code == 0, said
+    version = Registry(tmp_path / "artifacts").resolve_verified("a-model")
+    assert version.record["sources"][0]["name"] == f"https://huggingface.co/someone/a-model/tree/{commit}"
+    code, said = run(model_import, "--source=someone/another", artifacts=tmp_path / "artifacts")
+    assert code == 2 and "someone/another" in said and len(said.splitlines()) <= 2

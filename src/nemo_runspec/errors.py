@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 
 DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
 
@@ -89,6 +91,35 @@ def did_you_mean(word: str, choices: Iterable[str], what: str = "choose from") -
     return f"{what}: {', '.join(choices)}" if choices else None
 
 
+def end_on_signals() -> None:
+    """Make Ctrl-C, SIGTERM and SIGUSR1 end this process in one line, with exit code 130 or 143.
+
+    A script calls it first, before it imports what takes seconds (torch), where Ctrl-C would print a page of traceback.
+    Until `run_main` there is nothing to clean up, and the process leaves at once; from then on Ctrl-C raises
+    KeyboardInterrupt and the others SystemExit. A loop that has something to save puts handlers of its own over these.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _end)
+
+
+_main_began = False
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGINT and _main_began:
+        raise KeyboardInterrupt
+    code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
+    what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    if os.environ.get("RANK", "0") == "0":
+        # print() must not be re-entered by a handler that interrupts it.
+        os.write(2, f"error: {what}\nthe same command starts again\n".encode())
+    _leave_exit_code(code)
+    if _main_began:
+        raise SystemExit(code)  # which no `except Exception` stops
+    os._exit(code)
+
+
 def run_main(fn: Callable[[], int | None]) -> int:
     """Run `fn` (a script's main, a command line) and return the exit code that its outcome stands for.
 
@@ -96,6 +127,8 @@ def run_main(fn: Callable[[], int | None]) -> int:
     and its hint; a full disk as one line. Every other exception is a bug and keeps its traceback.
     `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too.
     """
+    global _main_began
+    _main_began = True
     try:
         code = fn() or DONE
     except RunspecError as error:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 LENGTH = 10
 # Of the `run` group: names and places, not content.
 _NOT_CONTENT_OF_RUN = ("name", "root")
-# Of the config: what is printed how often, and which run to go on from.
-_NOT_CONTENT = ("logger", "resume")
+# Of the config: what is printed how often, which run to go on from, and how it is spread over processes (whose number
+# does not count either).
+_NOT_CONTENT = ("logger", "resume", "dist")
 
 
 def fingerprint(
@@ -34,7 +35,8 @@ def fingerprint(
     """Ten hex digits over config, script and inputs.
 
     Args:
-        config: the resolved config, plain values. `run.name`, `run.root`, `logger` and `resume` do not count.
+        config: the resolved config, plain values. `run.name`, `run.root`, `logger`, `resume` and `dist` do not
+            count.
         script: the script; its bytes count.
         input_digests: payload digest of each input, by its key in `run`; it takes the place of the reference there.
         input_paths: payload directory of each input, by the same keys; where a value of the config is a path in one of

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
 
@@ -174,10 +175,66 @@ def test_another_config_starts_fresh_and_cannot_resume_there(house: House) -> No
     assert house.digest("nano3-pretrain-model-tiny") == house.registry.resolve("nano3-pretrain-model-tiny:1").digest
 
 
-def test_two_processes_train_as_one(house: House) -> None:
-    house.run(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *PRETRAIN], "two")
-    alone, together = house.losses("unbroken-pretrain"), house.losses("two")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("dist", ["dist.use_torch_fsdp2=false", "dist.use_torch_fsdp2=true"], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("command", "stage", "steps"),
+    [
+        pytest.param(PRETRAIN, "pretrain", STEPS, id="pretrain"),
+        pytest.param([*SFT, "run.model=nano3-pretrain-model-tiny:1"], "sft", SFT_STEPS, id="sft"),
+    ],
+)
+def test_two_processes_train_as_one(
+    house: House, command: list[object], stage: str, steps: int, dist: str, request: pytest.FixtureRequest
+) -> None:
+    """Stopped half-way by a signal to torchrun, and taken up by one process."""
+    output = f"two-{request.node.callspec.id}"
+    assert house.run_and_stop([*TORCHRUN, *command, dist], output, 21, signal.SIGTERM) != 0
+    stopped_at = max(house.losses(output))
+    assert stopped_at < steps
+    said = house.run(command, output)
+    assert f"resumed at step {stopped_at}" in said
+    alone, together = house.losses(f"unbroken-{stage}"), house.losses(output)
     assert sorted(together) == sorted(alone)
     # The same tokens in the same steps; only the order of the sums over them differs.
     assert [together[step] for step in range(1, 11)] == pytest.approx([alone[step] for step in range(1, 11)], rel=1e-5)
-    assert together[STEPS] == pytest.approx(alone[STEPS], rel=1e-2)
+    assert together[steps] == pytest.approx(alone[steps], rel=1e-2)
+
+
+def test_a_sharded_run_publishes_whole_weights(house: House) -> None:
+    said = house.run([*TORCHRUN, *PRETRAIN, "dist.use_torch_fsdp2=true"], "sharded")
+    assert "resumed" not in said
+    expected, found = (house.registry.resolve(f"nano3-pretrain-model-tiny{version}").path for version in (":1", ""))
+    expected_weights, weights = (load_file(path / "model.safetensors") for path in (expected, found))
+    assert {name: w.shape for name, w in weights.items()} == {name: w.shape for name, w in expected_weights.items()}
+    assert house.losses("sharded")[STEPS] == pytest.approx(house.losses("unbroken-pretrain")[STEPS], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("command", "stage"),
+    [
+        pytest.param(PRETRAIN, "pretrain", id="pretrain"),
+        pytest.param([*SFT, "run.model=nano3-pretrain-model-tiny:1"], "sft", id="sft"),
+    ],
+)
+def test_a_signal_during_evaluation_ends_it_within_seconds(house: House, command: list[object], stage: str) -> None:
+    command = [*command, "evaluation.tasks_per_family=100", "evaluation.max_new_tokens=60"]
+    output, name = f"evaluation-{stage}", f"nano3-{stage}-model-tiny"
+    before, results = house.registry.versions(name), house.registry.versions(f"nano3-{stage}-results-tiny")
+    process = house.start(command, output)
+    assert process.stderr is not None
+    while "evaluate" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.2)
+    process.send_signal(signal.SIGUSR1)
+    sent = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in said
+    assert time.monotonic() - sent < 30  # about one second on an idle machine
+    assert len(house.registry.versions(name)) == len(before) + 1
+    house.run(command, output)
+    assert len(house.registry.versions(name)) == len(before) + 1  # published once
+    assert len(house.registry.versions(f"nano3-{stage}-results-tiny")) == len(results) + 1
+    assert house.digest(name) == house.registry.resolve(f"{name}:1").digest

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from nemo_runspec.errors import Interrupted, Preempted, RunFailed, UserError, did_you_mean, nearest, run_main
+from nemo_runspec import errors
+from nemo_runspec.errors import (
+    EXIT_CODE_FILE,
+    Interrupted,
+    Preempted,
+    RunFailed,
+    UserError,
+    did_you_mean,
+    nearest,
+    run_main,
+)
 
 
 def raising(error: BaseException) -> int:
@@ -78,3 +92,40 @@ def test_nearest_word() -> None:
     assert did_you_mean("tny", ["tiny", "small"]) == "did you mean tiny?"
     assert did_you_mean("zzz", ["tiny", "small"], "configs") == "configs: tiny, small"
     assert did_you_mean("zzz", []) is None
+
+
+@pytest.mark.parametrize("began", [False, True], ids=["before run_main", "in run_main"])
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (signal.SIGINT, 130, "error: interrupted"),
+        (signal.SIGTERM, 143, "error: stopped by SIGTERM"),
+        (signal.SIGUSR1, 143, "error: stopped by SIGUSR1"),
+    ],
+)
+def test_signals_end_a_script_in_one_line(
+    tmp_path: Path, number: signal.Signals, code: int, text: str, began: bool
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\n"
+        "from nemo_runspec.errors import end_on_signals, run_main\n"
+        "def main():\n"
+        "    print('ready', flush=True)\n"
+        "    try:\n"
+        "        time.sleep(60)\n"
+        "    except Exception:\n"
+        "        print('swallowed', flush=True)\n"
+        "end_on_signals()\n" + ("sys.exit(run_main(main))\n" if began else "main()\n")
+    )
+    left = tmp_path / "code"
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {EXIT_CODE_FILE: str(left), "PYTHONPATH": str(Path(errors.__file__).parents[1])},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, said = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "")
+    assert said.startswith(text + "\n") and said.count("\n") <= 2
+    assert left.read_text() == f"{code}\n"

@@ -54,6 +54,7 @@ def test_names_places_and_logging_do_not_count(script: Path) -> None:
     assert fingerprint(changed(run={"name": "m", "root": "/x"}), script, DIGESTS, PATHS) == base
     assert fingerprint(changed(logger={"log_interval": 1}), script, DIGESTS, PATHS) == base
     assert fingerprint({**CONFIG, "resume": "/some/run"}, script, DIGESTS, PATHS) == base
+    assert fingerprint({**CONFIG, "dist": {"use_torch_fsdp2": True}}, script, DIGESTS, PATHS) == base
     # The same content as version 9 of another registry.
     moved = {**changed(run={"data": "d:9"}), "path": "/other/d/9/payload/x"}
     assert fingerprint(moved, script, DIGESTS, {"data": "/other/d/9/payload"}) == base

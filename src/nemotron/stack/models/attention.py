@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nemotron.stack.models.cache import AttentionCache, Cache
+from nemotron.stack.models.cache import AttentionCache
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.linear import Linear
 
@@ -28,26 +28,23 @@ class Attention(nn.Module):
         self.o_proj = Linear(q_size, config.hidden_size)
 
     def forward(
-        self, x_BLD: Tensor, attention_mask: Tensor | None = None, cache: AttentionCache | None = None, start: int = 0
+        self, x_BLD: Tensor, attention_mask: Tensor | None = None, cache: AttentionCache | None = None
     ) -> Tensor:
-        """Attend within x, and to the cached tokens before it when a cache is given (x is then stored there).
+        """Whole sequences: training, and prefill when a cache is given.
 
         Args:
             x_BLD: [B, L, D].
-            attention_mask: bool [B, 1, L, S], True where a query may look; None means plain causal.
-            cache: where keys and values are written at slots start .. start + L.
-            start: number of slots filled before this call.
+            attention_mask: bool [B, 1, L, L], True where a query may look; None means plain causal.
+            cache: its first L slots receive keys and values.
         """
         q_BALX = self.q_proj(x_BLD).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-        k_BJSX = self.k_proj(x_BLD).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
-        v_BJSX = self.v_proj(x_BLD).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
+        k_BJLX = self.k_proj(x_BLD).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
+        v_BJLX = self.v_proj(x_BLD).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
         if cache is not None:
-            end = start + x_BLD.shape[1]
-            cache.k[:, :, start:end] = k_BJSX
-            cache.v[:, :, start:end] = v_BJSX
-            k_BJSX, v_BJSX = cache.k[:, :, :end], cache.v[:, :, :end]
+            cache.k[:, :, : x_BLD.shape[1]] = k_BJLX
+            cache.v[:, :, : x_BLD.shape[1]] = v_BJLX
         out_BALX = F.scaled_dot_product_attention(
-            q_BALX, k_BJSX, v_BJSX, attn_mask=attention_mask, is_causal=attention_mask is None, enable_gqa=True
+            q_BALX, k_BJLX, v_BJLX, attn_mask=attention_mask, is_causal=attention_mask is None, enable_gqa=True
         )
         return self.o_proj(out_BALX.transpose(1, 2).flatten(-2))
 
@@ -76,8 +73,3 @@ def packing_mask(seq_idx_BL: Tensor) -> Tensor:
     """Causal mask that also keeps documents of a packed row apart: bool [B, 1, L, L] from document indices [B, L]."""
     same = seq_idx_BL.unsqueeze(-1) == seq_idx_BL.unsqueeze(-2)
     return same.tril().unsqueeze(1)
-
-
-def decode_mask(cache: Cache) -> Tensor:
-    """Mask of a single-token step: every real token up to the slot being written, bool [B, 1, 1, S]."""
-    return cache.key_mask_BS[:, None, None, : cache.length + 1]

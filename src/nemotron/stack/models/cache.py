@@ -5,7 +5,8 @@ Rows of a batch are left-padded to one length, so that all rows write their next
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,27 +16,49 @@ from nemotron.stack.models.config import NemotronHConfig
 
 @dataclass
 class AttentionCache:
-    """Keys and values of one `*` block, [B, num_key_value_heads, capacity, head_dim]; `length` slots are filled."""
+    """Keys and values of one `*` block, [B, num_key_value_heads, capacity, head_dim], filled up to `Cache.length`."""
 
     k: Tensor
     v: Tensor
 
+    def keep_rows(self, rows: Tensor) -> None:
+        """Drop every row but `rows` (int64 [B'])."""
+        self.k, self.v = self.k[rows], self.v[rows]
+
 
 @dataclass
 class MambaCache:
-    """States of one `M` block: `conv` the last conv_kernel - 1 inputs [B, K-1, conv], `ssm` fp32 [B, H, P, N]."""
+    """States of one `M` block.
 
-    conv: Tensor
+    conv: the last conv_kernel - 1 inputs of the convolution, oldest first, each [B, conv]; a step drops one and appends
+    one, so no input is ever moved. ssm: fp32 [B, G, N, I/G], state size N and inner width I of a group: in this order,
+    what a step reads from it, C h, is a row vector times a matrix; BLAS takes ten times longer the other way round.
+    """
+
+    conv: list[Tensor]
     ssm: Tensor
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Drop every row but `rows` (int64 [B'])."""
+        self.conv, self.ssm = [x_Bc[rows] for x_Bc in self.conv], self.ssm[rows]
+
+    def clone(self) -> MambaCache:
+        """A copy to go on from, and to come back to this one."""
+        return MambaCache(list(self.conv), self.ssm.clone())  # the inputs are replaced, never written to
 
 
 @dataclass
 class Cache:
-    """Cache of a whole model for a batch of B rows and up to `capacity` tokens a row (padding included)."""
+    """Cache of a whole model for a batch of B rows and up to `capacity` tokens a row (padding included).
+
+    key_mask_BS: bool [B, capacity], False where a slot holds padding; None when no row is padded. step: what
+    `NemotronH.step` calls, prepared by its first call.
+    """
 
     layers: list[AttentionCache | MambaCache | None]
-    key_mask_BS: Tensor  # [B, capacity] True where a slot holds a real token
-    length: int = field(default=0)
+    key_mask_BS: Tensor | None = None
+    length: int = 0
+    step: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def allocate(
@@ -52,21 +75,21 @@ class Cache:
                     )
                 )
             elif symbol == "M":
-                conv = torch.zeros(
-                    batch_size, config.conv_kernel - 1, config.mamba_conv_size, dtype=dtype, device=device
-                )
-                shape = (batch_size, config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size)
+                conv = [
+                    torch.zeros(batch_size, config.mamba_conv_size, dtype=dtype, device=device)
+                    for _ in range(config.conv_kernel - 1)
+                ]
+                shape = (batch_size, config.n_groups, config.ssm_state_size, config.mamba_inner_size // config.n_groups)
                 ssm = torch.zeros(shape, dtype=torch.promote_types(dtype, torch.float32), device=device)
                 layers.append(MambaCache(conv, ssm))
             else:
                 layers.append(None)
-        return cls(layers, torch.zeros(batch_size, capacity, dtype=torch.bool, device=device))
+        return cls(layers)
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row but `rows` (int64 [B']): finished sequences stop costing compute."""
-        self.key_mask_BS = self.key_mask_BS[rows]
+        if self.key_mask_BS is not None:
+            self.key_mask_BS = self.key_mask_BS[rows]
         for layer in self.layers:
-            if isinstance(layer, AttentionCache):
-                layer.k, layer.v = layer.k[rows], layer.v[rows]
-            elif isinstance(layer, MambaCache):
-                layer.conv, layer.ssm = layer.conv[rows], layer.ssm[rows]
+            if layer is not None:
+                layer.keep_rows(rows)

@@ -78,7 +78,8 @@ class NemotronHConfig:
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value <= 0 and field.name != "num_nextn_predict_layers":
+            may_be_0 = field.name in ("num_nextn_predict_layers", "mtp_num_layers")  # 0: none; stored, but not trained
+            if isinstance(value, int | float) and (value < 0 if may_be_0 else value <= 0):
                 raise ValueError(f"{field.name} must be positive, is {value}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class CausalConv(torch.autograd.Function):
@@ -32,6 +33,7 @@ class CausalConv(torch.autograd.Function):
         return out_BLc
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad_BLc,) = grads
         x_BLc, taps_Kc = ctx.saved_tensors

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.nemotron_h import NemotronH
 
 # Compacting the batch copies the cache; it pays once this share of the rows has finished.
 COMPACT_AT = 0.25
+# A large batch is compacted to a multiple of this: what multiplies 240 rows fast is compiled once (decode.py).
+ROW_MULTIPLE = 16
 
 
 @dataclass
@@ -29,7 +33,7 @@ class Generation:
     entropies: list[float]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: NemotronH,
     prompts: Sequence[Sequence[int]],
@@ -83,49 +87,76 @@ def generate(
             copies = torch.arange(len(prompts), device=device).repeat_interleave(samples_per_prompt)
             cache.keep_rows(copies)
             logits_BV = logits_BV[copies]
-        # Step-major records over all rows of the batch; rows that ended keep the value -1 from then on.
-        rows = torch.arange(total, device=device)  # which prompt each live row belongs to
-        tokens_SB = torch.full((max_new_tokens, total), -1, dtype=torch.int64, device=device)
-        logprobs_SB = torch.zeros(max_new_tokens, total, device=device)
-        entropy_SB = torch.zeros(max_new_tokens, total, device=device)
+        rows = torch.arange(total, device=device)  # which completion each row of the batch is
         done_B = torch.zeros(total, dtype=torch.bool, device=device)
+        records: list[tuple[Tensor, ...]] = []  # of each step: rows, tokens, and what their probabilities follow from
         for step in range(max_new_tokens):
-            logp_BV = torch.log_softmax(logits_BV.float(), dim=-1)
-            next_B = _choose(logp_BV, temperature, top_p, generator)
-            live = ~done_B
-            tokens_SB[step, rows[live]] = next_B[live]
-            logprobs_SB[step, rows[live]] = logp_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)[live]
-            entropy_SB[step, rows[live]] = -(logp_BV.exp() * logp_BV).sum(-1)[live]
+            logits_BV = at_least_fp32(logits_BV)
+            probs_BV = torch.softmax(logits_BV, dim=-1)
+            next_B = _choose(logits_BV, probs_BV, temperature, top_p, generator)
+            logit_B = logits_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)
+            best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
+            records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
             done_B |= torch.isin(next_B, stop)
-            num_done = int(done_B.sum())
-            if num_done == len(rows) or step + 1 == max_new_tokens or (should_stop is not None and should_stop()):
+            num_rows, num_done = len(rows), int(done_B.sum())
+            if num_done == num_rows or step + 1 == max_new_tokens or (should_stop is not None and should_stop()):
                 break
-            if num_done >= COMPACT_AT * len(rows):  # until then a finished row is decoded on and not recorded
-                keep = (~done_B).nonzero().squeeze(-1)
+            num_kept = num_rows - num_done
+            if num_kept > ROW_MULTIPLE:
+                num_kept += -num_kept % ROW_MULTIPLE
+            if num_done >= COMPACT_AT * num_rows and num_kept < num_rows:  # until then a finished row decodes on
+                keep = done_B.int().argsort(stable=True)[:num_kept]
                 rows, next_B, done_B = rows[keep], next_B[keep], done_B[keep]
                 cache.keep_rows(keep)
             logits_BV = model.step(next_B, cache)
     finally:
         model.train(was_training)
 
-    ids, logprobs, entropies = tokens_SB.T.tolist(), logprobs_SB.T.tolist(), entropy_SB.T.tolist()
-    stops = set(stop_token_ids)
-    for row in range(total):
-        count = next((i for i, token in enumerate(ids[row]) if token < 0), max_new_tokens)
-        result.tokens[row], result.logprobs[row] = ids[row][:count], logprobs[row][:count]
-        result.finished[row] = count > 0 and ids[row][count - 1] in stops
-        result.entropies[row] = sum(entropies[row][:count]) / max(count, 1)
+    row_R, token_R, logit_R, best_logit_R, best_prob_R, mean_logit_R = map(torch.cat, zip(*records, strict=True))
+    step_R = torch.arange(len(records), device=device).repeat_interleave(
+        torch.tensor([len(record[0]) for record in records], device=device)
+    )
+    # log of the sum of all exp(logit), from the likeliest token: its probability is never too small for a logarithm.
+    log_sum_R = best_logit_R - best_prob_R.log()
+
+    def by_completion(values_R: Tensor) -> list[list[Any]]:
+        values_BS = values_R.new_zeros(total, len(records))
+        values_BS[row_R, step_R] = values_R
+        values: list[list[Any]] = values_BS.tolist()
+        return values
+
+    tokens, logprobs = by_completion(token_R), by_completion(logit_R - log_sum_R)
+    entropies, stops = by_completion(log_sum_R - mean_logit_R), set(stop_token_ids)
+    for row, ids in enumerate(tokens):
+        end = next((i for i, token in enumerate(ids) if token in stops), None)
+        count = len(ids) if end is None else end + 1
+        result.tokens[row], result.logprobs[row] = ids[:count], logprobs[row][:count]
+        result.finished[row] = end is not None
+        result.entropies[row] = sum(entropies[row][:count]) / count
     return result
 
 
-def _choose(logp_BV: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
-    """One token a row from log-probabilities [B, V]."""
+def _choose(
+    logits_BV: Tensor, probs_BV: Tensor, temperature: float, top_p: float, generator: torch.Generator | None
+) -> Tensor:
+    """One token a row from logits and their softmax, both [B, V].
+
+    Drawn by inverting the distribution function: one uniform number a row, the first token whose cumulated probability
+    exceeds it. `torch.multinomial` draws one number a token, which at batch 256 would take longer than the model. The
+    sums are in float64, where no token of a large vocabulary is lost to rounding.
+    """
     if temperature == 0:
-        return logp_BV.argmax(-1)
-    probs_BV = torch.softmax(logp_BV / temperature, dim=-1)
+        return logits_BV.argmax(-1)
+    if temperature != 1:
+        probs_BV = torch.softmax(logits_BV / temperature, dim=-1)
     if top_p < 1:
-        sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
-        # A token is dropped when the tokens before it already reach top_p; the first one always stays.
-        sorted_BV[sorted_BV.cumsum(-1) - sorted_BV >= top_p] = 0
-        probs_BV = torch.zeros_like(probs_BV).scatter(-1, order_BV, sorted_BV)
-    return torch.multinomial(probs_BV, 1, generator=generator).squeeze(-1)
+        probs_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
+    cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    mass_B1 = cumulated_BV[:, -1:]
+    if top_p < 1:
+        # The first token with which top_p is reached is the last one that stays.
+        last_B1 = torch.searchsorted(cumulated_BV, top_p * mass_B1)
+        mass_B1 = cumulated_BV.gather(-1, last_B1)
+    uniform_B1 = torch.rand(mass_B1.shape, generator=generator, dtype=mass_B1.dtype, device=mass_B1.device)
+    index_B1 = torch.searchsorted(cumulated_BV, uniform_B1 * mass_B1, right=True)
+    return (order_BV.gather(-1, index_B1) if top_p < 1 else index_B1).squeeze(-1)

@@ -53,7 +53,8 @@ _MAX_HEADER = 100_000_000  # of the safetensors format
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
 # transformers' NemotronH limits dt from below by `time_step_min`, in prefill and training but not in decoding; nothing
 # else does. The smallest normal fp32 number switches that off, and unlike 0 has the logarithm that its initialisation
-# takes.
+# takes. (Who initialises a NEW model from such a config in transformers should put the published 1e-3 back first: step
+# sizes are drawn log-uniformly from there on.)
 _NO_LOWER_LIMIT = 2.0**-126
 _STACKED = re.compile(r"(.*\.experts)\.(up_proj|down_proj)")
 

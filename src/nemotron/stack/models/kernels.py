@@ -35,9 +35,11 @@ def plain_torch() -> Iterator[None]:
 
 def causal_conv_silu(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
     """silu of the causal depthwise convolution, [B, L, c] -> [B, L, c]; stops at document boundaries."""
-    kernel = _kernel("causal_conv1d", "causal_conv1d_fn", x_BLc)
-    if kernel is None or not 2 <= weight_c1K.shape[-1] <= 4:  # the widths that the kernel has
+    kernel, (channels, _, width) = _kernel("causal_conv1d", "causal_conv1d_fn", x_BLc), weight_c1K.shape
+    if kernel is None or not 2 <= width <= 4 or channels % 8:  # what the kernel has
         return F.silu(CausalConv.apply(x_BLc, weight_c1K, bias_c, seq_idx_BL))
+    if any(jump % 8 for jump in (x_BLc.stride(0), x_BLc.stride(1), x_BLc.storage_offset())):
+        x_BLc = x_BLc.contiguous()  # it reads 8 channels at once; x is a slice, and a neighbour's width may be odd
     out: Tensor = kernel(  # in its channel-last layout, the only one that knows documents
         x_BLc.transpose(1, 2),
         weight_c1K.squeeze(1).to(x_BLc.dtype),
@@ -88,4 +90,4 @@ def _imported(module: str, function: str) -> Callable[..., Any] | None:
 
 
 def _int32(seq_idx_BL: Tensor | None) -> Tensor | None:
-    return None if seq_idx_BL is None else seq_idx_BL.to(torch.int32)
+    return None if seq_idx_BL is None else seq_idx_BL.to(torch.int32).contiguous()

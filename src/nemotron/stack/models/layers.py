@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.linear import Linear
 
@@ -61,13 +62,14 @@ class NormalizeRMS(torch.autograd.Function):
         return (x * rstd).mul_(weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         (dy,) = grads
         x, weight, rstd = ctx.saved_tensors
         dyw, e = dy * weight, dy * x
         along_x = (dyw * x).sum(-1, keepdim=True).mul_(rstd.pow(3)).div_(-x.shape[-1])
         dx = dyw.mul_(rstd).addcmul_(x, along_x)
-        dw = e.mul_(rstd).flatten(0, -weight.dim() - 1).sum(0)
+        dw = e.mul_(rstd).sum_to_size(weight.shape)
         return dx, dw, None
 
 
@@ -87,6 +89,7 @@ class SquaredReLU(torch.autograd.Function):
         return relu * relu
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (relu,) = ctx.saved_tensors
         return (grads[0] * relu).mul_(2)

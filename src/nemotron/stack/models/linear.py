@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 HAS_ONEDNN = (
     torch.backends.mkldnn.is_available()
@@ -74,6 +75,7 @@ class OneDnnLinear(torch.autograd.Function):
         return matmul_nt(x.reshape(-1, x.shape[-1]).contiguous(), weight_NK).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight_NK = ctx.saved_tensors
         # Contiguous, because oneDNN falls back to a loop for strides such as those of an expanded tensor.

@@ -53,7 +53,7 @@ class Mamba2(nn.Module):
         """
         z_BLI, xBC_BLc, dt_BLH = self._project(x_BLD)
         if cache is not None:
-            cache.conv.copy_(self._last_inputs(xBC_BLc, seq_idx_BL, cache.conv.shape[1]))
+            cache.conv = self._last_inputs(xBC_BLc, seq_idx_BL, len(cache.conv))
         xBC_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
         x_BLHP, B_BLGN, C_BLGN = self._split(xBC_BLc)
         with torch.autocast(x_BLD.device.type, enabled=False):  # the state sums over the whole past: fp32
@@ -61,32 +61,11 @@ class Mamba2(nn.Module):
                 x_BLHP, dt_BLH, -torch.exp(at_least_fp32(self.A_log)), B_BLGN, C_BLGN, self.chunk_size, seq_idx_BL
             )
         if cache is not None:
-            cache.ssm.copy_(state_BHPN)
+            cache.ssm.unflatten(-1, (-1, self.head_dim)).copy_(
+                state_BHPN.unflatten(1, (self.num_groups, -1)).permute(0, 1, 4, 2, 3)
+            )
         y_BLHP = y_BLHP + self.D.unsqueeze(-1) * x_BLHP
         return self.out_proj(self.norm(y_BLHP.flatten(-2), z_BLI))
-
-    def step(self, x_B1D: Tensor, cache: MambaCache) -> Tensor:
-        """One token a row, [B, 1, D] -> [B, 1, D]; the recurrence itself, states updated in place."""
-        z_B1I, xBC_B1c, dt_B1H = self._project(x_B1D)
-        window_BKc = torch.cat([cache.conv, xBC_B1c], dim=1)
-        cache.conv.copy_(window_BKc[:, 1:])
-        xBC_Bc = F.silu((window_BKc * self.conv1d.weight.squeeze(1).T).sum(1) + self.conv1d.bias)
-        x_BHP, B_BGN, C_BGN = (t.squeeze(1) for t in self._split(xBC_Bc.unsqueeze(1)))
-        dt_BH = dt_B1H.squeeze(1)
-        decay_BH = torch.exp(dt_BH * -torch.exp(at_least_fp32(self.A_log)))
-        batch, heads_per_group = x_BHP.shape[0], self.num_heads // self.num_groups
-        # Heads of a group share B and C: outer product and read-out run as [B G] batches of (heads P) x N.
-        dtx = (at_least_fp32(x_BHP) * dt_BH.unsqueeze(-1)).reshape(
-            batch, self.num_groups, heads_per_group * self.head_dim, 1
-        )
-        cache.ssm.mul_(decay_BH[:, :, None, None])
-        grouped = cache.ssm.view(batch, self.num_groups, heads_per_group * self.head_dim, self.state_size)
-        grouped.addcmul_(dtx, at_least_fp32(B_BGN).unsqueeze(2))
-        with torch.autocast(x_B1D.device.type, enabled=False):  # as in the scan
-            y_BGp1 = grouped @ at_least_fp32(C_BGN).unsqueeze(-1)
-        y_BHP = y_BGp1.view(batch, self.num_heads, self.head_dim).to(x_BHP.dtype)
-        y_BHP = y_BHP + self.D.unsqueeze(-1) * x_BHP
-        return self.out_proj(self.norm(y_BHP.flatten(-2), z_B1I.squeeze(1))).unsqueeze(1)
 
     def extend(self, x_BTD: Tensor, cache: MambaCache) -> tuple[Tensor, PendingTokens]:
         """T further tokens a row at once, [B, T, D] -> [B, T, D], of which only some may come to stay.
@@ -95,7 +74,7 @@ class Mamba2(nn.Module):
         of the scan, with a state before it: y_i = exp(c_i) C_i h + sum_(j <= i) exp(c_i - c_j) (C_i B_j) dt_j x_j.
         """
         z_BTI, xBC_BTc, dt_BTH = self._project(x_BTD)
-        inputs_BSc = torch.cat([cache.conv, xBC_BTc], dim=1)
+        inputs_BSc = torch.cat([*(x_Bc.unsqueeze(1) for x_Bc in cache.conv), xBC_BTc], dim=1)
         windows_BTcK = inputs_BSc.unfold(1, self.conv1d.weight.shape[-1], 1)
         xBC_BTc = F.silu((windows_BTcK * self.conv1d.weight.squeeze(1)).sum(-1) + self.conv1d.bias)
         x_BTHP, B_BTGN, C_BTGN = self._split(xBC_BTc)
@@ -108,7 +87,7 @@ class Mamba2(nn.Module):
             future_TT = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=torch.bool, device=x_BTD.device).triu(1)
             decay_BGhTT = (c_BGhT.unsqueeze(-1) - c_BGhT.unsqueeze(-2)).masked_fill_(future_TT, float("-inf")).exp_()
             among_BGhTP = (decay_BGhTT * (C_BGTN @ B_BGTN.transpose(-1, -2)).unsqueeze(2)) @ dtx_BGhTP
-            from_state_BGhTP = C_BGTN.unsqueeze(2) @ cache.ssm.unflatten(1, heads).transpose(-1, -2)
+            from_state_BGhTP = (C_BGTN @ cache.ssm).unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
             y_BGhTP = torch.addcmul(among_BGhTP, from_state_BGhTP, c_BGhT.exp().unsqueeze(-1))
         y_BTHP = y_BGhTP.permute(0, 3, 1, 2, 4).flatten(2, 3).to(x_BTHP.dtype) + self.D.unsqueeze(-1) * x_BTHP
         out_BTD: Tensor = self.out_proj(self.norm(y_BTHP.flatten(-2), z_BTI))
@@ -126,12 +105,14 @@ class Mamba2(nn.Module):
         return x.unflatten(-1, (self.num_heads, self.head_dim)), B.unflatten(-1, groups), C.unflatten(-1, groups)
 
     @staticmethod
-    def _last_inputs(xBC_BLc: Tensor, seq_idx_BL: Tensor | None, count: int) -> Tensor:
+    def _last_inputs(xBC_BLc: Tensor, seq_idx_BL: Tensor | None, count: int) -> list[Tensor]:
         """The last `count` conv inputs of each row, zero where they belong to an earlier document or do not exist."""
+        xBC_BLc, seq_idx_BL = xBC_BLc[:, -count - 1 :], None if seq_idx_BL is None else seq_idx_BL[:, -count - 1 :]
         if seq_idx_BL is not None:
             xBC_BLc = xBC_BLc * (seq_idx_BL == seq_idx_BL[:, -1:]).unsqueeze(-1)
         missing = max(0, count - xBC_BLc.shape[1])
-        return F.pad(xBC_BLc[:, xBC_BLc.shape[1] - count + missing :], (0, 0, missing, 0))
+        last_BKc = F.pad(xBC_BLc[:, xBC_BLc.shape[1] - count + missing :], (0, 0, missing, 0))
+        return [x_Bc.clone() for x_Bc in last_BKc.unbind(1)]  # not views that keep the whole sequence alive
 
 
 @dataclass
@@ -153,15 +134,15 @@ class PendingTokens:
         h = exp(c_n) h + sum_(j <= n) exp(c_n - c_j) dt_j x_j B_j^T for the last accepted token n: the state is written
         once, whatever the number of tokens.
         """
-        batch, width = cache.conv.shape[:2]
-        rows_B1 = torch.arange(batch, device=counts_B.device).unsqueeze(1)
-        cache.conv.copy_(self.inputs[rows_B1, counts_B.unsqueeze(1) + torch.arange(width, device=counts_B.device)])
-        count_B111 = counts_B.view(batch, 1, 1, 1)
+        row_B = torch.arange(len(counts_B), device=counts_B.device)
+        cache.conv = [self.inputs[row_B, counts_B + i] for i in range(len(cache.conv))]
+        count_B111 = counts_B.view(-1, 1, 1, 1)
         last_BGh1 = F.pad(self.c, (1, 0)).take_along_dim(count_B111, dim=-1)  # no token, no decay
         rejected_B11T = torch.arange(self.c.shape[-1], device=counts_B.device) >= count_B111
         to_last_BGhT = (last_BGh1 - self.c).masked_fill_(rejected_B11T, float("-inf")).exp_()
-        added_BGhPN = (self.dtx * to_last_BGhT.unsqueeze(-1)).transpose(-1, -2) @ self.B.unsqueeze(2)
-        cache.ssm.mul_(last_BGh1.exp().view(batch, -1, 1, 1)).add_(added_BGhPN.flatten(1, 2))
+        added_BGNi = self.B.transpose(-1, -2) @ (self.dtx * to_last_BGhT.unsqueeze(-1)).transpose(2, 3).flatten(3)
+        decay_BG1i = last_BGh1.exp().expand(-1, -1, -1, self.dtx.shape[-1]).flatten(2).unsqueeze(2)
+        cache.ssm.mul_(decay_BG1i).add_(added_BGNi)
 
 
 class DepthwiseConv(nn.Module):

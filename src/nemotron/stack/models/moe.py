@@ -10,11 +10,13 @@ S rows sorted by expert.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.layers import MLP, at_least_fp32
@@ -59,6 +61,18 @@ class Router(nn.Module):
         load = self.expert_load.double()
         self.e_score_correction_bias += rate * torch.sign(load.mean() - load).float()
         self.expert_load.zero_()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        """What `.to()`, `.bfloat16()` and the like call: the bias never gets less than fp32.
+
+        In bf16 it could not move by 1e-3 any more once it had reached 0.5.
+        """
+        before = self.e_score_correction_bias
+        super()._apply(fn, recurse)
+        after = self.e_score_correction_bias
+        if after.dtype in (torch.bfloat16, torch.float16):
+            self.e_score_correction_bias = before.to(device=after.device, dtype=torch.float32)
+        return self
 
 
 class Experts(nn.Module):
@@ -110,10 +124,11 @@ class RoutedExperts(torch.autograd.Function):
         y_TKD = y_SD[slot_TK]
         ctx.save_for_backward(x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, *relus)
         ctx.slices, ctx.fast = slices, fast
-        return _weighted_sum(y_TKD, weights_TK.to(y_TKD.dtype))
+        return _weighted_sum(y_TKD, weights_TK)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor, Tensor]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor | None]:
         (grad_TD,) = grads
         x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, *relus = ctx.saved_tensors
         fast = ctx.fast
@@ -121,21 +136,27 @@ class RoutedExperts(torch.autograd.Function):
         weight_S = grad_TD.new_zeros(len(token_S))
         weight_S[slot_TK] = weights_TK.to(grad_TD.dtype)
         grad_y_SD = grad_TD[token_S].mul_(weight_S.unsqueeze(-1))
-        grad_x_SD, grad_up, grad_down = torch.empty_like(x_SD), torch.zeros_like(up_EFD), torch.zeros_like(down_EDF)
+        grad_x_SD = torch.empty_like(x_SD)
+        trained = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        grad_up, grad_down = (torch.zeros_like(w) if trained else None for w in (up_EFD, down_EDF))
         for (expert, rows), relu in zip(ctx.slices, relus, strict=True):
-            matmul_nt(grad_y_SD[rows].T, (relu * relu).T, grad_down[expert], fast)
             grad_pre = matmul_nt(grad_y_SD[rows], down_EDF[expert].T, onednn=fast).mul_(relu).mul_(2)
-            matmul_nt(grad_pre.T, x_SD[rows].T, grad_up[expert], fast)
+            if grad_up is not None and grad_down is not None:
+                matmul_nt(grad_y_SD[rows].T, (relu * relu).T, grad_down[expert], fast)
+                matmul_nt(grad_pre.T, x_SD[rows].T, grad_up[expert], fast)
             matmul_nt(grad_pre, up_EFD[expert].T, grad_x_SD[rows], fast)
         return grad_x_SD[slot_TK].sum(1), grad_weights_TK, None, grad_up, grad_down
 
 
 def _weighted_sum(y_TKD: Tensor, weights_TK: Tensor) -> Tensor:
-    """sum_k weights[t, k] y[t, k]: as many passes as choices, where a batched matmul of one row each is slower."""
+    """sum_k weights[t, k] y[t, k]: as many passes as choices, where a batched matmul of one row each is slower.
+
+    Weights and sum are fp32, the result is of the dtype of y: with 22 choices of a token, bf16 would round 22 times.
+    """
     out_TD = y_TKD[:, 0] * weights_TK[:, :1]
     for k in range(1, y_TKD.shape[1]):
         out_TD.addcmul_(y_TKD[:, k], weights_TK[:, k, None])
-    return out_TD
+    return out_TD.to(y_TKD.dtype)
 
 
 def _dispatch(chosen_TK: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[tuple[int, slice]]]:

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models import hub
-from nemotron.stack.models.attention import Attention, decode_mask, packing_mask
+from nemotron.stack.models.attention import packing_mask
 from nemotron.stack.models.block import Block
-from nemotron.stack.models.cache import AttentionCache, Cache, MambaCache
+from nemotron.stack.models.cache import Cache
 from nemotron.stack.models.config import NemotronHConfig
+from nemotron.stack.models.decode import compute_dtype, prepare
 from nemotron.stack.models.layers import RMSNorm
 from nemotron.stack.models.linear import Linear, linear
-from nemotron.stack.models.mamba2 import Mamba2
 from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.mtp import MTP, shift_left
 from nemotron.stack.models.parameters import count_mtp_parameters, count_parameters
@@ -109,33 +110,24 @@ class NemotronH(nn.Module):
         Padding is treated as a document of its own (index 0, the prompt is 1), which is exactly what packing isolates.
         """
         weight = self.lm_head.weight
-        cache = Cache.allocate(self.config, len(input_ids_BL), capacity, weight.dtype, weight.device)
-        length = input_ids_BL.shape[1]
-        cache.key_mask_BS[:, :length] = is_token_BL
-        hidden_BLD, _ = self._run(input_ids_BL, is_token_BL.long(), cache)
-        cache.length = length
+        cache = Cache.allocate(self.config, len(input_ids_BL), capacity, compute_dtype(weight), weight.device)
+        is_padded = not bool(is_token_BL.all())
+        if is_padded:
+            cache.key_mask_BS = F.pad(is_token_BL, (0, capacity - is_token_BL.shape[1]), value=True)
+        hidden_BLD, _ = self._run(input_ids_BL, is_token_BL.long() if is_padded else None, cache)
+        cache.length = input_ids_BL.shape[1]
         logits_BV: Tensor = self.lm_head(hidden_BLD[:, -1])
         return logits_BV, cache
 
+    @torch.no_grad()
     def step(self, input_ids_B: Tensor, cache: Cache) -> Tensor:
-        """One more token a row: int64 [B] -> logits [B, V]; the cache moves on by one slot."""
-        cache.key_mask_BS[:, cache.length] = True
-        mask = decode_mask(cache)
-        x_B1D = self.backbone.embeddings(input_ids_B).unsqueeze(1)
-        for block, state in zip(self.blocks(), cache.layers, strict=True):
-            normed, mixer = block.norm(x_B1D), block.mixer
-            if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
-                out = mixer.step(normed, state)
-            elif isinstance(mixer, Attention) and isinstance(state, AttentionCache):
-                out = mixer(normed, mask, state, cache.length)
-            elif isinstance(mixer, MoE):
-                out, _ = mixer(normed)
-            else:
-                out = mixer(normed)
-            x_B1D = x_B1D + out
-        cache.length += 1
-        logits_BV: Tensor = self.lm_head(self.backbone.norm_f(x_B1D).squeeze(1))
-        return logits_BV
+        """One more token a row: int64 [B] -> logits [B, V]; the cache moves on by one slot. No gradient, see `decode`.
+
+        The first step after `prefill` prepares the weights: after a change of weights, a new prefill is needed.
+        """
+        if cache.step is None:
+            cache.step = prepare(self, cache)
+        return cache.step(input_ids_B)
 
     def _run(self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None) -> tuple[Tensor, list[Tensor]]:
         """The backbone: hidden states after the final norm [B, L, D], and the load-balancing loss of each `E` block."""
@@ -204,6 +196,8 @@ class NemotronH(nn.Module):
         cls, path: Path, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
     ) -> NemotronH:
         """Read a directory in the published layout: one of `save_pretrained`, of transformers, or a published model.
+
+        The model is in training mode, as a new one is: call `eval()` to score with it.
 
         Args:
             dtype: of the parameters. fp32 is what training and the CPU want; None keeps the dtypes of the files.

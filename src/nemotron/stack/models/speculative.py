@@ -318,17 +318,12 @@ class CachedStack:
     def fork(self) -> CachedStack:
         """A copy to go ahead with and throw away. Slots behind a row's length are free to both; states are copied."""
         ahead = copy(self)
-        ahead.states = [
-            MambaCache(state.conv.clone(), state.ssm.clone()) if isinstance(state, MambaCache) else state
-            for state in self.states
-        ]
+        ahead.states = [state.clone() if isinstance(state, MambaCache) else state for state in self.states]
         return ahead
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row but `rows` (int64 [B'])."""
         self.prompt_mask_BL, self.length_B = self.prompt_mask_BL[rows], self.length_B[rows]
         for state in self.states:
-            if isinstance(state, AttentionCache):
-                state.k, state.v = state.k[rows], state.v[rows]
-            elif isinstance(state, MambaCache):
-                state.conv, state.ssm = state.conv[rows], state.ssm[rows]
+            if state is not None:
+                state.keep_rows(rows)

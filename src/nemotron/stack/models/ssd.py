@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.layers import at_least_fp32
 
@@ -61,15 +62,20 @@ def ssd_chunk_scan(
 class ChunkScan(torch.autograd.Function):
     """The scan over whole chunks and its gradient. In and out as `ssd_chunk_scan`, the state as [B, G, h, N, P].
 
-    With c_i the log-decay from the chunk's start through token i, D_ij = exp(c_i - c_j) for j <= i, W = (C B^T) . D,
+    With c_i the log-decay from the chunk's start through token i, D_ij = exp(c_i - c_j) for j < i, W = (C B^T) . D,
     u = dt x, S the state before the chunk and S' the one after it:
 
-        y_i = (W u)_i + exp(c_i) C_i S              S' = exp(c_Q) S + sum_j exp(c_Q - c_j) B_j u_j^T
+        p_i = (W u)_i + exp(c_i) C_i S              S' = exp(c_Q) S + sum_j exp(c_Q - c_j) B_j u_j^T
+        y_i = p_i + (C_i B_i) u_i
 
-    The log-decays occur in exponents only, so their gradient needs no [Q, Q] tensor: whatever c_i scales up is y_i,
-    and whatever it scales down is token i's own input, hence
+    The log-decays occur in exponents only, so their gradient needs no [Q, Q] tensor: whatever c_i scales up is p_i,
+    what token i reads of its past, and whatever it scales down is what the future reads of u_i. With f_i the gradient
+    of u_i from there, hence
 
-        dc_i = dy_i . y_i - u_i . du_i   (and + dS' . S' for the last token of the chunk)
+        dc_i = dy_i . p_i - u_i . f_i   (and + dS' . S' for the last token of the chunk)
+
+    Both products could take in the token's own term, (C_i B_i) u_i, as it cancels. But that would leave its rounding,
+    and in a head that forgets from one token to the next there is nothing else.
     """
 
     @staticmethod
@@ -88,7 +94,7 @@ class ChunkScan(torch.autograd.Function):
         # Inside chunks.
         D_BCGhQQ = (c_BCGhQ.unsqueeze(-1) - c_BCGhQ.unsqueeze(-2)).masked_fill_(hidden, float("-inf")).exp_()
         W_BCGhQQ = D_BCGhQQ * (C_BCGQN @ B_BCGQN.transpose(-1, -2)).unsqueeze(3)
-        y_BCGhQP = W_BCGhQQ @ u_BCGhQP
+        p_BCGhQP = W_BCGhQQ @ u_BCGhQP
         # What each chunk adds to the state at its end, and what decays over the whole of it.
         to_end_BCGhQ = (c_BCGhQ[..., -1:] - c_BCGhQ).exp_()
         from_start_BCGhQ = c_BCGhQ.exp()
@@ -103,22 +109,26 @@ class ChunkScan(torch.autograd.Function):
         # What the state before a chunk contributes to its tokens.
         C_start_BCGhQN = C_BCGQN.unsqueeze(3) * from_start_BCGhQ.unsqueeze(-1)
         if num_chunks > 1:
-            y_BCGhQP[:, 1:] += C_start_BCGhQN[:, 1:] @ S_after_BCGhNP[:, :-1]
+            p_BCGhQP[:, 1:] += C_start_BCGhQN[:, 1:] @ S_after_BCGhNP[:, :-1]
 
-        y_BLHP = y_BCGhQP.permute(0, 1, 4, 2, 3, 5).reshape(x_BLHP.shape)
-        ctx.chunk, ctx.masks = chunk, (continues, reaches_end)
+        # What a token reads of itself.
+        own_BCG1Q = (C_BCGQN * B_BCGQN).sum(-1).unsqueeze(3)
+        y_BCGhQP = torch.addcmul(p_BCGhQP, u_BCGhQP, own_BCG1Q.unsqueeze(-1))
+
+        ctx.chunk = chunk
         ctx.save_for_backward(
-            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, y_BLHP,
-            u_BCGhQP, D_BCGhQQ, to_end_BCGhQ, from_start_BCGhQ, S_after_BCGhNP,
+            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, own_BCG1Q,
+            u_BCGhQP, p_BCGhQP, D_BCGhQQ, to_end_BCGhQ, from_start_BCGhQ, S_after_BCGhNP,
         )  # fmt: skip
-        return y_BLHP, S_after_BCGhNP[:, -1].clone()
+        return _by_length(y_BCGhQP), S_after_BCGhNP[:, -1].clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dy_BLHP, dS_BGhNP = grads
         (
-            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, y_BLHP,
-            u_BCGhQP, D_BCGhQQ, to_end_BCGhQ, from_start_BCGhQ, S_after_BCGhNP,
+            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, own_BCG1Q,
+            u_BCGhQP, p_BCGhQP, D_BCGhQQ, to_end_BCGhQ, from_start_BCGhQ, S_after_BCGhNP,
         ) = ctx.saved_tensors  # fmt: skip
         chunk, groups = ctx.chunk, B_BLGN.shape[2]
         num_chunks = S_after_BCGhNP.shape[1]
@@ -127,47 +137,53 @@ class ChunkScan(torch.autograd.Function):
         dy_BCGhQP = _empty(dy).copy_(dy)
 
         # Between chunks, from the last to the first: dS_after is the gradient of the state after each chunk.
-        dS_after_BCGhNP = torch.empty_like(S_after_BCGhNP)
-        dS_after_BCGhNP[:, -1] = dS_BGhNP
         C_start_BCGhQN = C_BCGQN.unsqueeze(3) * from_start_BCGhQ.unsqueeze(-1)
-        if num_chunks > 1:
-            torch.matmul(
-                C_start_BCGhQN[:, 1:].transpose(-1, -2), dy_BCGhQP[:, 1:], out=(dS := _empty(dS_after_BCGhNP[:, 1:]))
-            )
-            decay_BCGh11 = from_start_BCGhQ[..., -1, None, None]
-            for i in range(num_chunks - 1, 0, -1):
-                torch.addcmul(dS[:, i - 1], dS_after_BCGhNP[:, i], decay_BCGh11[:, i], out=dS_after_BCGhNP[:, i - 1])
+        read_BCGhNP = C_start_BCGhQN[:, 1:].transpose(-1, -2) @ dy_BCGhQP[:, 1:]
+        dS_after_BCGhNP = torch.cat([read_BCGhNP, dS_BGhNP.unsqueeze(1)], dim=1)
+        decay_BCGh11 = from_start_BCGhQ[..., -1, None, None]
+        for i in range(num_chunks - 1, 0, -1):
+            dS_after_BCGhNP[:, i - 1].addcmul_(dS_after_BCGhNP[:, i], decay_BCGh11[:, i])
         # Inside chunks.
         scores_BCGQQ = C_BCGQN @ B_BCGQN.transpose(-1, -2)
         W_BCGhQQ = D_BCGhQQ * scores_BCGQQ.unsqueeze(3)
-        du_BCGhQP = W_BCGhQQ.transpose(-1, -2) @ dy_BCGhQP
+        f_BCGhQP = W_BCGhQQ.transpose(-1, -2) @ dy_BCGhQP
         dscores_BCGQQ = torch.matmul(dy_BCGhQP, u_BCGhQP.transpose(-1, -2), out=W_BCGhQQ).mul_(D_BCGhQQ).sum(3)
         dB_BCGQN, dC_BCGQN = dscores_BCGQQ.transpose(-1, -2) @ C_BCGQN, dscores_BCGQQ @ B_BCGQN
         # Through the states.
         B_end_BCGhQN = torch.mul(B_BCGQN.unsqueeze(3), to_end_BCGhQ.unsqueeze(-1), out=C_start_BCGhQN)
-        du_BCGhQP += B_end_BCGhQN @ dS_after_BCGhNP
+        f_BCGhQP += B_end_BCGhQN @ dS_after_BCGhNP
         dB_end_BCGhQN = torch.matmul(u_BCGhQP, dS_after_BCGhNP.transpose(-1, -2), out=B_end_BCGhQN)
         dB_BCGQN += dB_end_BCGhQN.mul_(to_end_BCGhQ.unsqueeze(-1)).sum(3)
         if num_chunks > 1:
             dC_start_BCGhQN = dy_BCGhQP[:, 1:] @ S_after_BCGhNP[:, :-1].transpose(-1, -2)
             dC_BCGQN[:, 1:] += dC_start_BCGhQN.mul_(from_start_BCGhQ[:, 1:].unsqueeze(-1)).sum(3)
 
-        # Through u = dt x and the log-decays l = dt A, whose cumulative sum c is.
-        du_BLHP = du_BCGhQP.permute(0, 1, 4, 2, 3, 5).reshape(x_BLHP.shape)
-        xdu_BLH = (x_BLHP * du_BLHP).sum(-1)
-        dc_BCQH = ((dy_BLHP * y_BLHP).sum(-1) - dt_BLH * xdu_BLH).unflatten(1, (num_chunks, chunk))
-        dc_BCQH[:, :, -1] += (dS_after_BCGhNP * S_after_BCGhNP).sum((-1, -2)).flatten(-2)
-        dl_BLH = dc_BCQH.flip(2).cumsum(2).flip(2).flatten(1, 2)
-        ddt_BLH = xdu_BLH.addcmul_(dl_BLH, A_H)
-        dx_BLHP = du_BLHP.mul_(dt_BLH.unsqueeze(-1))
-        dA_H = (dl_BLH * dt_BLH).sum((0, 1))
+        # Through the log-decays l = dt A, whose cumulative sum c is; u = dt x; what a token reads of itself.
+        x_BCGhQP, dt_BCGhQ1 = _by_chunk(x_BLHP, chunk, groups), _by_chunk(dt_BLH.unsqueeze(-1), chunk, groups)
+        dt_BCGhQ, A_Gh1 = dt_BCGhQ1.squeeze(-1), A_H.view(groups, -1, 1)
+        fx_BCGhQ, dyx_BCGhQ = (f_BCGhQP * x_BCGhQP).sum(-1), (dy_BCGhQP * x_BCGhQP).sum(-1)
+        dc_BCGhQ = (dy_BCGhQP * p_BCGhQP).sum(-1) - fx_BCGhQ * dt_BCGhQ
+        dc_BCGhQ[..., -1] += (dS_after_BCGhNP * S_after_BCGhNP).sum((-1, -2))
+        dl_BCGhQ = dc_BCGhQ.flip(-1).cumsum(-1).flip(-1)
+        dA_H = (dl_BCGhQ * dt_BCGhQ).sum((0, 1, 4)).flatten()
+        ddt_BCGhQ = fx_BCGhQ.addcmul_(dyx_BCGhQ, own_BCG1Q).addcmul_(dl_BCGhQ, A_Gh1)
+        dx_BCGhQP = f_BCGhQP.addcmul_(dy_BCGhQP, own_BCG1Q.unsqueeze(-1)).mul_(dt_BCGhQ1)
+        d_own_BCGQ1 = (dyx_BCGhQ * dt_BCGhQ).sum(3).unsqueeze(-1)
+        dB_BCGQN.addcmul_(d_own_BCGQ1, C_BCGQN)
+        dC_BCGQN.addcmul_(d_own_BCGQ1, B_BCGQN)
         dB_BLGN, dC_BLGN = (t.transpose(2, 3).reshape(B_BLGN.shape) for t in (dB_BCGQN, dC_BCGQN))
-        return dx_BLHP, ddt_BLH, dA_H, dB_BLGN, dC_BLGN, None, None
+        ddt_BLH = _by_length(ddt_BCGhQ.unsqueeze(-1)).squeeze(-1)
+        return _by_length(dx_BCGhQP), ddt_BLH, dA_H, dB_BLGN, dC_BLGN, None, None
 
 
 def _by_chunk(t_BLHX: Tensor, chunk: int, groups: int) -> Tensor:
     """View [B, L, H, X] as [B, C, G, h, Q, X]."""
     return t_BLHX.unflatten(2, (groups, -1)).unflatten(1, (-1, chunk)).permute(0, 1, 3, 4, 2, 5)
+
+
+def _by_length(t_BCGhQX: Tensor) -> Tensor:
+    """[B, C, G, h, Q, X] in the order [B, L, H, X]."""
+    return t_BCGhQX.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)
 
 
 def _empty(like: Tensor) -> Tensor:
@@ -178,12 +194,13 @@ def _empty(like: Tensor) -> Tensor:
 def _document_masks(
     seq_idx_BL: Tensor | None, num_chunks: int, chunk: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Where tokens of a chunk do not see each other [.., Q, Q], continue the document before, reach the chunk's end."""
-    future_QQ = torch.ones(chunk, chunk, dtype=torch.bool, device=device).triu(1)
+    """Where a token does not see another of its chunk as its past [.., Q, Q]; which continue the document before the
+    chunk, and which are of the document at its end [.., Q]."""
+    not_past_QQ = torch.ones(chunk, chunk, dtype=torch.bool, device=device).triu()
     if seq_idx_BL is None:
-        return future_QQ, None, None
+        return not_past_QQ, None, None
     seq_BCQ = seq_idx_BL.unflatten(1, (num_chunks, chunk))
-    hidden_BCQQ = (seq_BCQ.unsqueeze(-1) != seq_BCQ.unsqueeze(-2)) | future_QQ
+    hidden_BCQQ = (seq_BCQ.unsqueeze(-1) != seq_BCQ.unsqueeze(-2)) | not_past_QQ
     last_BC = seq_BCQ[:, :, -1]
     before_BC = torch.cat([seq_BCQ[:, :1, 0], last_BC[:, :-1]], dim=1)  # document at the end of the chunk before
     continues_BCQ, reaches_BCQ = seq_BCQ == before_BC.unsqueeze(-1), seq_BCQ == last_BC.unsqueeze(-1)

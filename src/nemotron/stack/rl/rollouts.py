@@ -96,6 +96,8 @@ def collect_rollouts(
                 )
                 for row in rows
             ]
+            if should_stop is not None and should_stop():  # rewards may take long
+                break
         if should_stop is not None and should_stop():
             break
     return [rollout for index in sorted(by_prompt) for rollout in by_prompt[index]]

@@ -1,102 +1,225 @@
 """Training checkpoints: everything that a killed run needs to end with the weights of an unbroken one.
 
-    checkpoints/step-00000200/model.safetensors       weights and buffers
+    checkpoints/step-00000200/model.safetensors       weights and buffers (expert bias), whole tensors
                               optimizer.safetensors   AdamW moments and step counts, by parameter name
                               best.safetensors        the best weights so far, where a run tracks them
-                              rng.safetensors         random states, as byte tensors
-                              state.json              step, loop state (cursor, counters), config, sizes
+                              rng.safetensors         random states of every rank, as byte tensors
+                              state.json              step, loop state (cursor, counters), config, sha256 of the files
     checkpoints/latest                                name of the newest complete one
 
 A checkpoint is written into a directory aside, fsynced file by file, then renamed: whoever sees `step-N` sees all of
 it. `latest` is replaced after that, the same way, and only then old ones are removed. No pickle is written or read.
+Tensors are whole on disk however they were spread over ranks, so a run may go on with another number of processes,
+sharded or not.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
+from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
+from nemotron.stack.training.distributed import from_rank_0, full_tensor, message_device
+from nemotron.stack.training.sharding import shard_like
 
 # Keys that may differ between the run that wrote a checkpoint and the one that goes on: they do not touch the numbers.
 # Names and places of the inputs among them, because `open_run` compares the inputs themselves, by digest.
-NEUTRAL_KEYS = ("run", "dataset.path", "data.path", "policy.model_name", "resume", "logger", "checkpoint")
+NEUTRAL_KEYS = ("run", "dataset.path", "data.path", "policy.model_name", "resume", "logger", "checkpoint", "dist")
+
+STATE_FILE = "state.json"
 
 
 @dataclass
 class Restored:
-    """What `load_checkpoint` gives back beside filling model and optimiser: steps done, loop state, best weights."""
+    """What a checkpoint gives back beside filling model and optimiser: steps done, loop state, best weights."""
 
     step: int
     state: dict[str, Any]
     best_model: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def save_checkpoint(
-    root: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-    config: Mapping[str, Any],
-    best_model: Mapping[str, torch.Tensor] | None = None,
-    keep_last: int = 2,
-) -> Path:
-    """Write the checkpoint of `step` finished steps under `root` and return its directory.
+class Checkpoints:
+    """The checkpoints of one run; a context manager that ends when the last one is on disk.
 
-    `state` is the loop's own (data cursor, counters) and, like `config`, must be JSON-able. All but the newest
-    `keep_last` (at least 1) are deleted afterwards. An error half-way (disk full) leaves the older ones untouched.
+    Every rank makes one and calls `save` and `load_latest` together with all others; rank 0 writes.
+
+    Args:
+        root: the directory that holds them.
+        config: the run's, JSON-able; another one cannot go on from them (NEUTRAL_KEYS apart).
+        keep_last: all but the newest so many (at least 1) are deleted.
+        async_save: write in a background thread. `save` then returns as soon as everything is copied to CPU memory,
+            which holds one such copy from then on. At most one is being written: the next `save` waits for it. An
+            error while writing (disk full) is raised by the next `save`, by `wait`, or at exit.
     """
+
+    def __init__(self, root: Path, config: Mapping[str, Any], keep_last: int = 2, async_save: bool = False) -> None:
+        self.root, self.config, self.keep_last, self.async_save = root, config, keep_last, async_save
+        self.last = root  # the checkpoint saved or loaded last, for messages
+        self._copies: dict[str, torch.Tensor] = {}
+        self._writer: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._writes = not dist.is_initialized() or dist.get_rank() == 0
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: Mapping[str, Any],
+        best_model: Mapping[str, torch.Tensor] | None = None,
+    ) -> Path:
+        """Save the checkpoint of `step` finished steps; returns its directory, which async_save fills a little later.
+
+        `state` is the loop's own (data cursor, counters), JSON-able. `best_model`: CPU tensors that stay as they are. A
+        step saved already is not saved again. An error half-way leaves the older checkpoints untouched.
+        """
+        self.wait()
+        path = _directory(self.root, step)
+        if path == self.last:
+            return path
+        files = {
+            "model.safetensors": self._snapshot("model", model.state_dict()),
+            "optimizer.safetensors": self._snapshot("optimizer", optimizer_tensors(model, optimizer)),
+            "rng.safetensors": rng_tensors(),
+        }
+        if best_model:
+            files["best.safetensors"] = dict(best_model)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies to pinned memory are asynchronous too
+        self.last = path
+        if not self._writes:
+            return path
+        record = {"step": step, "state": dict(state), "config": dict(self.config)}
+        # Loop state and config change while the thread writes; their text does not.
+        text = json.dumps(record)
+        if self.async_save:
+            # A daemon: a second Ctrl-C does not wait for the disk.
+            self._writer = threading.Thread(target=self._write, args=(path, files, text), daemon=True)
+            self._writer.start()
+        else:
+            write_checkpoint(path, files, json.loads(text), self.keep_last)
+        return path
+
+    def load_latest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored | None:
+        """Go on from the newest complete checkpoint, see `load_checkpoint`; None where there is none."""
+        # Rank 0 looks: a shared file system may show the others an older state for a while.
+        found = latest_checkpoint(self.root) if self._writes else None
+        step = from_rank_0(int(found.name.removeprefix("step-")) if found else -1)
+        if step < 0:
+            return None
+        path = _directory(self.root, step)
+        restored = load_checkpoint(path, model, optimizer, self.config)
+        self.last = path
+        return restored
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written in the background just now."""
+        return self._writer is not None and self._writer.is_alive()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; raise what went wrong in the background."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not isinstance(error, KeyboardInterrupt):
+            self.wait()
+
+    def _write(self, path: Path, files: dict[str, dict[str, torch.Tensor]], text: str) -> None:
+        try:
+            write_checkpoint(path, files, json.loads(text), self.keep_last)
+        except BaseException as error:
+            self._error = error
+
+    def _snapshot(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Whole tensors in CPU memory. In the background they must not change, so they are copied; the copies are used
+        again by the next save, since fresh memory is several times slower to fill."""
+        snapshot = {}
+        for name, tensor in tensors.items():
+            whole = full_tensor(tensor.detach())  # all ranks take part
+            if not self._writes:
+                continue
+            if self.async_save:
+                copy = self._copies.get(f"{kind}/{name}")
+                if copy is None or copy.shape != whole.shape or copy.dtype != whole.dtype:
+                    copy = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
+                    self._copies[f"{kind}/{name}"] = copy
+                snapshot[name] = copy.copy_(whole, non_blocking=True)
+            else:
+                snapshot[name] = whole.cpu().contiguous()
+        return snapshot
+
+
+def write_checkpoint(
+    path: Path, files: Mapping[str, Mapping[str, torch.Tensor]], record: Mapping[str, Any], keep_last: int
+) -> None:
+    """Write the checkpoint directory `path` in one step, make `latest` name it, and delete all but `keep_last`."""
+    root = path.parent
     root.mkdir(parents=True, exist_ok=True)
-    _remove_partial(root)
-    final, aside = root / f"step-{step:08d}", root / f".partial-{step:08d}"
+    for leftover in root.glob(".partial-*"):
+        shutil.rmtree(leftover)
+    aside = root / f".partial-{path.name}"
     aside.mkdir()
     try:
-        _save_tensors(aside / "model.safetensors", model.state_dict())
-        _save_tensors(aside / "optimizer.safetensors", _optimizer_tensors(model, optimizer))
-        _save_tensors(aside / "rng.safetensors", _rng_tensors())
-        if best_model:
-            _save_tensors(aside / "best.safetensors", best_model)
-        record = {"step": step, "state": dict(state), "config": dict(config)}
-        _write_text(aside / "state.json", json.dumps(record, indent=1) + "\n")
+        sizes = {}
+        for name, tensors in files.items():
+            _save_tensors(aside / name, tensors)
+            sizes[name] = {"bytes": (aside / name).stat().st_size, "sha256": sha256_file(aside / name)}
+        whole = {**record, "files": sizes}
+        _write_text(aside / STATE_FILE, json.dumps({**whole, "sha256": _digest(whole)}, indent=1) + "\n")
         _fsync_directory(aside)
-        if final.exists():  # complete, but `latest` did not name it: killed between the two renames
-            shutil.rmtree(final)
-        aside.rename(final)
+        if path.exists():  # complete, but `latest` did not name it: killed between the two renames
+            shutil.rmtree(path)
+        aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     _fsync_directory(root)
-    _write_text(root / ".latest", final.name + "\n")
+    _write_text(root / ".latest", path.name + "\n")
     (root / ".latest").replace(root / "latest")
     _fsync_directory(root)
-    for old in sorted(root.glob("step-*"))[: -max(keep_last, 1)]:
+    for old in _complete(root)[: -max(keep_last, 1)]:
         shutil.rmtree(old)
-    return final
 
 
 def latest_checkpoint(root: Path) -> Path | None:
     """Directory of the newest complete checkpoint under `root`, None before the first.
 
-    Raises UserError if `latest` names one that is not there (somebody deleted it by hand).
+    Where somebody deleted the one that `latest` names, it is the newest of the others. UserError where none is left.
     """
     pointer = root / "latest"
     if not pointer.is_file():
         return None
-    path = root / pointer.read_text(encoding="utf-8").strip()
-    if not (path / "state.json").is_file():
-        raise UserError(f"{pointer} names {path.name}, which is not there", f"delete {root} to start this run afresh")
-    return path
+    named = root / pointer.read_text(encoding="utf-8", errors="replace").strip()
+    complete = _complete(root)
+    if named in complete:
+        return named
+    if not complete:
+        raise UserError(f"{pointer} names {named.name}, which is not there", f"rm -r {root} to start this run afresh")
+    return complete[-1]
 
 
 def load_checkpoint(
@@ -104,24 +227,31 @@ def load_checkpoint(
 ) -> Restored:
     """Fill `model`, `optimizer` and the random states from the checkpoint directory `path`.
 
-    Refuses (UserError, naming the keys and both values) if `config` differs from the one it was written with, apart
-    from NEUTRAL_KEYS; and if a file is missing or damaged. Tensors land on the device of the parameter they belong to.
+    Tensors land where, and sharded as, the parameters are that they belong to. A rank that the saving run did not have
+    keeps its random state.
+
+    Raises:
+        UserError: `config` differs from the one it was written with, apart from NEUTRAL_KEYS (names keys and both
+            values); a file is missing, damaged, or does not belong there; a tensor is missing, unknown, or of another
+            shape or type than the model's. The hint names the older checkpoint to fall back on.
     """
-    try:
-        record = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path / 'state.json'}: cannot be read as a checkpoint: {error}") from error
+    record = _read_record(path)
     changes = config_changes(record["config"], config)
     if changes:
         raise UserError(
             f"checkpoint {path} was written with another config: " + "; ".join(changes),
             "put the old values back, or start without resume=",
         )
-    model.load_state_dict(_load_tensors(path / "model.safetensors"))
-    _restore_optimizer(model, optimizer, _load_tensors(path / "optimizer.safetensors"))
-    _restore_rng(_load_tensors(path / "rng.safetensors"))
-    best = path / "best.safetensors"
-    return Restored(record["step"], record["state"], _load_tensors(best) if best.exists() else {})
+    _verify_files(path, record["files"])
+    current = model.state_dict()
+    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in current.items()}
+    with torch.no_grad():
+        for name, tensor in _read_tensors(path, "model.safetensors", expected):
+            current[name].copy_(shard_like(tensor, current[name]))
+    _restore_optimizer(path, model, optimizer)
+    _restore_rng(dict(_read_tensors(path, "rng.safetensors")))
+    best = dict(_read_tensors(path, "best.safetensors")) if "best.safetensors" in record["files"] else {}
+    return Restored(record["step"], record["state"], best)
 
 
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -149,7 +279,8 @@ def _show(leaves: Mapping[str, Any], key: str) -> str:
     return json.dumps(leaves[key], default=str) if key in leaves else "(absent)"
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state by `parameter name:field`, for AdamW `step`, `exp_avg` and `exp_avg_sq`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{names[id(parameter)]}:{key}": value if torch.is_tensor(value) else torch.tensor(value)
@@ -158,44 +289,152 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+def _restore_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    by_name: dict[str, dict[str, torch.Tensor]] = {}
-    for key, value in tensors.items():
-        name, _, field_name = key.rpartition(":")
-        by_name.setdefault(name, {})[field_name] = value
-    current = optimizer.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {i: by_name[names[id(p)]] for i, p in enumerate(parameters) if names[id(p)] in by_name}
-    # load_state_dict moves every tensor to where its parameter is; hyper-parameters stay those of the config.
-    optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
+    by_name = {names[id(parameter)]: parameter for parameter in parameters}
+    file = "optimizer.safetensors"
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in _read_tensors(path, file):
+        name, _, kind = key.rpartition(":")
+        if name not in by_name:
+            raise _refusal(path, file, f"{key} is unknown to this optimiser")
+        like = by_name[name]
+        if kind == "step":
+            _check_tensor(path, file, key, tensor, torch.Size(()), torch.float32)
+            state.setdefault(name, {})[kind] = tensor
+        else:
+            _check_tensor(path, file, key, tensor, like.shape, like.dtype)
+            state.setdefault(name, {})[kind] = shard_like(tensor, like)
+    kinds = {kind for values in state.values() for kind in values}
+    for name, values in state.items():
+        if missing := sorted(kinds - values.keys()):
+            raise _refusal(path, file, f"{name}:{missing[0]} is missing")
+    # Hyper-parameters stay those of the config; load_state_dict puts `step` where the optimiser wants it.
+    numbered = {i: state[names[id(p)]] for i, p in enumerate(parameters) if names[id(p)] in state}
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _rng_tensors() -> dict[str, torch.Tensor]:
-    tensors = {"cpu": torch.get_rng_state()}
+def rng_tensors() -> dict[str, torch.Tensor]:
+    """The random states of all ranks, `rank0.cpu`, `rank0.cuda` and so on; all ranks take part."""
+    states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        tensors.update({f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())})
-    return tensors
+        states["cuda"] = torch.cuda.get_rng_state()
+    if not dist.is_initialized():
+        return {f"rank0.{kind}": state for kind, state in states.items()}
+    device, gathered = message_device(), {}
+    for kind, state in states.items():
+        every = [torch.empty_like(state, device=device) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, state.to(device))
+        gathered.update({f"rank{rank}.{kind}": of_rank.cpu() for rank, of_rank in enumerate(every)})
+    return gathered
 
 
 def _restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
-    torch.set_rng_state(tensors["cpu"])
-    for i in range(torch.cuda.device_count()):
-        if f"cuda{i}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda{i}"], i)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if (state := tensors.get(f"rank{rank}.cpu")) is not None:
+        torch.set_rng_state(state)
+    if (state := tensors.get(f"rank{rank}.cuda")) is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state)
+
+
+def _directory(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def _complete(root: Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    return sorted(path for path in root.glob("step-*") if (path / STATE_FILE).is_file())
+
+
+def _refusal(path: Path, file: str, problem: str) -> UserError:
+    """The error for a checkpoint that cannot be used, with what to do."""
+    others = [other for other in _complete(path.parent) if other != path]
+    hint = (
+        f"rm -r {path}; the same command then goes on from {others[-1].name}"
+        if others
+        else f"rm -r {path.parent}; the same command then starts afresh"
+    )
+    return UserError(f"{path / file}: {problem}", hint)
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        digest = record.pop("sha256")
+    except OSError as error:
+        raise _refusal(path, STATE_FILE, f"cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _refusal(path, STATE_FILE, "damaged: not the record of a checkpoint") from None
+    if digest != _digest(record):
+        raise _refusal(path, STATE_FILE, "damaged: its content is not what was written (sha256)")
+    return dict(record)
+
+
+def _verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare every file with size and sha256 in the record; nothing else may lie there."""
+    there = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {STATE_FILE}
+    for name in sorted(there - files.keys()):
+        raise _refusal(path, name, "is no file of this checkpoint, and nothing of the kind is ever read")
+    for name, written in files.items():
+        file = path / name
+        if name not in there:
+            raise _refusal(path, name, "is missing")
+        if _is_pickle(file):
+            raise _refusal(path, name, "is a pickle, which is never read")
+        if (size := file.stat().st_size) != written["bytes"]:
+            raise _refusal(path, name, f"damaged: {size} bytes, {written['bytes']} expected")
+        if sha256_file(file) != written["sha256"]:
+            raise _refusal(path, name, "damaged: its content is not what was written (sha256)")
+
+
+def _is_pickle(file: Path) -> bool:
+    """Whether a file begins like a pickle or torch's archive of one, and not like safetensors: 8 bytes, a brace."""
+    with file.open("rb") as stream:
+        start = stream.read(9)
+    return start[8:] != b"{" and (start.startswith(b"PK\x03\x04") or (start[:1] == b"\x80" and 2 <= start[1] <= 5))
+
+
+def _read_tensors(
+    path: Path, file: str, expected: Mapping[str, tuple[torch.Size, torch.dtype]] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file, one at a time, after checking that there are those expected, of that shape and type."""
+    try:
+        with safe_open(path / file, framework="pt") as tensors:
+            names = list(tensors.keys())
+            if expected is not None:
+                for name in sorted(expected.keys() - set(names)):
+                    raise _refusal(path, file, f"{name} is missing")
+                for name in sorted(set(names) - expected.keys()):
+                    raise _refusal(path, file, f"{name} is unknown to this model")
+            for name in names:
+                tensor = tensors.get_tensor(name)
+                if expected is not None:
+                    _check_tensor(path, file, name, tensor, *expected[name])
+                yield name, tensor
+    except (OSError, SafetensorError) as error:
+        raise _refusal(path, file, f"damaged: {error}") from error
+
+
+def _check_tensor(
+    path: Path, file: str, name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype
+) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype:
+        found, wanted = (
+            f"{str(kind).removeprefix('torch.')} {'x'.join(map(str, size)) or 'scalar'}"
+            for kind, size in ((tensor.dtype, tensor.shape), (dtype, shape))
+        )
+        raise _refusal(path, file, f"{name} is {found}, {wanted} expected")
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    save_file(dict(tensors), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: missing or damaged: {error}") from error
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -211,8 +450,3 @@ def _fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove_partial(root: Path) -> None:
-    for leftover in root.glob(".partial-*"):
-        shutil.rmtree(leftover)

@@ -2,17 +2,25 @@
 
 Gradients are summed, not averaged: a loop divides its loss by the token count of the global batch, which gives every
 token the same weight on any number of ranks. With one process every function here does nothing.
+
+Every rank holds the whole model here (DDP), and gradients are summed in one message after the last micro-batch. The
+wrapper `torch.nn.parallel.DistributedDataParallel` sends them in buckets while backward still runs, but regroups the
+buckets after the first step: with three ranks or more the sums are then taken in another order than after a resume,
+which would no longer be bit-exact. Where communication costs much, shard instead (`sharding.py`): that overlaps.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,18 +72,71 @@ def sum_over_ranks(tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(summed.view_as(tensor))
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a DTensor, of which this rank holds a part (`sharding.py`)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full_tensor(tensor: Any) -> torch.Tensor:
+    """A tensor of a model or optimiser, whole; of a sharded one all ranks must call this together."""
+    whole: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return whole
+
+
 def sum_gradients(model: nn.Module) -> None:
-    """Sum every gradient over all ranks. A parameter without one on some rank (an expert that no token chose) counts
-    as zero there, so that all ranks send messages of the same shape."""
+    """Sum every gradient over all ranks; those of a sharded model are summed already.
+
+    A parameter without one on some rank (nothing to do there in this step) counts as zero, so that all ranks send
+    messages of the same shape; one without on all ranks keeps none, and the optimiser leaves it, as in one process.
+    """
     if not dist.is_initialized():
         return
+    parameters = [p for p in model.parameters() if p.requires_grad and not is_sharded(p)]
+    if not parameters:
+        return
+    has_gradient = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+    has_gradient = has_gradient.to(parameters[0].device)
+    dist.all_reduce(has_gradient)
     gradients = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
+    for parameter, count in zip(parameters, has_gradient.tolist(), strict=True):
+        if count:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
     sum_over_ranks(gradients)
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> torch.Tensor:
+    """Scale all gradients so that their norm together is at most `max_norm`; the norm before, a scalar on every rank.
+
+    Call it when they are summed. Of a sharded model each rank holds a part of them, and the norm is that of the whole.
+    """
+    return full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+
+
+def deal(batches: Sequence[T], ranks: Ranks) -> Iterator[tuple[T, bool]]:
+    """This rank's share of `batches`, each with True: every `world_size`-th one.
+
+    All ranks get equally many, since those that share a sharded model must call it together: where the batches do not
+    go round in the last turn, a rank gets the last batch with False, and must not count it.
+    """
+    for first in range(0, len(batches), ranks.world_size):
+        index = first + ranks.rank
+        yield batches[min(index, len(batches) - 1)], index < len(batches)
+
+
+def message_device() -> torch.device:
+    """Where a tensor must lie to be sent: NCCL sends from the GPU, gloo from the CPU."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+def from_rank_0(number: int) -> int:
+    """The number that rank 0 was called with, on every rank."""
+    if not dist.is_initialized():
+        return number
+    message = torch.tensor([number], device=message_device())
+    dist.broadcast(message, src=0)
+    return int(message.item())
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

@@ -22,7 +22,7 @@ def token_losses(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.Ten
 
 
 def next_token_loss(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.Tensor:
-    """Pretraining loss, a scalar in nats: mean over all B*L tokens of the batch."""
+    """Pretraining loss, a scalar in nats: mean over all B*L tokens of the batch (but those labelled IGNORED)."""
     return F.cross_entropy(at_least_fp32(logits_BLV).flatten(0, 1), labels_BL.flatten())
 
 
@@ -74,7 +74,9 @@ def mtp_loss(
     """Multi-token prediction loss, a scalar in nats: each depth's mean over its own trained tokens, then over depths.
 
     Multiply by 0.3 for Nemotron 3 Super. Averages over THIS batch; where counts differ between micro-batches use
-    `mtp_loss_sums` and divide by those of the global batch.
+    `mtp_loss_sums` and divide by those of the global batch. Raises ValueError where multi-token prediction did not run.
     """
+    if not mtp_logits:
+        raise ValueError("no mtp_logits: the model has no multi-token prediction block, or was not in training mode")
     sums, counts = mtp_loss_sums(mtp_logits, labels_BL, seq_idx_BL, select_BL)
     return (sums / counts.clamp(min=1)).mean()

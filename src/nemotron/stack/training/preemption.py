@@ -17,6 +17,10 @@ from nemo_runspec.errors import Interrupted, Preempted
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 
 
+class StopRequested(Exception):
+    """What `StopSignal.poll` raises, out of work deep below a loop that catches it and saves."""
+
+
 class StopSignal:
     """`with StopSignal() as stop:` around a loop that asks `stop.requested` after every step.
 
@@ -52,6 +56,11 @@ class StopSignal:
         """Raise that error if a signal has come: what work after training polls, `checkpoint` being the last one."""
         if self.requested:
             raise self.error(checkpoint)
+
+    def poll(self) -> None:
+        """Raise StopRequested if a signal has come."""
+        if self.requested:
+            raise StopRequested
 
     def __enter__(self) -> StopSignal:
         for number in SIGNALS:

@@ -100,6 +100,24 @@ def test_dropping_finished_rows_changes_nothing(model: NemotronH, monkeypatch: p
     assert len({len(tokens) for tokens in outs[0].tokens}) > 4
 
 
+def test_a_large_batch_is_compacted_to_a_multiple_of_sixteen(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    step = NemotronH.step
+    monkeypatch.setattr(NemotronH, "step", lambda self, ids, cache: (sizes.append(len(ids)), step(self, ids, cache))[1])
+    stops = tuple(range(0, 61, 9))
+    prompts = [[i, 2 * i % 61] for i in range(1, 61)]
+    out = generate(model, prompts, 30, temperature=0, stop_token_ids=stops)
+    assert sizes[0] == 60 and sizes == sorted(sizes, reverse=True)
+    assert 32 in sizes and all(size % 16 == 0 for size in sizes if 16 < size < 60)
+    live = [sum(len(tokens) > step for tokens in out.tokens) for step in range(1, len(sizes) + 1)]
+    assert all(size >= count for size, count in zip(sizes, live, strict=True))
+    monkeypatch.setattr(generate_module, "COMPACT_AT", 2.0)
+    whole = generate(model, prompts, 30, temperature=0, stop_token_ids=stops)
+    assert out.tokens == whole.tokens and out.finished == whole.finished
+    for one, other in zip(out.logprobs, whole.logprobs, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
 def test_samples_of_a_prompt_stand_together_and_each_continues_it(model: NemotronH) -> None:
     greedy = generate(model, PROMPTS, 8, temperature=0, stop_token_ids=(), samples_per_prompt=3)
     single = generate(model, PROMPTS, 8, temperature=0, stop_token_ids=())
@@ -143,6 +161,22 @@ def test_top_p_keeps_the_smallest_nucleus(known: NemotronH, top_p: float, nucleu
     assert sorted(drawn) == list(range(nucleus))
     for token, p in enumerate(p / sum(kept) for p in kept):
         assert abs(drawn[token] - p) <= 4 * math.sqrt(p * (1 - p) / 8000)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.999999999])
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.29, 1), (0.31, 3), (1 - 3e-10, 3), (1 - 1e-10, 4)])
+def test_a_token_is_drawn_where_the_distribution_function_passes_the_uniform_number(
+    known: NemotronH, monkeypatch: pytest.MonkeyPatch, uniform: float, token: int, top_p: float
+) -> None:
+    """Probabilities 0, 0.3, 0, 0.7 and 2e-10: what is impossible is never drawn, what is nearly so is not lost."""
+    with torch.no_grad():
+        known.lm_head.weight.fill_(-1e4)
+        known.lm_head.weight[[1, 3, 4], 0] = torch.tensor([0.3, 0.7, 2e-10]).log()
+        known.lm_head.weight[:, 1:] = 0
+    if top_p < 1:  # in the order of the probabilities, and without the least likely
+        token = {0.0: 3, 0.29: 3, 0.31: 3}.get(uniform, 1)
+    monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.full(shape, uniform, dtype=kwargs["dtype"]))
+    assert generate(known, [[3]], 1, 1.0, top_p, ()).tokens == [[token]]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])

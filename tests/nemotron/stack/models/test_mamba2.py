@@ -66,6 +66,15 @@ def test_chunked_scan_is_the_recurrence(
     torch.testing.assert_close(state, state_expected, atol=1e-12, rtol=1e-11)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+@pytest.mark.parametrize("packed", [False, True])
+def test_scan_gradient(chunk: int, packed: bool) -> None:
+    """Of y and of the last state, against finite differences."""
+    inputs = [tensor.requires_grad_() for tensor in scan_inputs(1, 8)]
+    seq_idx = torch.stack([document_index([4, 1], 8), document_index([2, 5], 8)]) if packed else None
+    assert torch.autograd.gradcheck(lambda *tensors: ssd_chunk_scan(*tensors, chunk, seq_idx), inputs)
+
+
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])
 def test_gradients_do_not_depend_on_the_chunk_size(chunk: int) -> None:
     inputs = [tensor.requires_grad_() for tensor in scan_inputs(0, 23)]
@@ -77,16 +86,31 @@ def test_gradients_do_not_depend_on_the_chunk_size(chunk: int) -> None:
 
 
 def test_scan_stays_finite_in_fp32_when_a_step_forgets_everything() -> None:
-    """dt A of -500 a token: the decay underflows, its logarithm adds up to -32,000, and no gradient becomes nan."""
+    """dt A of -500 a token: the decay underflows, and its logarithm adds up to -32,000."""
     x, _, _, B, C = (tensor.float() for tensor in scan_inputs(0, 64))
     dt = torch.full((2, 64, 4), 100.0, requires_grad=True)
-    y, _ = ssd_chunk_scan(x, dt, torch.full((4,), -5.0), B, C, 64)
+    A = torch.full((4,), -5.0, requires_grad=True)
+    y, _ = ssd_chunk_scan(x, dt, A, B, C, 64)
     scores = (B * C).sum(-1).repeat_interleave(2, dim=2)  # only the token itself is left: y_t = dt (B_t . C_t) x_t
     torch.testing.assert_close(y, 100 * scores.unsqueeze(-1) * x, rtol=1e-4, atol=1e-2)
-    (grad,) = torch.autograd.grad(y.sum(), dt)
+    grad_dt, grad_A = torch.autograd.grad(y.sum(), (dt, A))
     expected = scores * x.sum(-1)
-    # What the decay contributes is exactly 0 here, but computed as a difference of terms 100 times the result.
-    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(grad_dt, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+    assert not grad_A.any()
+
+
+@pytest.mark.parametrize("shift", [-5.0, 0.0, 5.0])
+def test_scan_gradients_in_fp32_equal_those_in_float64(shift: float) -> None:
+    """Whether heads remember a hundred tokens or none: rates A from 1 to 64, step sizes around softplus(shift)."""
+    source = torch.Generator().manual_seed(0)
+    x, B, C, upstream = (torch.randn(1, 256, n, 8, generator=source) for n in (64, 8, 8, 64))
+    dt, A = F.softplus(torch.randn(1, 256, 64, generator=source) + shift), -torch.arange(1.0, 65)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [tensor.to(dtype).requires_grad_() for tensor in (x, dt, A, B, C)]
+        grads.append(torch.autograd.grad(ssd_chunk_scan(*inputs, 128)[0], inputs, upstream.to(dtype)))
+    for name, one, other in zip(("x", "dt", "A", "B", "C"), *grads, strict=True):
+        assert (one - other).norm() < 1e-4 * other.norm(), name
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

@@ -28,7 +28,7 @@ def test_cache_of_a_published_model(name: str) -> None:
     states = [layer for layer in cache.layers if isinstance(layer, MambaCache)]
     assert sum(layer.k.nbytes + layer.v.nbytes for layer in keys_and_values) == 2 * 5 * kv_cache_bytes_per_token(config)
     assert sum(layer.ssm.nbytes for layer in states) == 2 * ssm_state_bytes(config)
-    assert sum(layer.conv.nbytes for layer in states) == 2 * conv_state_bytes(config)
+    assert sum(conv.nbytes for layer in states for conv in layer.conv) == 2 * conv_state_bytes(config)
 
 
 def test_nano3_remembers_six_kilobytes_a_token() -> None:

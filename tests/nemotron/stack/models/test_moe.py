@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.moe import MoE, RoutedExperts, Router, load_balancing_loss
+from nemotron.stack.models.moe import MoE, RoutedExperts, Router, _weighted_sum, load_balancing_loss
 
 
 def expert_inputs(
@@ -53,6 +53,14 @@ def test_routed_experts_gradient(top_k: int) -> None:
     x, weights, chosen, up, down = expert_inputs(5, 4, top_k, seed=2)
     chosen[chosen == 3] = 0 if top_k == 1 else 3  # with one choice a token, expert 3 receives nothing
     assert torch.autograd.gradcheck(lambda x, w, u, d: RoutedExperts.apply(x, w, chosen, u, d), (x, weights, up, down))
+
+
+def test_bf16_outputs_of_many_experts_are_rounded_once() -> None:
+    source = torch.Generator().manual_seed(0)
+    y, weights = torch.randn(500, 22, 16, generator=source).bfloat16(), torch.rand(500, 22, generator=source)
+    exact = torch.einsum("tkd,tk->td", y.double(), weights.double())
+    error = (_weighted_sum(y, weights).double() - exact).norm()
+    assert error < 1.01 * (exact.bfloat16().double() - exact).norm()
 
 
 def router(**dimensions: object) -> Router:
@@ -202,3 +210,25 @@ def test_model_averages_the_loss_over_its_expert_blocks(make_model: Callable[...
     model.update_expert_bias(1e-3)
     assert all(moe.gate.expert_load.sum() == 0 for moe in model.moe_blocks())
     assert make_model("M").train()(ids).load_balancing_loss == 0
+
+
+def test_the_bias_stays_fp32_in_a_bf16_model(make_model: Callable[..., NemotronH]) -> None:
+    """In bf16 0.5 + 0.001 is 0.5: balancing would come to a halt."""
+    model = make_model("E").bfloat16().train()
+    gate = model.moe_blocks()[0].gate
+    assert gate.weight.dtype == torch.bfloat16 and gate.e_score_correction_bias.dtype == torch.float32
+    gate.e_score_correction_bias.fill_(0.5)
+    gate.expert_load.copy_(torch.tensor([9, 0, 0, 0, 0]))
+    gate.update_bias(1e-3)
+    torch.testing.assert_close(gate.e_score_correction_bias, torch.tensor([0.499, 0.501, 0.501, 0.501, 0.501]))
+    assert model.double().moe_blocks()[0].gate.e_score_correction_bias.dtype == torch.float64
+    assert "backbone.layers.0.mixer.gate.e_score_correction_bias" in model.state_dict()
+
+
+def test_frozen_experts_get_no_gradient(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("E").train()
+    experts = model.moe_blocks()[0].experts.requires_grad_(False)
+    model(torch.arange(20).view(2, 10)).logits.sum().backward()
+    assert experts.up_proj.grad is None and experts.down_proj.grad is None
+    router = model.moe_blocks()[0].gate.weight
+    assert router.grad is not None and router.grad.abs().sum() > 0

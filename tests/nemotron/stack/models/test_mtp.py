@@ -423,3 +423,13 @@ def test_a_saved_model_reads_back_and_transformers_ignores_the_block(
             tmp_path, experts_implementation="eager", time_step_limit=(0.0, math.inf)
         ).eval()
         torch.testing.assert_close(model(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_stored_block_that_training_leaves_alone(make_model: Callable[..., NemotronH]) -> None:
+    """`mtp_num_layers: 0`, which Super's RL sets."""
+    model = make_model("M", **(WITH_MTP | {"mtp_num_layers": 0})).train()
+    assert model.mtp is not None
+    out = model(torch.arange(12).view(2, 6))
+    assert out.mtp_logits == []
+    with pytest.raises(ValueError, match="no mtp_logits"):
+        mtp_loss(out.mtp_logits, torch.zeros(2, 6, dtype=torch.int64))

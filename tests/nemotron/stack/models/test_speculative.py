@@ -198,7 +198,8 @@ def test_accepted_tokens_leave_the_states_of_single_steps(
             for index, state in enumerate(stack.states):
                 if isinstance(state, MambaCache):
                     other = cache.layers[index]
-                    torch.testing.assert_close(state.conv[count], other.conv[count], atol=1e-12, rtol=1e-12)
+                    for conv, other_conv in zip(state.conv, other.conv, strict=True):
+                        torch.testing.assert_close(conv[count], other_conv[count], atol=1e-12, rtol=1e-12)
                     torch.testing.assert_close(state.ssm[count], other.ssm[count], atol=1e-12, rtol=1e-12)
             if count < 5:
                 logits = model.step(more[:, count], cache)

@@ -7,9 +7,19 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 import torch
 
-from nemotron.stack.training.distributed import any_rank, start_distributed, sum_gradients, sum_over_ranks
+from nemotron.stack.training.distributed import (
+    Ranks,
+    any_rank,
+    clip_gradients,
+    deal,
+    from_rank_0,
+    start_distributed,
+    sum_gradients,
+    sum_over_ranks,
+)
 
 
 def test_alone_nothing_changes() -> None:
@@ -19,9 +29,21 @@ def test_alone_nothing_changes() -> None:
     sum_over_ranks([tensor])
     assert tensor.tolist() == [1.0, 2.0]
     assert any_rank(True, ranks.device) and not any_rank(False, ranks.device)
+    assert from_rank_0(7) == 7
     layer = torch.nn.Linear(1, 1)
     sum_gradients(layer)
     assert layer.weight.grad is None
+    layer(torch.tensor([[3.0]])).sum().backward()  # gradients 3 and 1
+    assert clip_gradients(layer, 1.0).item() == pytest.approx(10**0.5)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.item() == pytest.approx(3 / 10**0.5)
+
+
+@pytest.mark.parametrize(("count", "world_size"), [(5, 1), (5, 2), (6, 3), (2, 4), (0, 2)])
+def test_all_batches_are_dealt_once_and_every_rank_is_called_equally_often(count: int, world_size: int) -> None:
+    hands = [list(deal(range(count), Ranks(rank, world_size, torch.device("cpu")))) for rank in range(world_size)]
+    assert sorted(batch for hand in hands for batch, counts in hand if counts) == list(range(count))
+    assert {len(hand) for hand in hands} == {-(-count // world_size)}
 
 
 def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
@@ -32,22 +54,23 @@ def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
         from pathlib import Path
         from nemotron.stack.training.distributed import *
         ranks = start_distributed()
-        model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1, bias=False), "b": torch.nn.Linear(1, 1, bias=False)})
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1, bias=False) for name in "abc"})
         with torch.no_grad():
             model["a"].weight.fill_(1.0)
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[ranks.rank]
-        model["a"](x).sum().backward()          # "b" got no gradient anywhere
-        sum_gradients(model)
+        model["a"](x).sum().backward()
+        if ranks.rank == 1:
+            model["b"](x).sum().backward()
+        sum_gradients(model)                    # "c" got no gradient anywhere
+        gradients = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
         count = torch.tensor(ranks.rank + 1, dtype=torch.int64)
         sum_over_ranks([count, torch.zeros(2)])
-        flags = (any_rank(ranks.rank == 1, ranks.device), any_rank(False, ranks.device))
+        flags = (any_rank(ranks.rank == 1, ranks.device), any_rank(False, ranks.device), from_rank_0(ranks.rank + 5))
         stop_distributed()
-        Path(sys.argv[1], f"{ranks.rank}.txt").write_text(
-            repr((model["a"].weight.grad.tolist(), model["b"].weight.grad.tolist(), count.item(), flags))
-        )
+        Path(sys.argv[1], f"{ranks.rank}.txt").write_text(repr((gradients, count.item(), flags)))
     """)
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script, tmp_path]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     results = {(tmp_path / f"{rank}.txt").read_text() for rank in range(2)}
-    assert results == {repr(([[4.0, 6.0]], [[0.0]], 3, (True, False)))}
+    assert results == {repr(([[[4.0, 6.0]], [[3.0, 4.0]], None], 3, (True, False, 5)))}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import Interrupted, Preempted
-from nemotron.stack.training.preemption import StopSignal
+from nemotron.stack.training.preemption import StopRequested, StopSignal
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)])
@@ -43,3 +43,14 @@ def test_first_signal_decides() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.exit_code == 143
+
+
+def test_work_below_a_loop_polls() -> None:
+    with StopSignal() as stop:
+        stop.poll()
+        stop.check(Path("somewhere/step-00000003"))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(StopRequested):
+            stop.poll()
+        with pytest.raises(Preempted, match="step-00000003"):
+            stop.check(Path("somewhere/step-00000003"))

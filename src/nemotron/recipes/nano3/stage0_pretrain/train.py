@@ -23,7 +23,7 @@
 
     nemotron nano3 pretrain -c tiny
     python train.py --config tiny optimizer.lr=1e-3
-    torchrun --nproc-per-node 8 train.py --config small
+    torchrun --nproc-per-node 8 train.py --config small [dist.use_torch_fsdp2=true]
 
 Reads the blend that `nemotron nano3 data prep pretrain` publishes; publishes the base model and its results: bits per
 byte on held-out text beside an interpolated trigram model of the same training tokens, and pass@1 on verifiable tasks.
@@ -32,11 +32,16 @@ Shapes: B sequences, L = dataset.seq_length, V vocabulary.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 2.3): the steps are the same (WSD schedule, AdamW,
 two data phases that switch at 94 % of the tokens, bias-based expert balancing plus a small load-balancing loss), but
-there is no tensor, pipeline or expert parallelism, only data parallelism by summing gradients; no long-context phase;
+there is no tensor, pipeline or expert parallelism, only data parallelism, whole or sharded; no long-context phase;
 fp32 or plain bf16 mixed precision; and sequences run across document borders, as Megatron's do by default.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
 
 import io
 import math
@@ -63,10 +68,12 @@ from nemotron.stack.evaluation import (
     trigram_bits_per_byte,
 )
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import (
     Ranks,
     any_rank,
+    clip_gradients,
+    deal,
     start_distributed,
     stop_distributed,
     sum_gradients,
@@ -78,7 +85,9 @@ from nemotron.stack.training.losses import next_token_loss, token_losses
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.preemption import StopSignal
+from nemotron.stack.training.recompute import recompute_activations
 from nemotron.stack.training.schedule import Schedule, lr_at
+from nemotron.stack.training.sharding import shard_model, sync_gradients_in_backward, whole_model
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage0_pretrain.schema import PretrainConfig
@@ -88,18 +97,23 @@ def main() -> None:
     """Config, then train, publish, evaluate."""
     cfg: PretrainConfig = load_script_config(__file__, inputs=read_pipe)
     ranks = start_distributed()
-    with open_run(cfg, script=__file__) as run, StopSignal() as stop:
+    saved = cfg.model_dump(mode="json"), cfg.checkpoint.keep_last, cfg.checkpoint.async_save
+    with (
+        open_run(cfg, script=__file__) as run,
+        StopSignal() as stop,
+        Checkpoints(run.dir / "checkpoints", *saved) as checkpoints,
+    ):
         data = PretrainBlend.load(path=cfg.dataset.path)
         tokenizer_dir = data.tokenizer_path or data.path
         with run.phase("train"):
             loader, byte_lengths = open_data(cfg, tokenizer_dir, ranks)
-            model, checkpoint, metrics = train(cfg, run, loader, byte_lengths.to(ranks.device), ranks, stop)
+            model, metrics = train(cfg, run, loader, byte_lengths.to(ranks.device), ranks, stop, checkpoints)
         stop_distributed()
         if not ranks.is_main:  # one process publishes
             return
         published = publish(cfg, run, tokenizer_dir, model, loader, metrics)
         with run.phase("evaluate"):
-            results = evaluate(cfg, run, published, model, loader, lambda: stop.check(checkpoint))
+            results = evaluate(cfg, run, published, model, loader, lambda: stop.check(checkpoints.last))
     print_complete({"model": published, "results": results})
 
 
@@ -121,31 +135,28 @@ def open_data(cfg: PretrainConfig, tokenizer_dir: Path, ranks: Ranks) -> tuple[B
 
 
 def train(
-    cfg: PretrainConfig, run: Run, loader: BlendLoader, byte_lengths: torch.Tensor, ranks: Ranks, stop: StopSignal
-) -> tuple[NemotronH, Path, dict[str, Any]]:
-    """The training loop. Returns the model, the last checkpoint and the last validation."""
+    cfg: PretrainConfig, run: Run, loader: BlendLoader, byte_lengths: torch.Tensor, ranks: Ranks, stop: StopSignal,
+    checkpoints: Checkpoints,
+) -> tuple[NemotronH, dict[str, Any]]:  # fmt: skip
+    """The training loop. Returns the model, whole on rank 0, and the last validation."""
     device, steps, batch_size = ranks.device, cfg.train.train_iters, cfg.train.global_batch_size
     # ---- model: the same seed on every rank, hence the same initial weights
     torch.manual_seed(cfg.rng.seed)
     config = NemotronHConfig.from_dict(cfg.model.model_dump())
-    model = NemotronH(config).to(device)
-    optimizer = build_optimizer(
-        model,
-        cfg.optimizer.lr,
-        betas=(cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2),
-        eps=cfg.optimizer.adam_eps,
-        weight_decay=cfg.optimizer.weight_decay,
-    )
+    model = NemotronH(config)
+    if cfg.dist.use_torch_fsdp2:  # each rank keeps a slice of every weight, else all of it
+        shard_model(model, ranks, bf16=cfg.mixed_precision == "bf16_mixed")
+    model.to(device)
+    recompute_activations(model, cfg.model.recompute_granularity, cfg.model.recompute_modules)
+    betas = (cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2)
+    optimizer = build_optimizer(model, cfg.optimizer.lr, betas, cfg.optimizer.adam_eps, cfg.optimizer.weight_decay)
     schedule = Schedule(cfg.optimizer.lr, cfg.optimizer.min_lr, steps, **cfg.scheduler.model_dump())
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.mixed_precision == "bf16_mixed")
 
     # ---- resume: the same command after a crash goes on here, to the same weights
-    start, metrics = 0, dict[str, Any]()
-    checkpoints, written_config = run.dir / "checkpoints", cfg.model_dump(mode="json")
-    checkpoint = checkpoints
-    if run.resumed and (found := latest_checkpoint(checkpoints)) is not None:
-        restored = load_checkpoint(found, model, optimizer, written_config)
-        start, metrics, checkpoint = restored.step, restored.state["metrics"], found
+    start, metrics, validated = 0, dict[str, Any](), 0
+    if run.resumed and (restored := checkpoints.load_latest(model, optimizer)) is not None:
+        start, metrics, validated = restored.step, restored.state["metrics"], restored.state["validated"]
         loader.load_state_dict(restored.state["loader"])
         print(f"resumed at step {start} of {steps}", file=sys.stderr)
     run.metrics.truncate_after(start or -1)
@@ -158,14 +169,29 @@ def train(
         stream=sys.stderr if ranks.is_main else io.StringIO(),
     )  # fmt: skip
 
+    def validation_due(done: int) -> bool:
+        return done > validated and (done % cfg.train.eval_interval == 0 or done == steps)
+
+    def note_validation(done: int) -> None:
+        """Validate unless a signal cuts it short; a resumed run then makes up for it."""
+        nonlocal metrics, validated
+        if (found := validate(cfg, model, byte_lengths, ranks, stop, autocast)) is not None:
+            metrics, validated = found, done
+            run.metrics.log(done, **metrics)
+            progress.note(f"step {done}: validation bits per byte {shown(metrics['valid_bits_per_byte'])}")
+
     model.train()
+    if validation_due(start):
+        note_validation(start)
     for step in range(start, steps):
         lr = lr_at(step, schedule)
         set_lr(optimizer, lr)
         batch = loader.next_batch(batch_size).to(device)
         # Loss: mean over all tokens of the global batch. Each micro-batch adds its share of it, and so does each rank.
         losses = torch.zeros(2, device=device)
-        for micro in batch.micro_batches(cfg.train.micro_batch_size):
+        micro_batches = list(batch.micro_batches(cfg.train.micro_batch_size))
+        for i, micro in enumerate(micro_batches, start=1):
+            sync_gradients_in_backward(model, i == len(micro_batches))
             share = len(micro.input_ids_BL) / batch_size
             with autocast:
                 out = model(micro.input_ids_BL)
@@ -174,7 +200,7 @@ def train(
             losses += loss.detach()
         sum_gradients(model)
         sum_over_ranks([losses])
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimizer.clip_grad)
+        grad_norm = clip_gradients(model, cfg.optimizer.clip_grad)
         optimizer.step()
         optimizer.zero_grad()
         # Experts that saw fewer tokens than the mean become likelier to be chosen, the others less (aux-loss-free).
@@ -191,42 +217,53 @@ def train(
                 done, loss=loss_nats, lr=lr, grad_norm=grad_norm, load_balancing_loss=balance,
                 tokens=done * tokens_per_step, phase=loader.blend.phase,
             )  # fmt: skip
-        if done % cfg.train.eval_interval == 0 or last:
-            metrics = validate(cfg, model, byte_lengths, ranks)
-            run.metrics.log(done, **metrics)
-            progress.note(f"step {done}: validation bits per byte {shown(metrics['valid_bits_per_byte'])}")
+        if validation_due(done):
+            note_validation(done)
         stopping = any_rank(stop.requested, device)
         if done % cfg.checkpoint.save_interval == 0 or last or stopping:
-            checkpoint = checkpoints / f"step-{done:08d}"
-            state = {"loader": loader.state_dict(), "metrics": metrics}
-            if ranks.is_main:
-                keep = cfg.checkpoint.keep_last
-                save_checkpoint(checkpoints, done, model, optimizer, state, written_config, keep_last=keep)
+            state = {"loader": loader.state_dict(), "metrics": metrics, "validated": validated}
+            checkpoints.save(done, model, optimizer, state)
         if stopping:
-            raise stop.error(checkpoint)
+            raise stop.error(checkpoints.last)
     progress.close()
-    return model, checkpoint, metrics
+    if validation_due(steps):  # a signal has come while the last one was made up for
+        raise stop.error(checkpoints.last)
+    return whole_model(model, ranks), metrics
 
 
 @torch.no_grad()
-def validate(cfg: PretrainConfig, model: NemotronH, byte_lengths: torch.Tensor, ranks: Ranks) -> dict[str, Any]:
-    """Held-out loss (nats, mean over tokens) and bits per byte of each source, on a fixed sample of its windows."""
+def validate(
+    cfg: PretrainConfig, model: NemotronH, byte_lengths: torch.Tensor, ranks: Ranks, stop: StopSignal,
+    autocast: torch.autocast,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Held-out loss (nats, mean over tokens) and bits per byte of each source, on a fixed sample of its windows.
+
+    None where a signal came: all ranks then leave together.
+    """
+    sizes = cfg.dataset.seq_length, cfg.train.global_batch_size, cfg.train.eval_iters
+    batches = [
+        (source, micro)
+        for source, batch in validation_batches(cfg.dataset.path, *sizes)
+        for micro in batch.micro_batches(cfg.train.micro_batch_size)
+    ]
+    sums = {source: torch.zeros(3, dtype=torch.float64, device=ranks.device) for source, _ in batches}
     model.eval()
-    sums: dict[str, torch.Tensor] = {}
-    batches = validation_batches(
-        cfg.dataset.path, cfg.dataset.seq_length, cfg.train.micro_batch_size, cfg.train.eval_iters
-    )
-    for i, (source, batch) in enumerate(batches):
-        total = sums.setdefault(source, torch.zeros(3, dtype=torch.float64, device=ranks.device))
-        if i % ranks.world_size != ranks.rank:
-            continue
+    stopping = False
+    for (source, batch), counts in deal(batches, ranks):
+        if stopping := any_rank(stop.requested, ranks.device):
+            break
         batch = batch.to(ranks.device)
-        nats_BL = token_losses(model(batch.input_ids_BL).logits, batch.labels_BL)
-        total[0] += nats_BL.double().sum()
-        total[1] += nats_BL.numel()
-        total[2] += byte_lengths[batch.labels_BL].sum()
-    sum_over_ranks(sums.values())
+        with autocast:
+            logits_BLV = model(batch.input_ids_BL).logits
+        if counts:
+            nats_BL = token_losses(logits_BLV, batch.labels_BL)
+            sums[source][0] += nats_BL.double().sum()
+            sums[source][1] += nats_BL.numel()
+            sums[source][2] += byte_lengths[batch.labels_BL].sum()
     model.train()
+    if stopping:
+        return None
+    sum_over_ranks(sums.values())
     loss, bits = {}, {}
     for source, (nats, tokens, num_bytes) in sums.items():
         loss[source] = (nats / tokens).item()
@@ -273,33 +310,24 @@ def evaluate(
         fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
         stream = np.concatenate(scored or fit)
         score = model_bits_per_byte(
-            model,
-            stream,
-            byte_lengths,
-            seq_len=cfg.dataset.seq_length,
-            batch_size=cfg.train.micro_batch_size,
+            model, stream, byte_lengths, seq_len=cfg.dataset.seq_length, batch_size=cfg.train.micro_batch_size,
             poll=poll,
-        )
+        )  # fmt: skip
         text[source] = {"bits_per_byte": score.bits_per_byte, "tokens": score.tokens, "bytes": score.bytes}
         if len(trained) and scored:
             trigram = trigram_bits_per_byte(trained, np.concatenate(fit), stream, byte_lengths)
             text[source]["trigram_bits_per_byte"] = trigram.bits_per_byte
     metrics: dict[str, Any] = {"text": text}
-    if cfg.evaluation.tasks_per_family:
+    settings = cfg.evaluation
+    if settings.tasks_per_family:
         tasks = [
-            task
+            generate_tasks(family, "eval", settings.tasks_per_family, settings.seed, settings.difficulty.get(family))
             for family in FAMILIES
-            for task in generate_tasks(
-                family,
-                "eval",
-                cfg.evaluation.tasks_per_family,
-                cfg.evaluation.seed,
-                cfg.evaluation.difficulty.get(family),
-            )
         ]
         evaluation = evaluate_model(
-            model, tokenizer, tasks, prompt_format="plain", samples=cfg.evaluation.samples, seed=cfg.evaluation.seed,
-            max_new_tokens=cfg.evaluation.max_new_tokens, batch_size=cfg.evaluation.batch_size, poll=poll,
+            model, tokenizer, [task for several in tasks for task in several], prompt_format="plain",
+            samples=settings.samples, seed=settings.seed, max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size, poll=poll,
         )  # fmt: skip
         metrics["tasks"] = evaluation.metrics()
         metrics["generations"] = evaluation.generations(per_family=2)

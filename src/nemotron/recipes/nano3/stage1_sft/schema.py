@@ -25,6 +25,14 @@ class ModelConfig(Group):
         1e-3, ge=0, description="step of the expert bias towards equal loads, once an optimiser step (tech report 2.3)"
     )
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 3.1)")
+    recompute_granularity: Literal["full", "selective"] | None = Field(
+        None,
+        description="blocks whose activations are computed again in the backward pass: all, or recompute_modules; "
+        "less memory, same results",
+    )
+    recompute_modules: list[Literal["mamba", "attention", "moe", "mlp"]] = Field(
+        ["mamba"], description="blocks that `selective` recomputes; M blocks keep most"
+    )
 
 
 class DatasetConfig(Group):
@@ -40,7 +48,7 @@ class TrainConfig(Group):
     global_batch_size: int = Field(64, ge=1, description="packed rows a step over all ranks (tech report 3.1)")
     micro_batch_size: int = Field(1, ge=1, description="rows a forward pass on one rank; changes memory, not results")
     eval_interval: int = Field(100, ge=1, description="steps between validations; the last step is always validated")
-    eval_iters: int = Field(64, ge=1, description="micro-batches a validation, at most, on one rank")
+    eval_iters: int = Field(64, ge=1, description="global batches a validation, at most")
     early_stop_patience: int = Field(
         0, ge=0, description="validations in a row without improvement, after which the final decay begins; 0: never"
     )
@@ -187,6 +195,14 @@ class EvaluationConfig(Group):
     seed: int = Field(0, ge=0, description="of the tasks drawn and of sampling")
 
 
+class DistConfig(Group):
+    """How the model is spread over the processes of torchrun; no part of the run's fingerprint."""
+
+    use_torch_fsdp2: bool = Field(
+        False, description="each process holds a slice of weights, gradients and moments (FSDP2) instead of all of them"
+    )
+
+
 class CheckpointConfig(Group):
     """Where the weights come from, and how often a run can be resumed from."""
 
@@ -195,6 +211,9 @@ class CheckpointConfig(Group):
         500, ge=1, description="steps between checkpoints; also saved at the end and on a signal"
     )
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+    async_save: bool = Field(
+        True, description="write them in the background, from a copy in CPU memory; a step waits for the copy only"
+    )
 
 
 class LoggerConfig(Group):
@@ -230,6 +249,7 @@ class SFTConfig(Group):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    dist: DistConfig = Field(default_factory=DistConfig)
     checkpoint: CheckpointConfig
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     rng: RngConfig = Field(default_factory=RngConfig)

@@ -23,7 +23,7 @@
 
     nemotron nano3 sft -c tiny
     python train.py --config tiny optimizer.lr=1e-3
-    torchrun --nproc-per-node 8 train.py --config small
+    torchrun --nproc-per-node 8 train.py --config small [dist.use_torch_fsdp2=true]
 
 Reads the base model and the packed conversations that `nemotron nano3 data prep sft` publishes; publishes the weights
 of the best validation loss, and their results: pass@1 on held-out verifiable tasks, greedy and sampled.
@@ -39,13 +39,18 @@ decay begins when validation stops improving, which WSD allows at any time.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
+
 import io
 import math
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,10 +61,12 @@ from nemotron.kit import Checkpoint, Model, Progress, Results, Run, SFTPack, ope
 from nemotron.stack.environments import FAMILIES, best_constant_answer, generate_tasks
 from nemotron.stack.evaluation import evaluate_model, load_tokenizer
 from nemotron.stack.models import NemotronH
-from nemotron.stack.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import (
     Ranks,
     any_rank,
+    clip_gradients,
+    deal,
     start_distributed,
     stop_distributed,
     sum_gradients,
@@ -71,7 +78,9 @@ from nemotron.stack.training.losses import selected_loss_sum
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.preemption import StopSignal
+from nemotron.stack.training.recompute import recompute_activations
 from nemotron.stack.training.schedule import Schedule, lr_at
+from nemotron.stack.training.sharding import shard_model, sync_gradients_in_backward, whole_model, whole_weights
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
@@ -81,39 +90,55 @@ def main() -> None:
     """Config, then train, publish, evaluate."""
     cfg: SFTConfig = load_script_config(__file__, inputs=read_pipe)
     ranks = start_distributed()
-    with open_run(cfg, script=__file__) as run, StopSignal() as stop:
+    saved = cfg.model_dump(mode="json"), cfg.checkpoint.keep_last, cfg.checkpoint.async_save
+    with (
+        open_run(cfg, script=__file__) as run,
+        StopSignal() as stop,
+        Checkpoints(run.dir / "checkpoints", *saved) as checkpoints,
+    ):
         data = SFTPack.load(path=cfg.dataset.path)
         base = Checkpoint.load(path=cfg.checkpoint.pretrained_checkpoint)
         check_tokenizer(base, data)
         with run.phase("train"):
-            model, best, checkpoint = train(cfg, run, base, data, ranks, stop)
+            model, best = train(cfg, run, base, data, ranks, stop, checkpoints)
         stop_distributed()
         if not ranks.is_main:  # one process publishes
             return
         published = publish(cfg, run, base, data, model, best)
         with run.phase("evaluate"):
-            results = evaluate(cfg, published, model, best, lambda: stop.check(checkpoint))
+            results = evaluate(cfg, published, model, best, lambda: stop.check(checkpoints.last))
     print_complete({"model": published, "results": results})
 
 
 @dataclass
 class Best:
-    """The best validation so far, how many since then were no better, and at which step training ends."""
+    """The best validation so far, how many since then were no better, the last one, and when training ends (steps)."""
 
     ends_at: int
     loss: float = math.inf
     step: int = 0
     since: int = 0
+    validated: int = 0
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def train(
-    cfg: SFTConfig, run: Run, base: Checkpoint, data: SFTPack, ranks: Ranks, stop: StopSignal
-) -> tuple[NemotronH, Best, Path]:
-    """The training loop. Returns the model with the best weights, the record of validations, the last checkpoint."""
+    cfg: SFTConfig,
+    run: Run,
+    base: Checkpoint,
+    data: SFTPack,
+    ranks: Ranks,
+    stop: StopSignal,
+    checkpoints: Checkpoints,
+) -> tuple[NemotronH, Best]:
+    """The training loop. Returns the model, on rank 0 whole with the best weights, and the record of validations."""
     device, batch_size = ranks.device, cfg.train.global_batch_size
     torch.manual_seed(cfg.rng.seed)
-    model = NemotronH.from_pretrained(base.path).to(device)
+    model = NemotronH.from_pretrained(base.path)
+    if cfg.dist.use_torch_fsdp2:  # each rank keeps a slice of every weight, else all of it
+        shard_model(model, ranks, bf16=cfg.mixed_precision == "bf16_mixed")
+    model.to(device)
+    recompute_activations(model, cfg.model.recompute_granularity, cfg.model.recompute_modules)
     betas = (cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2)
     optimizer = build_optimizer(model, cfg.optimizer.lr, betas, cfg.optimizer.adam_eps, cfg.optimizer.weight_decay)
     schedule = Schedule(cfg.optimizer.lr, cfg.optimizer.min_lr, cfg.train.train_iters, **cfg.scheduler.model_dump())
@@ -122,12 +147,8 @@ def train(
 
     # ---- resume: the same command after a crash goes on here, to the same weights
     start, best = 0, Best(ends_at=cfg.train.train_iters)
-    checkpoints, written_config = run.dir / "checkpoints", cfg.model_dump(mode="json")
-    checkpoint = checkpoints
-    if run.resumed and (found := latest_checkpoint(checkpoints)) is not None:
-        restored = load_checkpoint(found, model, optimizer, written_config)
-        start, checkpoint = restored.step, found
-        best = Best(**restored.state["best"], weights=restored.best_model)
+    if run.resumed and (restored := checkpoints.load_latest(model, optimizer)) is not None:
+        start, best = restored.step, Best(**restored.state["best"], weights=restored.best_model)
         loader.load_state_dict(restored.state["loader"])
         print(f"resumed at step {start} of at most {cfg.train.train_iters}", file=sys.stderr)
     run.metrics.truncate_after(start or -1)
@@ -140,8 +161,14 @@ def train(
         stream=sys.stderr if ranks.is_main else io.StringIO(),
     )  # fmt: skip
 
+    def validate_when_due() -> None:
+        """Not again what was validated before the run was stopped; what a signal cut short is made up for."""
+        if done > best.validated and (done % cfg.train.eval_interval == 0 or done == best.ends_at):
+            note_validation(cfg, run, model, valid, best, done, ranks, progress, stop, autocast)
+
     model.train()
     done = start
+    validate_when_due()
     while done < best.ends_at:
         lr = lr_at(done, replace(schedule, train_iters=best.ends_at))
         set_lr(optimizer, lr)
@@ -150,7 +177,9 @@ def train(
         sums = torch.zeros(2, device=device)  # loss in nats a trained token; load-balancing loss
         trained = batch.loss_mask_BL.sum().float()
         sum_over_ranks([trained])
-        for micro in batch.micro_batches(cfg.train.micro_batch_size):
+        micro_batches = list(batch.micro_batches(cfg.train.micro_batch_size))
+        for i, micro in enumerate(micro_batches, start=1):
+            sync_gradients_in_backward(model, i == len(micro_batches))
             share = len(micro.input_ids_BL) / batch_size
             answers_BL = micro.loss_mask_BL.bool()  # prompts need no logits, which is most of the output head saved
             with autocast:
@@ -161,7 +190,7 @@ def train(
             sums += loss.detach()
         sum_gradients(model)
         sum_over_ranks([sums])
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimizer.clip_grad)
+        grad_norm = clip_gradients(model, cfg.optimizer.clip_grad)
         optimizer.step()
         optimizer.zero_grad()
         # Experts that saw fewer tokens than the mean become likelier to be chosen, the others less (aux-loss-free).
@@ -177,21 +206,21 @@ def train(
                 done, loss=loss_nats, lr=lr, grad_norm=grad_norm, load_balancing_loss=balance,
                 trained_tokens=trained, epochs=loader.epochs,
             )  # fmt: skip
-        if done % cfg.train.eval_interval == 0 or done == best.ends_at:
-            note_validation(cfg, run, model, valid, best, done, ranks, progress)
+        validate_when_due()
         stopping = any_rank(stop.requested, device)
         if done % cfg.checkpoint.save_interval == 0 or done == best.ends_at or stopping:
-            checkpoint = checkpoints / f"step-{done:08d}"
-            numbers = {"ends_at": best.ends_at, "loss": best.loss, "step": best.step, "since": best.since}
+            numbers = {name: value for name, value in vars(best).items() if name != "weights"}
             state = {"loader": loader.state_dict(), "best": numbers}
-            if ranks.is_main:
-                keep = cfg.checkpoint.keep_last
-                save_checkpoint(checkpoints, done, model, optimizer, state, written_config, best.weights, keep)
+            checkpoints.save(done, model, optimizer, state, best.weights)
         if stopping:
-            raise stop.error(checkpoint)
+            raise stop.error(checkpoints.last)
     progress.close()
-    model.load_state_dict(best.weights)
-    return model, best, checkpoint
+    if best.validated < done:  # a signal has come while the last validation was made up for
+        raise stop.error(checkpoints.last)
+    model = whole_model(model, ranks)
+    if ranks.is_main:
+        model.load_state_dict(best.weights)
+    return model, best
 
 
 def open_data(cfg: SFTConfig, data: SFTPack, ranks: Ranks) -> tuple[PackedLoader, PackedLoader]:
@@ -204,7 +233,7 @@ def open_data(cfg: SFTConfig, data: SFTPack, ranks: Ranks) -> tuple[PackedLoader
         raise UserError(f"{data.ref} has no {'training' if data.train_path is None else 'validation'} rows")
     rank, world = ranks.rank, ranks.world_size
     loader = PackedLoader(data.train_path, data.seq_len, cfg.rng.seed, rank=rank, world_size=world)
-    return loader, PackedLoader(data.valid_path, data.seq_len, cfg.rng.seed, rank=rank, world_size=world)
+    return loader, PackedLoader(data.valid_path, data.seq_len, cfg.rng.seed)  # `note_validation` deals it out
 
 
 @torch.no_grad()
@@ -217,27 +246,38 @@ def note_validation(
     step: int,
     ranks: Ranks,
     progress: Progress,
+    stop: StopSignal,
+    autocast: torch.autocast,
 ) -> None:
     """Validate (nats, mean over trained tokens), keep the weights if they are the best, else lose patience.
 
-    When patience is lost, the steps left are those of the final decay: with WSD it may begin at any time.
+    When patience is lost, the steps left are those of the final decay: with WSD it may begin at any time. Where a
+    signal comes, all ranks leave together, and nothing is noted.
     """
-    model.eval()
+    batches = islice(valid.all_batches(cfg.train.global_batch_size), cfg.train.eval_iters)
+    micro_batches = [micro for batch in batches for micro in batch.micro_batches(cfg.train.micro_batch_size)]
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-    for i, batch in enumerate(valid.all_batches(cfg.train.micro_batch_size)):
-        if i == cfg.train.eval_iters:
+    model.eval()
+    stopping = False
+    for batch, counts in deal(micro_batches, ranks):
+        if stopping := any_rank(stop.requested, ranks.device):
             break
         batch = batch.to(ranks.device)
         answers_BL = batch.loss_mask_BL.bool()
-        logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
-        sums += torch.stack([selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]), answers_BL.sum()]).double()
-    sum_over_ranks([sums])
+        with autocast:
+            logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
+        if counts:
+            sums += torch.stack([selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]), answers_BL.sum()]).double()
     model.train()
+    if stopping:
+        return
+    sum_over_ranks([sums])
     loss = (sums[0] / sums[1].clamp(min=1)).item()
     best.since = 0 if loss < best.loss - cfg.train.early_stop_min_delta else best.since + 1
     if loss < best.loss:
         best.loss, best.step = loss, step
-        best.weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        best.weights = whole_weights(model, ranks)
+    best.validated = step
     run.metrics.log(step, valid_loss=loss)
     progress.note(f"step {step}: validation loss {loss:.4f}, best {best.loss:.4f} at step {best.step}")
     decay = cfg.scheduler.lr_wsd_decay_iters if cfg.scheduler.lr_decay_style == "WSD" else 0

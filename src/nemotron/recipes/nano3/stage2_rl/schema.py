@@ -218,6 +218,9 @@ class CheckpointConfig(Group):
 
     save_interval: int = Field(10, ge=1, description="steps between checkpoints (recipe); also on a signal, at the end")
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+    async_save: bool = Field(
+        True, description="write them in the background, from a copy in CPU memory; a step waits for the copy only"
+    )
 
 
 class LoggerConfig(Group):

@@ -32,14 +32,20 @@ step, and their results: pass@1 on held-out tasks, greedy and sampled.
 Shapes: P prompts of this rank, N completions a prompt, B packed rows, L tokens a row, T completion tokens.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): four generated families instead of nine
-sources; no curriculum over pass rates; the trainer is its own generator in the same precision, so the ratio between
-the two is 1 up to rounding and masked importance sampling has next to nothing to mask. Leave-one-out baseline,
-normalised rewards, asymmetric clip, token-level loss, one update a batch, overlong filtering, frozen router with moving
-expert bias are the paper's. With one update a batch the policy ratio is 1 when the gradient is taken, so the clip never
-acts; it stands in the loss because it does as soon as a batch is split into several updates.
+sources; no curriculum over pass rates; every process holds the whole model; the trainer is its own generator in the
+same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has next to nothing to
+mask. Leave-one-out baseline, normalised rewards, asymmetric clip, token-level loss, one update a batch, overlong
+filtering, frozen router with moving expert bias are the paper's. With one update a batch the policy ratio is 1 when the
+gradient is taken, so the clip never acts; it stands in the loss because it does as soon as a batch is split into
+several updates.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
 
 import io
 import math
@@ -48,7 +54,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,10 +81,11 @@ from nemotron.stack.rl.advantages import leave_one_out_advantages
 from nemotron.stack.rl.losses import grpo_loss
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
-from nemotron.stack.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import (
     Ranks,
     any_rank,
+    clip_gradients,
     start_distributed,
     stop_distributed,
     sum_gradients,
@@ -88,7 +94,7 @@ from nemotron.stack.training.distributed import (
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.optim import build_optimizer, set_lr
-from nemotron.stack.training.preemption import StopSignal
+from nemotron.stack.training.preemption import StopRequested, StopSignal
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
@@ -98,18 +104,23 @@ def main() -> None:
     """Config, then train, publish, evaluate."""
     cfg: RLConfig = load_script_config(__file__, inputs=read_pipe)
     ranks = start_distributed()
-    with open_run(cfg, script=__file__) as run, StopSignal() as stop:
+    saved = cfg.model_dump(mode="json"), cfg.checkpoint.keep_last, cfg.checkpoint.async_save
+    with (
+        open_run(cfg, script=__file__) as run,
+        StopSignal() as stop,
+        Checkpoints(run.dir / "checkpoints", *saved) as checkpoints,
+    ):
         prompts = RLPrompts.load(path=cfg.data.path)
         initial = Checkpoint.load(path=cfg.policy.model_name)
         tokenizer = load_tokenizer(initial.path)
         with run.phase("train"):
-            model, checkpoint = train(cfg, run, initial, prompts, tokenizer, ranks, stop)
+            model = train(cfg, run, initial, prompts, tokenizer, ranks, stop, checkpoints)
         stop_distributed()
         if not ranks.is_main:  # one process publishes
             return
         published = publish(cfg, run, initial, prompts, model)
         with run.phase("evaluate"):
-            results = evaluate(cfg, model, tokenizer, lambda: stop.check(checkpoint))
+            results = evaluate(cfg, model, tokenizer, lambda: stop.check(checkpoints.last))
     print_complete({"model": published, "results": results})
 
 
@@ -121,8 +132,9 @@ def train(
     tokenizer: Tokenizer,
     ranks: Ranks,
     stop: StopSignal,
-) -> tuple[NemotronH, Path]:
-    """The GRPO loop. Returns the trained model and the last checkpoint."""
+    checkpoints: Checkpoints,
+) -> NemotronH:
+    """The GRPO loop. Returns the trained model."""
     device, grpo, policy = ranks.device, cfg.grpo, cfg.policy
     if grpo.num_prompts_per_step % ranks.world_size:
         raise UserError(
@@ -146,14 +158,14 @@ def train(
     stop_ids = [token for name in ("<|im_end|>", "</s>") if (token := tokenizer.token_to_id(name)) is not None]
 
     # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state
-    start, checkpoints, written_config = 0, run.dir / "checkpoints", cfg.model_dump(mode="json")
-    checkpoint = checkpoints
-    if run.resumed and (found := latest_checkpoint(checkpoints)) is not None:
-        start, checkpoint = load_checkpoint(found, model, optimizer, written_config).step, found
+    start, validated, logged = 0, -1, -1
+    if run.resumed and (restored := checkpoints.load_latest(model, optimizer)) is not None:
+        start = logged = restored.step
+        validated = restored.state["validated"]
         print(f"resumed at step {start} of {grpo.max_num_steps}", file=sys.stderr)
-    run.metrics.truncate_after(start or -1)
+    run.metrics.truncate_after(logged)
     samples = MetricsLog(run.dir / "rollouts.jsonl")
-    samples.truncate_after(start or -1)
+    samples.truncate_after(logged)
 
     flops_per_token = training_flops_per_token(model.config, policy.max_total_sequence_length)
     peak = measure_peak_flops(device, torch.float32 if cfg.mixed_precision == "fp32" else torch.bfloat16)
@@ -161,9 +173,15 @@ def train(
         grpo.max_num_steps, label="rl", start=start, peak_flops=peak * ranks.world_size,
         stream=sys.stderr if ranks.is_main else io.StringIO(),
     )  # fmt: skip
-    if start == 0:
-        validate(cfg, run, model, tokenizer, data, 0, progress, ranks, autocast)
 
+    def validate_when_due(done: int) -> None:
+        """Not again what was validated before the run was stopped; what a signal cut short is made up for."""
+        nonlocal validated
+        due = grpo.val_period and (done % grpo.val_period == 0 or done == grpo.max_num_steps) and done > validated
+        if due and validate(cfg, run, model, tokenizer, data, done, progress, ranks, autocast, stop):
+            validated = done
+
+    validate_when_due(start)
     for step in range(start, grpo.max_num_steps):
         began = time.perf_counter()
         # ---- 1. Rollouts: N completions for each of this rank's prompts, sampled from the policy as it is now
@@ -193,10 +211,8 @@ def train(
                 should_stop=lambda: stop.requested,
             )
         if any_rank(stop.requested, device):  # this step's rollouts are dropped; a resumed run draws the same ones
-            if ranks.is_main:
-                keep = cfg.checkpoint.keep_last
-                checkpoint = save_checkpoint(checkpoints, step, model, optimizer, {}, written_config, keep_last=keep)
-            raise stop.error(checkpoint)
+            checkpoints.save(step, model, optimizer, {"validated": validated})
+            raise stop.error(checkpoints.last)
         generated = time.perf_counter()
 
         # ---- 2. Advantages: how much better than the other completions of the same prompt
@@ -227,19 +243,17 @@ def train(
         flops = flops_per_token * (trained_tokens + tokens / 3)
         progress.update(done, tokens=int(tokens), flops=flops, reward=metrics["reward"])
         last = done == grpo.max_num_steps
-        if grpo.val_period and (done % grpo.val_period == 0 or last) and not stop.requested:
-            validate(cfg, run, model, tokenizer, data, done, progress, ranks, autocast)
+        validate_when_due(done)
         stopping = any_rank(stop.requested, device)
         if done % cfg.checkpoint.save_interval == 0 or last or stopping:
-            checkpoint = checkpoints / f"step-{done:08d}"
-            if ranks.is_main:
-                keep = cfg.checkpoint.keep_last
-                save_checkpoint(checkpoints, done, model, optimizer, {}, written_config, keep_last=keep)
+            checkpoints.save(done, model, optimizer, {"validated": validated})
         if stopping:
-            raise stop.error(checkpoint)
+            raise stop.error(checkpoints.last)
     progress.close()
     samples.close()
-    return model, checkpoint
+    if any_rank(stop.requested, device):  # while the last validation was made up for
+        raise stop.error(checkpoints.last)
+    return model
 
 
 @dataclass
@@ -307,7 +321,7 @@ def update(
         sums += torch.stack([loss.kl, loss.clipped, loss.masked])
         trained_tokens += micro.input_ids_BL.numel()
     sum_gradients(model)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.policy.max_grad_norm).item()
+    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
     if math.isfinite(grad_norm):
         optimizer.step()
         model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
@@ -392,23 +406,32 @@ def validate(
     progress: Progress,
     ranks: Ranks,
     autocast: torch.autocast,
-) -> None:
-    """Greedy and sampled pass@1 on validation prompts (never the evaluation split), logged. Rank 0 does it."""
-    if not (ranks.is_main and cfg.grpo.val_period and data.valid_path):
-        return
+    stop: StopSignal,
+) -> bool:
+    """Greedy and sampled pass@1 on validation prompts (never the evaluation split), logged. Rank 0 does it.
+
+    False where a signal cut it short; nothing is logged then.
+    """
+    if not (ranks.is_main and data.valid_path):
+        return True
     pools = read_prompts(data.valid_path)
     chosen = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     if not chosen:
-        return
-    with autocast:
-        evaluation = evaluate_model(
-            model, tokenizer, chosen, samples=1, prompt_format="chat" if cfg.env.enable_thinking else "chat_no_think",
-            max_new_tokens=cfg.policy.generation.max_new_tokens, batch_size=cfg.policy.generation.batch_size,
-            seed=cfg.seed,
-        )  # fmt: skip
+        return True
+    try:
+        with autocast:
+            evaluation = evaluate_model(
+                model, tokenizer, chosen, samples=1,
+                prompt_format="chat" if cfg.env.enable_thinking else "chat_no_think",
+                max_new_tokens=cfg.policy.generation.max_new_tokens, batch_size=cfg.policy.generation.batch_size,
+                seed=cfg.seed, poll=stop.poll,
+            )  # fmt: skip
+    except StopRequested:
+        return False
     greedy, sampled = evaluation.mean("greedy").estimate, evaluation.mean("sampled").estimate
     run.metrics.log(step, valid_greedy=greedy, valid_sampled=sampled)
     progress.note(f"step {step}: validation pass@1 {greedy:.3f} greedy, {sampled:.3f} sampled")
+    return True
 
 
 def publish(cfg: RLConfig, run: Run, initial: Checkpoint, data: RLPrompts, model: NemotronH) -> Model:

@@ -39,6 +39,11 @@ documents that it met in pretraining.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
+
 import sys
 from typing import TYPE_CHECKING, Any
 

@@ -1,0 +1,170 @@
+"""One process, two that hold the whole model (DDP) and two that share it (FSDP2) train the same model.
+
+The loop is that of the pretraining script, on a hybrid of every kind of block with moving expert bias. The three
+launches of `launches` (one process, two, one again) run everything; the tests compare what they left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+WORKER = Path(__file__).with_name("train_worker.py")
+SOURCE_ROOT = Path(__file__).resolve().parents[4] / "src"
+FSDP2 = {"dist.use_torch_fsdp2": True}
+HALF = 10  # of 20 steps; a validation is due there, which the signal cuts short
+
+
+def launch(folder: Path, runs: Sequence[dict[str, Any]], processes: int) -> list[int]:
+    """Do `runs` in `processes` processes that know each other as torchrun's would; the steps at which some resumed."""
+    todo = folder / "runs.json"
+    todo.write_text(json.dumps(runs))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    started = []
+    for rank in range(processes):
+        env = os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        if processes > 1:
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, str(WORKER), str(todo)]
+        started.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+    outputs = [process.communicate(timeout=280)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, "\n".join(outputs)
+    return [int(step) for step in re.findall(r"^resumed at step (\d+)", outputs[0], re.MULTILINE)]
+
+
+@dataclass
+class Launches:
+    """What the runs left: weights and metrics by name."""
+
+    folder: Path
+
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        """Tensors at the end of a run."""
+        return load_file(self.folder / f"{name}.safetensors")
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        """Records of a run on rank 0, wall time left out."""
+        lines = (self.folder / name / "metrics0.jsonl").read_text().splitlines()
+        return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
+
+    def farthest(self, name: str, other: str) -> float:
+        """The largest difference between a weight of two runs."""
+        ours, theirs = self.weights(name), self.weights(other)
+        assert ours.keys() == theirs.keys()
+        return max(float((ours[key] - theirs[key]).abs().max()) for key in ours)
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
+    """All runs. A resumed one works in a copy of the directory of the run that was stopped."""
+    folder = tmp_path_factory.mktemp("launches")
+    launch(folder, [
+        {"name": "one"},
+        {"name": "micro-batch of 8", "config": {"train.micro_batch_size": 8}},
+        {"name": "micro-batch of 3", "config": {"train.micro_batch_size": 3}},
+        {"name": "chunks of 5", "config": {"model.chunk_size": 5}},
+        {"name": "recompute all", "config": {"model.recompute_granularity": "full"}},
+        {"name": "recompute some", "config": {"model.recompute_granularity": "selective",
+                                              "model.recompute_modules": ["mamba", "moe"]}},
+        {"name": "one stopped", "stop_after": HALF},
+        {"name": "one fp32", "dtype": "float32", "stop_after": 1},
+    ], 1)  # fmt: skip
+    shutil.copytree(folder / "one stopped", folder / "one -> one")
+    shutil.copytree(folder / "one stopped", folder / "one -> fsdp2")
+    resumed_at = launch(folder, [
+        {"name": "ddp"},
+        {"name": "fsdp2", "config": FSDP2},
+        {"name": "fsdp2 recompute", "config": {**FSDP2, "model.recompute_granularity": "full"}, "stop_after": HALF},
+        {"name": "ddp fp32", "dtype": "float32", "stop_after": 1},
+        {"name": "fsdp2 fp32", "dtype": "float32", "config": FSDP2, "stop_after": 1},
+        {"name": "ddp stopped", "directory": "ddp -> ddp", "stop_after": HALF},
+        {"name": "ddp -> ddp", "resume": True},
+        {"name": "fsdp2 stopped", "directory": "fsdp2 -> fsdp2", "config": FSDP2, "stop_after": HALF},
+        {"name": "fsdp2 -> fsdp2", "config": FSDP2, "resume": True},
+        {"name": "fsdp2 -> ddp -> one", "config": FSDP2, "stop_after": 6},
+        {"name": "fsdp2 -> ddp -> one", "stop_after": 13, "resume": True},
+        {"name": "one -> fsdp2", "config": FSDP2, "resume": True},
+    ], 2)  # fmt: skip
+    assert resumed_at == [HALF, HALF, 6, HALF]
+    runs = [{"name": name, "resume": True} for name in ("one -> one", "fsdp2 -> ddp -> one")]
+    assert launch(folder, runs, 1) == [HALF, 13]
+    return Launches(folder)
+
+
+def test_the_expert_bias_moved_and_the_weights_learned(launches: Launches) -> None:
+    """Otherwise equality would prove little."""
+    bias = launches.weights("one")["backbone.layers.1.mixer.gate.e_score_correction_bias"]
+    assert bias.abs().max() > 0.02 and bias.dtype == torch.float64
+    losses = [record["loss"] for record in launches.metrics("one") if "loss" in record]
+    assert len(losses) == 20 and losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["micro-batch of 8", "micro-batch of 3", "chunks of 5", "ddp", "fsdp2", "one -> fsdp2", "fsdp2 -> ddp -> one"],
+)
+def test_results_do_not_depend_on_how_the_work_is_cut(launches: Launches, name: str) -> None:
+    """float64, 20 steps: only the order of sums differs."""
+    assert launches.farthest(name, "one") < 1e-9
+    for ours, theirs in zip(launches.metrics(name), launches.metrics("one"), strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ("loss", "grad_norm", "load_balancing_loss", "valid_loss"):
+            if key in theirs:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "unbroken"),
+    [
+        ("recompute all", "one"),
+        ("recompute some", "one"),
+        ("one -> one", "one"),
+        ("ddp -> ddp", "ddp"),
+        ("fsdp2 -> fsdp2", "fsdp2"),
+    ],
+)
+def test_recomputing_and_resuming_change_no_bit(launches: Launches, name: str, unbroken: str) -> None:
+    assert launches.farthest(name, unbroken) == 0
+    assert launches.metrics(name) == launches.metrics(unbroken)  # the validation that was cut short, too
+
+
+def test_recomputing_changes_no_bit_of_a_sharded_run(launches: Launches) -> None:
+    assert launches.metrics("fsdp2 recompute") == launches.metrics("fsdp2")[:HALF]
+
+
+@pytest.mark.parametrize("name", ["ddp fp32", "fsdp2 fp32"])
+def test_the_first_step_in_fp32(launches: Launches, name: str) -> None:
+    (ours, *_), (theirs, *_) = launches.metrics(name), launches.metrics("one fp32")
+    for key in ("loss", "grad_norm", "load_balancing_loss"):
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
+
+
+def test_a_checkpoint_holds_whole_tensors_whoever_wrote_it(launches: Launches) -> None:
+    """DDP and FSDP2 at the same step: the same names, shapes and, but for the order of sums, values."""
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        path = f"checkpoints/step-00000014/{file}"
+        one = load_file(launches.folder / "one" / path)
+        for name in ("ddp", "fsdp2"):
+            other = load_file(launches.folder / name / path)
+            assert {key: tensor.shape for key, tensor in other.items()} == {k: t.shape for k, t in one.items()}
+            assert max(float((other[key] - one[key]).abs().max()) for key in one) < 1e-9
+    rng = load_file(launches.folder / "ddp" / "checkpoints/step-00000014/rng.safetensors")
+    assert rng.keys() == {"rank0.cpu", "rank1.cpu"}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How long a training step waits for a checkpoint: written by the loop, or in the background (`checkpoint.async_save`).
 
-    python benchmarks/checkpoint_save.py                     # 14 M and 0.18 B parameters, 2 GB of disk, 5 minutes
+    python benchmarks/checkpoint_save.py                     # 14 M and 0.18 B parameters, 2 GB of disk, several minutes
     python benchmarks/checkpoint_save.py --models 14M --folder /some/disk
 
 A checkpoint is weights, AdamW moments and step counts, 12 bytes a parameter, fsynced. Saves of both kinds alternate.
@@ -41,8 +41,8 @@ SIZES = {
         num_experts_per_tok=4, moe_intermediate_size=768, moe_shared_expert_intermediate_size=1536,
     ),
 }  # fmt: skip
-ROUNDS = 4
-BATCH, LENGTH = 4, 256
+ROUNDS = 3
+BATCH, LENGTH = 2, 256
 
 
 def measure(config: NemotronHConfig, folder: Path) -> None:
@@ -60,7 +60,7 @@ def measure(config: NemotronHConfig, folder: Path) -> None:
         return time.perf_counter() - start
 
     step()
-    alone = [step() for _ in range(6)]
+    alone = [step() for _ in range(3)]
     beside: list[float] = []
     stall: dict[str, list[float]] = {"sync": [], "async": []}
     writing = []

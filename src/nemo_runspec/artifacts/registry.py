@@ -255,8 +255,8 @@ class Registry:
         near = nearest(name, self.names())
         command = hint_for(name)
         hints = [f"did you mean {near}?"] if near else []
-        hints += [f"make it: {command}"] if command else []
-        return UserError(f"no artifact '{name}' in {self.root}", "; ".join(hints) or None)
+        hints += [f"{'if not, ' if near else ''}make it: {command}"] if command else []
+        return UserError(f"no artifact '{name}' in {self.root}", " ".join(hints) or None)
 
     def _read(self, name: str, number: int) -> Version:
         """Read record and manifest of a version, and refuse with an explanation what was not written by `publish`."""

@@ -8,6 +8,11 @@ nothing, so it takes plain options and carries no runspec block.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
+
 import argparse
 import sys
 from dataclasses import dataclass
@@ -50,18 +55,19 @@ class Speaker:
 
 
 def load_model(folder: Path, tokenizer: Tokenizer) -> NemotronH:
-    """The model in `folder`, on the GPU if there is one.
+    """The model in `folder`: in bf16 on the GPU if there is one, else in fp32.
 
     Raises:
         UserError: see `NemotronH.from_pretrained`; the tokenizer has tokens that the model does not know.
     """
-    model = NemotronH.from_pretrained(folder)
+    gpu = torch.cuda.is_available()
+    model = NemotronH.from_pretrained(folder, torch.bfloat16 if gpu else torch.float32, "cuda" if gpu else "cpu")
     if tokenizer.get_vocab_size() > model.config.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model only {model.config.vocab_size}",
             "give the tokenizer that the model was trained with",
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model
 
 
 def show(message: dict[str, str]) -> None:

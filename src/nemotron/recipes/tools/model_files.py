@@ -78,7 +78,7 @@ def whole_directory(output: Path, force: bool) -> Iterator[Path]:
     """A folder to fill, which becomes `output` on the way out; after an error, or Ctrl-C, `output` is as it was before.
 
     Raises:
-        UserError: `output` is not empty. With `force` only if it holds anything but a model: nothing else is deleted.
+        UserError: `output` cannot be made, or is not empty. With `force` only if it holds anything but a model: nothing else is deleted.
     """
     output = Path(os.path.abspath(output))  # noqa: PTH100 - links stay links
     if output.exists() and not output.is_dir():
@@ -88,11 +88,14 @@ def whole_directory(output: Path, force: bool) -> Iterator[Path]:
         raise UserError(f"{output} is not empty", "give another directory, or --force to replace the model in it")
     if strangers := [name for name in present if not is_model_file(name)]:
         raise UserError(f"{output} holds {strangers[0]}, which is no part of a model: --force does not delete it")
-    output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     old = output.with_name(f".{output.name}.old-{os.getpid()}")
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         aside.mkdir()
+    except OSError as error:
+        raise UserError(f"cannot write to {output}: {error.strerror}: {error.filename}") from error
+    try:
         yield aside
         if present:
             output.rename(old)

@@ -40,17 +40,19 @@ def find_source(source: str, revision: str | None) -> tuple[Path, str]:
         if revision is not None:
             raise UserError("--revision is for models of the Hub", f"{source} is a directory")
         return Path(source).absolute(), str(Path(source).absolute())
+    if Path(source).exists():
+        raise UserError(f"{source} is a file, a directory expected", "give the one that holds its config.json")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         raise UserError(f"no directory {source}", "give a directory, or ORG/MODEL for a model of the Hub")
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise UserError(f"no directory {source}; models of the Hub need: pip install 'nemotron[hf]'") from None
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
     try:
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except (OSError, ValueError, HfHubHTTPError.__mro__[1]) as error:  # the last: what its HTTP client raises
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"no directory {source}, and not from the Hub: {reason}") from error
     return folder, f"https://huggingface.co/{source}/tree/{folder.name}"  # a snapshot is named after its commit

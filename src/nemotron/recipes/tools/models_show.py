@@ -21,7 +21,7 @@ from nemo_runspec.artifacts.listing import human_size
 from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, nearest, run_main
-from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
+from nemotron.stack.models.config import BLOCK_NAMES, CONFIG_FILE, NemotronHConfig
 from nemotron.stack.models.memory import (
     BITS_PER_WEIGHT,
     TRAINING_BYTES,
@@ -57,6 +57,8 @@ def find_model(name: str | None) -> tuple[str, NemotronHConfig]:
     artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
     if name.startswith(SCHEME) or artifact in artifacts or hint_for(artifact):
         version = registry.resolve(name)
+        if not (version.path / CONFIG_FILE).is_file():
+            raise UserError(f"artifact {version.ref} is no model: a {version.record['type']} has no {CONFIG_FILE}")
         return f"artifact {version.ref}", NemotronHConfig.load(version.path)
     near = nearest(name, [*PRESETS, *artifacts])
     raise UserError(

@@ -81,8 +81,10 @@ def dtype_in(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32) if name.endswith("e_score_correction_bias") else dtype
 
 
-def parse_dtype(name: str) -> torch.dtype | None:
-    """`float32`, `bfloat16` or `float16`; `auto` is None: as stored. UserError for another word."""
+def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
+    """`float32`, `bfloat16` or `float16`; `auto` is None: as stored; a dtype is itself. UserError for another word."""
+    if not isinstance(name, str):
+        return name
     choices = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in choices:
         raise UserError(f"unknown dtype '{name}'", did_you_mean(name, choices))
@@ -150,11 +152,16 @@ def save_model(
         state: as `NemotronH.state_dict()` returns it; may lie on any device.
         dtype: convert to it, one tensor at a time; None writes every tensor as it is.
         max_shard_size: bytes a file; a larger model is split.
+
+    Raises:
+        UserError: a dtype that is none of DTYPES.
     """
     tensors = {
         name: Written(tensor, dtype_in(name, dtype) if dtype else tensor.dtype)
         for name, tensor in hub_layout(state).items()
     }
+    if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {str(known) for known in _DTYPE_NAMES}:
+        raise UserError(f"weights are not written as {min(unknown)}", f"one of {', '.join(map(str, _DTYPE_NAMES))}")
     main_dtype = dtype or state["lm_head.weight"].dtype
     write_directory(folder, hub_config(config, main_dtype), tensors, max_shard_size)
 
@@ -410,7 +417,8 @@ def _read_index(folder: Path) -> tuple[dict[str, str] | None, dict[str, str]]:
         if digests and digests.keys() != weight_map.keys():
             raise ValueError("weight_map and sha256 are not of the same tensors")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: damaged: {error!r}") from error
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path}: damaged: {what}") from error
     for name, file in weight_map.items():
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise UserError(f"{path}: names {file!r} for {name}; a .safetensors file in the same folder expected")

@@ -186,21 +186,22 @@ class NemotronH(nn.Module):
         return model.total + mtp.total, model.active
 
     def save_pretrained(
-        self, path: Path, dtype: torch.dtype | None = None, max_shard_size: int = hub.MAX_SHARD_SIZE
+        self, path: Path, dtype: torch.dtype | str | None = None, max_shard_size: int = hub.MAX_SHARD_SIZE
     ) -> None:
         """Write `config.json` and the weights into a directory, in the published layout; see `hub.save_model`."""
-        hub.save_model(Path(path), self.config, self.state_dict(), dtype, max_shard_size)
+        hub.save_model(Path(path), self.config, self.state_dict(), hub.parse_dtype(dtype), max_shard_size)
 
     @classmethod
     def from_pretrained(
-        cls, path: Path, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
+        cls, path: Path, dtype: torch.dtype | str | None = torch.float32, device: torch.device | str = "cpu"
     ) -> NemotronH:
         """Read a directory in the published layout: one of `save_pretrained`, of transformers, or a published model.
 
         The model is in training mode, as a new one is: call `eval()` to score with it.
 
         Args:
-            dtype: of the parameters. fp32 is what training and the CPU want; None keeps the dtypes of the files.
+            dtype: of the parameters, also as a word ("bfloat16"). fp32 is what training and the CPU want; None and
+                "auto" keep the dtypes of the files.
             device: where the weights are read to; never more than one tensor of them lies elsewhere.
 
         Raises:
@@ -211,5 +212,5 @@ class NemotronH(nn.Module):
         config = NemotronHConfig.load(path)
         with torch.device("meta"):
             model = cls(config)
-        hub.load_weights(model, path, dtype, device)
+        hub.load_weights(model, path, hub.parse_dtype(dtype), device)
         return model

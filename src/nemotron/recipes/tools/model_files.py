@@ -78,7 +78,8 @@ def whole_directory(output: Path, force: bool) -> Iterator[Path]:
     """A folder to fill, which becomes `output` on the way out; after an error, or Ctrl-C, `output` is as it was before.
 
     Raises:
-        UserError: `output` cannot be made, or is not empty. With `force` only if it holds anything but a model: nothing else is deleted.
+        UserError: `output` cannot be made, or is not empty. With `force` only if it holds anything but a model: nothing
+            else is deleted.
     """
     output = Path(os.path.abspath(output))  # noqa: PTH100 - links stay links
     if output.exists() and not output.is_dir():

@@ -296,6 +296,8 @@ def test_a_damaged_artifact_is_not_exported(published: Path, tmp_path: Path) -> 
         (model_import, ("--source=nowhere",), "no directory nowhere"),
         (model_import, ("--source=.", "--name=a/b"), "bad artifact name 'a/b'"),
         (model_import, ("--source=.", "--revision=main"), "--revision is for models of the Hub"),
+        (model_import, (f"--source={__file__}",), "test_model_exchange.py is a file, a directory expected"),
+        (model_export, ("--model=nano3-sft-model-tiny", f"--output={__file__}/x"), "error: cannot write to "),
     ],
 )
 def test_refusals(
@@ -307,7 +309,7 @@ def test_refusals(
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if script is model_export:
+    if script is model_export and not words[-1].startswith("--output"):
         words = (*words, "--output=out")
     code, printed = run(script, *words, artifacts=published)
     assert code == 2 and said in printed and len(printed.splitlines()) <= 2, printed

@@ -55,7 +55,7 @@ def test_a_model_is_a_preset_a_directory_or_an_artifact(registry: Registry, tmp_
         ("mien", "no preset, directory or artifact 'mien'", "did you mean mine?"),
         ("mine:7", "mine has no version 7", ""),
         ("art://other", "no artifact 'other'", ""),
-        ("mine-data", "there is no config.json", ""),
+        ("mine-data", "artifact mine-data:1 is no model", ""),
         ("artifacts", "artifacts is not a model directory: there is no config.json", ""),
         ("./model9", "model9 is not a model directory: there is no config.json", ""),
     ],

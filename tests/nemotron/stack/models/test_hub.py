@@ -101,6 +101,16 @@ def test_other_dtypes(make_model: Make, tmp_path: Path, dtype: torch.dtype) -> N
     assert f"torch.{said}" == str(dtype)
 
 
+def test_a_dtype_may_be_a_word(make_model: Make, tmp_path: Path) -> None:
+    model = make_model("M*")
+    model.save_pretrained(tmp_path, dtype="bfloat16")
+    assert {p.dtype for p in NemotronH.from_pretrained(tmp_path, "auto").parameters()} == {torch.bfloat16}
+    with pytest.raises(UserError, match="unknown dtype 'bf16x'"):
+        NemotronH.from_pretrained(tmp_path, "bf16x")
+    with pytest.raises(UserError, match=r"not written as torch\.float8_e4m3fn"):
+        model.save_pretrained(tmp_path, dtype=torch.float8_e4m3fn)
+
+
 def test_the_files_are_what_the_format_says(make_model: Make, tmp_path: Path) -> None:
     """Read with the safetensors library, not with our own reader."""
     model = make_model("ME*-", dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ SIGTERM and SIGUSR1 come from schedulers (Slurm's `--signal=USR1@120`), SIGINT f
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -81,3 +82,5 @@ class StopSignal:
             raise KeyboardInterrupt
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
+            if os.environ.get("RANK", "0") == "0":  # print() must not be re-entered by a handler that interrupts it
+                os.write(2, f"\n{self.received.name}: stopping once the work so far is saved\n".encode())

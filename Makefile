@@ -18,12 +18,13 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help demo test test-all lint format install install-dev clean
+.PHONY: help demo test test-all test-cluster lint format install install-dev clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
+	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
 	@echo "make lint      ruff, mypy, import directions;  make format  let ruff rewrite"
 	@echo "make install   only make .venv;  make clean  remove .venv and caches (output/ stays)"
 
@@ -31,10 +32,15 @@ demo: $(VENV)/installed
 	$(BIN)/nemotron nano3 pipe -c tiny
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow and not e2e" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not slow and not e2e and not cluster" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# Also replaces four packages of .venv by the older ones that nemo-run wants (constraints-cluster.txt).
+test-cluster: $(VENV)/installed-cluster
+	@sh tests/cluster/install-engines.sh
+	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests benchmarks
@@ -73,6 +79,11 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/created
 	@echo "installing with the tools for tests and lint"
 	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[dev,hf]"
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-cluster: pyproject.toml constraints-cluster.txt | $(VENV)/created
+	@echo "installing with NeMo-Run, Ray and moto"
+	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints-cluster.txt -e ".[dev,hf,launch,ray,s3,cluster]"
+	@touch $@ $(VENV)/installed $(VENV)/installed-dev
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import typer
 
+from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.config.script import default_config
 from nemo_runspec.config.validate import load_schema
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.execution import ray, slurm
+from nemo_runspec.execution.follow import follow
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.job import (
     CONTEXT_SETTINGS,
@@ -82,19 +85,65 @@ def validate(ctx: typer.Context) -> None:
     print(f"ok  {shown(spec.script_path)}: {spec.name}{note}")
 
 
-@app.command(context_settings=CONTEXT_SETTINGS, options_metavar="PATH [-c CONFIG] [--dry-run] [key=value …]")
+@app.command(
+    context_settings=CONTEXT_SETTINGS,
+    options_metavar="PATH [-c CONFIG] [--run PROFILE | --batch PROFILE] [--dry-run] [key=value …]",
+)
 def run(ctx: typer.Context) -> None:
-    """Run a script here, with the config that -c names or its default one. --run PROFILE takes one of env.toml."""
+    """Run a script with the config that -c names, or its default one: here, or where a profile of env.toml says.
+
+    --run PROFILE stays with the job, --batch PROFILE submits it and leaves.
+    """
+    raise typer.Exit(_execute(ctx))
+
+
+def _execute(ctx: typer.Context) -> int:
     spec = parse(_take_path(ctx))
     cfg = parse_recipe_config(ctx)
     loaded = load_config(spec.config_dir, cfg.config_name or default_config(spec), cfg.overrides, spec.config.format)
-    env = parse_env(cfg.profile)
-    job = build_job_config(loaded, spec, env, argv=cfg.argv)
-    display_job(job, spec, env)
-    if cfg.dry_run:
-        return
-    job_dir = save_configs(job, spec)
-    raise typer.Exit(execute_local(spec, job_dir, build_env_vars(job, env)))
+    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
+    job_config = build_job_config(loaded, spec, env, argv=cfg.argv)
+    display_job(job_config, spec, env)
+    # Here: a subprocess, torchrun if the script asks for it.
+    if env.executor == "local":
+        if cfg.dry_run:
+            return 0
+        job_dir = save_configs(job_config, spec)
+        return execute_local(spec, job_dir, build_env_vars(job_config, env))
+    # There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
+    bundle, name = create_bundle(job_config, spec, env), job_config.run.name
+    print(bundle.summary())
+    if env.executor == "ray":
+        ray.check_launch(spec, env)
+        with bundle.written() as folder:
+            job_id = ray.new_job_id(name)
+            runtime_env = ray.ray_runtime_env(env, job_id, folder, bundle.plan.python_path, bundle.variables)
+            if cfg.dry_run:
+                print(ray.submission_text(env, job_id, runtime_env))
+                return 0
+            job = ray.submit(env, job_id, runtime_env)
+        if cfg.attached:
+            return ray.follow_ray(job)  # a failed job is a failed command
+        print(ray.how_to_follow(job))
+        return 0
+    # ... and NeMo-Run to Slurm, here or over SSH.
+    run = slurm.load_nemo_run(env)
+    with (
+        bundle.written() as folder,
+        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
+        slurm.submitting(experiment),
+    ):
+        executor = slurm.create_executor(env, folder, name)
+        experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
+        if cfg.dry_run:
+            print(slurm.submission_text(experiment, env))
+            return 0
+        experiment.run(detach=True)
+    jobs = slurm.submitted_jobs(experiment, env)
+    if cfg.attached:
+        return follow(jobs)
+    print(slurm.how_to_follow(jobs))
+    return 0
 
 
 def _take_path(ctx: typer.Context) -> str:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.env import Env
 from nemo_runspec.runspec import Runspec
@@ -27,7 +28,10 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
     print(job_text(job_config, spec, env, bold=_colored(sys.stdout, env)))
     if show_config or (show_config is None and "--dry-run" in job_config.argv):
         print(f"\n# {spec.job_config_name}")
-        print(dump_yaml(job_config.resolved.data, escape=spec.config.format == "omegaconf"), end="")
+        if env.executor == "local":
+            print(dump_yaml(job_config.resolved.data, escape=spec.config.format == "omegaconf"), end="")
+        else:
+            print(config_to_ship(job_config.resolved))
     sys.stdout.flush()
 
 
@@ -51,15 +55,37 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
     for name in job_config.outputs:
         row("writes", name)
     folder = shown(job_config.run.dir)
-    row("run dir", f"{folder} (exists)" if job_config.run.dir.is_dir() else folder)
-    command = local_command(spec, job_config.run.dir / spec.job_config_name)
-    row("command", " ".join(map(_quoted, command)))
-    settings = {name: os.environ.get(name, value) for name, value in CPU_SETTINGS.items()}
+    settings: dict[str, str] = {}
+    if env.executor == "local":
+        row("run dir", f"{folder} (exists)" if job_config.run.dir.is_dir() else folder)
+        command = local_command(spec, job_config.run.dir / spec.job_config_name)
+        row("command", " ".join(map(_quoted, command)))
+        settings = {name: os.environ.get(name, value) for name, value in CPU_SETTINGS.items()}
+    else:
+        row("run dir", folder)
+        row("artifacts", str(env.artifacts))
+        row("runs on", where(spec, env))
     for name, value in {**settings, **spec.env, **env.variables}.items():
         row("env", f"{name}={public(name, value)}")
     for name in env.secrets:
         row("secret", f"{name} (from the environment)")
     return "\n".join(lines)
+
+
+def where(spec: Runspec, env: Env) -> str:
+    """Which machines a job of the profile gets, in one line."""
+    if env.ray is not None:
+        return f"Ray at {env.ray.address}"
+    assert env.slurm is not None
+    slurm = env.slurm
+    login = "here" if slurm.ssh is None else f"{slurm.ssh.user}@{slurm.ssh.host}"
+    gpus = f" of {slurm.gpus_per_node} GPUs" if slurm.gpus_per_node else ""
+    nodes = f"{slurm.nodes} node{'s' * (slurm.nodes > 1)}{gpus}"
+    count = slurm.processes_per_node
+    processes = f", {count} process{'es' * (count > 1)} each" if spec.run.launch == "torchrun" else ""
+    partition = f", partition {slurm.partition}" if slurm.partition else ""
+    image = f", in {slurm.container_image}" if slurm.container_image else ""
+    return f"Slurm ({login}{partition}): {nodes}{processes}{image}"
 
 
 def _quoted(word: str) -> str:

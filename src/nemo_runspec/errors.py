@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,6 +22,9 @@ DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
 # torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
 # own exit code there, and `execution.local` returns that one.
 EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"
+
+# How long the other ranks wait for rank 0 to leave it, in seconds, where a signal ended the run.
+WAIT_FOR_RANK_0 = 600
 
 DEBUG = "RUNSPEC_DEBUG"
 
@@ -184,5 +188,15 @@ def _disk_full(error: BaseException) -> bool:
 
 def _leave_exit_code(code: int) -> None:
     path = os.environ.get(EXIT_CODE_FILE)
-    if path and os.environ.get("RANK", "0") == "0":
+    if not path:
+        return
+    if os.environ.get("RANK", "0") == "0":
         Path(path).write_text(f"{code}\n", encoding="utf-8")
+    elif code in (INTERRUPTED, PREEMPTED):
+        # A launcher stops all ranks once one has ended, and rank 0 may still be writing the checkpoint.
+        for name in ("SIGTERM", "SIGUSR1"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_DFL if name == "SIGTERM" else signal.SIG_IGN)
+        deadline = time.monotonic() + WAIT_FOR_RANK_0
+        while not Path(path).exists() and time.monotonic() < deadline:
+            time.sleep(0.1)

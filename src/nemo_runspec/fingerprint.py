@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
 
 LENGTH = 10
-# Of the `run` group: names and places, not content.
-_NOT_CONTENT_OF_RUN = ("name", "root")
+# Of the `run` group: names, places and what the job asks its executor for, not content.
+_NOT_CONTENT_OF_RUN = ("name", "root", "env")
 # Of the config: what is printed how often, which run to go on from, and how it is spread over processes (whose number
 # does not count either).
 _NOT_CONTENT = ("logger", "resume", "dist")
@@ -35,8 +35,8 @@ def fingerprint(
     """Ten hex digits over config, script and inputs.
 
     Args:
-        config: the resolved config, plain values. `run.name`, `run.root`, `logger`, `resume` and `dist` do not
-            count.
+        config: the resolved config, plain values. `run.name`, `run.root`, `run.env`, `logger`, `resume` and `dist`
+            do not count.
         script: the script; its bytes count.
         input_digests: payload digest of each input, by its key in `run`; it takes the place of the reference there.
         input_paths: payload directory of each input, by the same keys; where a value of the config is a path in one of
@@ -53,11 +53,14 @@ def fingerprint(
     return digest.hexdigest()[:LENGTH]
 
 
-def _replace_path(value: Any, path: str, by: str) -> Any:
+def _replace_path(value: Any, path: str, by: str, but: tuple[str, ...] = ()) -> Any:
+    """`value` with `by` in place of `path`, where a string is that path or one below it; those below `but` stay."""
     if isinstance(value, dict):
-        return {key: _replace_path(item, path, by) for key, item in value.items()}
+        return {key: _replace_path(item, path, by, but) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_replace_path(item, path, by) for item in value]
+        return [_replace_path(item, path, by, but) for item in value]
+    if isinstance(value, str) and any(value == kept or value.startswith(kept + "/") for kept in but):
+        return value
     if isinstance(value, str) and (value == path or value.startswith(path + "/")):
         return by + value[len(path) :]
     return value
@@ -96,17 +99,22 @@ def config_fingerprint(config: Any, spec: Runspec, inputs: Mapping[str, Version]
     inputs = inputs_of(config) if inputs is None else inputs
     digests = {key: version.digest for key, version in inputs.items()}
     paths = {key: str(version.path) for key, version in inputs.items()}
-    return fingerprint(plain(config), spec.script_path, digests, paths)
+    values = plain(config)
+    for root in {version.registry.local_root for version in inputs.values()}:
+        # What lies in yet another payload: the mirror of a registry is elsewhere on another machine.
+        values = _replace_path(values, str(root), "art:", but=tuple(paths.values()))
+    return fingerprint(values, spec.script_path, digests, paths)
 
 
-def run_dir_for(config: Any, spec: Runspec, digits: str | None = None) -> Path:
+def run_dir_for(config: Any, spec: Runspec, digits: str | None = None, root: str | Path | None = None) -> Path:
     """`<output root>/<family>/<stage>/<config>-<fingerprint>`, absolute; nothing is created.
 
     Args:
         config: a validated config, model or plain values; `run.root`, where set, is the output root.
         digits: the fingerprint, where it is known already.
+        root: the output root of a config that names none; that of this process when None.
     """
     run = plain(config).get("run") or {}
-    root = Path(run["root"]).expanduser().absolute() if run.get("root") else output_root()
+    root = Path(run["root"]).expanduser().absolute() if run.get("root") else Path(root or output_root())
     digits = digits or config_fingerprint(config, spec)
     return root / spec.family / spec.stage / f"{run.get('config') or 'config'}-{digits}"

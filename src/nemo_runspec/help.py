@@ -138,7 +138,7 @@ def recipe_help(command: str, about: str, config_dir: Path, default: str = "defa
             {
                 "-c, --config NAME": _config_option(config_dir, default),
                 "--run PROFILE": "run under a profile of env.toml, attached",
-                "--batch PROFILE": "submit under a cluster profile of env.toml, and return (this release runs locally)",
+                "--batch PROFILE": "submit under a cluster profile of env.toml, and return",
                 "--dry-run": "check everything and print what would run",
                 "--force": "start afresh instead of going on with an unfinished run",
                 "--debug": "show tracebacks",

@@ -28,7 +28,17 @@ from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.display import display_job
-from nemo_runspec.env import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT, Env, artifacts_root, output_root, parse_env
+from nemo_runspec.env import (
+    ARTIFACTS_ROOT,
+    ENV_FILE,
+    FRESH,
+    OUTPUT_ROOT,
+    Env,
+    artifacts_root,
+    executor_of,
+    output_root,
+    parse_env,
+)
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
@@ -39,7 +49,7 @@ from nemo_runspec.runspec import parse as parse_runspec
 if TYPE_CHECKING:
     import typer
 
-    from nemo_runspec.artifacts import Version
+    from nemo_runspec.artifacts import Registry, Version
 
 __all__ = [
     "CONTEXT_SETTINGS",
@@ -52,6 +62,7 @@ __all__ = [
     "parse_env",
     "parse_recipe_config",
     "parse_runspec",
+    "registry_of",
     "save_configs",
 ]
 
@@ -69,15 +80,22 @@ FLAGS = {"--dry-run": "dry_run", "--force": "force", "--debug": "debug"}
 class RecipeConfig:
     """What the command line of a recipe command says.
 
-    `force`: start afresh instead of going on with an unfinished run; of a pipeline, skip nothing.
+    `profile`: of env.toml, from `--run` or `--batch`; `batch`: it was `--batch`. `force`: start afresh instead of going
+    on with an unfinished run; of a pipeline, skip nothing.
     """
 
     config_name: str | None = None
     overrides: tuple[str, ...] = ()
     profile: str | None = None
+    batch: bool = False
     dry_run: bool = False
     force: bool = False
     argv: tuple[str, ...] = ()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the command stays with a job that it submits (`--run`, not `--batch`)."""
+        return not self.batch
 
 
 @dataclass(frozen=True)
@@ -122,12 +140,13 @@ def parse_recipe_config(ctx: typer.Context) -> RecipeConfig:
     if "run" in values and "batch" in values:
         raise UserError("--run and --batch exclude each other", "--run stays attached to the job; --batch submits it")
     profile = values.get("run", values.get("batch"))
-    if parse_env(profile).executor == "local" and "batch" in values:
+    if executor_of(profile) == "local" and "batch" in values:
         raise UserError(f"--batch {profile}: a local profile has nothing to submit to", f"run it here: --run {profile}")
     return RecipeConfig(
         config_name=values.get("config"),
         overrides=options.overrides,
         profile=profile,
+        batch="batch" in values,
         dry_run="dry_run" in options.flags,
         force="force" in options.flags,
         argv=(Path(sys.argv[0]).name, *sys.argv[1:]),
@@ -167,20 +186,32 @@ def build_job_config(
 ) -> Job:
     """Resolve and validate the config, look up its inputs, and find the run's folder. Nothing is written.
 
+    Inputs are looked up in the registry of the profile. Where that cannot be reached from here (a folder behind an ssh
+    login), the job looks them up when it starts.
+
     Args:
         produced: see `resolve_config`; for the steps of a pipeline.
 
     Raises:
         UserError: see `resolve_config`.
     """
-    resolved = resolve_config(train_config, spec, produced=produced)
+    resolved = resolve_config(
+        train_config, spec, produced=produced, look_up=env.registry_is_reachable, registry=registry_of(env)
+    )
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     if len(versions) < len(resolved.inputs):
         digits = None
     else:
         digits = config_fingerprint(resolved.data, spec, versions)
-    folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>")
+    folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
     return Job(resolved, RunInfo(str(resolved.run["name"]), folder, digits), env, tuple(argv))
+
+
+def registry_of(env: Env) -> Registry:
+    """The registry that a job under this profile reads and publishes to."""
+    from nemo_runspec.artifacts import Registry
+
+    return Registry.default() if env.artifacts is None else Registry(env.artifacts)
 
 
 def save_configs(job_config: Job, spec: Runspec) -> Path:
@@ -198,7 +229,7 @@ def save_configs(job_config: Job, spec: Runspec) -> Path:
         train += dump_yaml(data, escape=fmt == "omegaconf")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "job.yaml", dump_yaml(_provenance(job_config, spec), escape=False))
+        _replace(folder / "job.yaml", job_yaml(job_config, spec))
         _replace(folder / spec.job_config_name, train)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -207,9 +238,14 @@ def save_configs(job_config: Job, spec: Runspec) -> Path:
     return folder
 
 
-def _provenance(job: Job, spec: Runspec) -> dict[str, Any]:
+def job_yaml(job: Job, spec: Runspec, code: Mapping[str, Any] | None = None) -> str:
+    """The text of `job.yaml`: where a job comes from.
+
+    Args:
+        code: digest, commit and uncommitted files of the code that travels with it, if any does.
+    """
     loaded = job.resolved.loaded
-    return {
+    provenance = {
         "name": job.run.name,
         "fingerprint": job.run.fingerprint,
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -221,9 +257,11 @@ def _provenance(job: Job, spec: Runspec) -> dict[str, Any]:
         "git_commit": git_commit(spec.script_path.parent),
         "inputs": {key: None if version is None else version.pinned for key, version in job.inputs.items()},
         "outputs": list(job.outputs),
+        "code": code,
         "runspec": spec.to_dict(),
         "train": job.resolved.data,
     }
+    return dump_yaml({key: value for key, value in provenance.items() if key != "code" or value}, escape=False)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -236,14 +274,15 @@ def _replace(path: Path, text: str) -> None:
 
 
 def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:
-    """The variables to set for the job, over the environment that it inherits.
+    """The variables to set for a job on this machine, over the environment that it inherits.
 
     The script's `[env]`, then the profile's, then the roots of runs and artifacts as absolute paths, so that a script
     with another working directory finds the same ones, `--debug` and `--force`. Secrets are not among them: they are
     inherited.
     """
     variables = {**job_config.resolved.spec.env, **env.variables}
-    variables[OUTPUT_ROOT], variables[ARTIFACTS_ROOT] = str(output_root()), str(artifacts_root())
+    variables[OUTPUT_ROOT] = str(output_root())
+    variables[ARTIFACTS_ROOT] = env.artifacts or str(artifacts_root())
     if env.cache_dir is not None:
         variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
     if debugging():

@@ -1,4 +1,4 @@
-"""Run the steps of a recipe one after another on this machine.
+"""The steps of a recipe, one after another: planned here, run on this machine, or submitted by a command file.
 
 Every step is validated before the first one starts, so that a misspelt key of the last step costs nothing. A step whose
 fingerprint is already published is skipped, and the run stops at the first step that fails. A later step reads exactly
@@ -25,6 +25,7 @@ from nemo_runspec.job import (
     parse_config,
     parse_env,
     parse_runspec,
+    registry_of,
     save_configs,
 )
 
@@ -50,6 +51,24 @@ class Step:
 
 
 @dataclass(frozen=True)
+class PlannedStep:
+    """A step and its job. `versions`: what a run of the same fingerprint has published; empty where it is to run."""
+
+    step: Step
+    job: Job
+    versions: dict[str, Version] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> str:
+        """What to say of a step that is not run."""
+        made = ", ".join(version.ref for version in self.versions.values())
+        return (
+            f"skipped, published already: {made}, fingerprint {self.job.run.fingerprint}"
+            " (--force runs it again, for example after editing library code)"
+        )
+
+
+@dataclass(frozen=True)
 class StepResult:
     """How a step went. `seconds`: its wall time, 0 if skipped; `versions`: what it published, by name."""
 
@@ -72,8 +91,12 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
         UserError: a step's config, script or input is refused; then no step has run.
         RunFailed: a step ended well and yet did not publish what its config names.
     """
-    _plan(steps, cfg, show=cfg.dry_run)
+    plan = plan_pipeline(steps, cfg)
     if cfg.dry_run:
+        for number, planned in enumerate(plan, start=1):
+            state = ", skipped: published already" if planned.versions else ""
+            _say(f"[{number}/{len(plan)}] {planned.step.name}{state}")
+            display_job(planned.job, planned.job.resolved.spec, planned.job.env, show_config=False)
         return []
     results: list[StepResult] = []
     produced: dict[str, str | None] = {}
@@ -82,11 +105,7 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
         versions = {} if cfg.force else published(job)
         title = f"[{number}/{len(steps)}] {step.name}"
         if versions:
-            made = ", ".join(version.ref for version in versions.values())
-            _say(
-                f"{title}: skipped, published already: {made}, fingerprint {job.run.fingerprint}"
-                " (--force runs it again, for example after editing library code)"
-            )
+            _say(f"{title}: {PlannedStep(step, job, versions).skipped}")
             results.append(StepResult(step, "skipped", DONE, 0.0, job.run.dir, versions))
         else:
             _say(title)
@@ -100,38 +119,39 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
 
 def published(job: Job) -> dict[str, Version]:
     """What a run with this job's fingerprint has published, by name; empty unless that is all of the job's outputs."""
-    from nemo_runspec.artifacts import Registry
-
-    if job.run.fingerprint is None or not job.outputs:
+    if job.run.fingerprint is None or not job.outputs or not job.env.registry_is_reachable:
         return {}
-    registry = Registry.default()
+    registry = registry_of(job.env)
     found = {name: registry.find_published(name, job.run.fingerprint) for name in job.outputs}
     versions = {name: version for name, version in found.items() if version is not None}
     return versions if len(versions) == len(found) else {}
 
 
-def _plan(steps: Sequence[Step], cfg: RecipeConfig, *, show: bool) -> None:
-    """Validate all steps, each as if the ones before it had made what they promise; `show` prints them."""
+def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]:
+    """Validate all steps, each as if the ones before it had made what they promise. Nothing is run or written.
+
+    Raises:
+        UserError: a step's config, script, profile or input is refused.
+    """
+    plan: list[PlannedStep] = []
     produced: dict[str, str | None] = {}
-    for number, step in enumerate(steps, start=1):
+    for step in steps:
         try:
             job = _job(step, cfg, produced)
         except UserError as error:
             raise UserError(f"step {step.name}: {error.message}", error.hint) from error
-        versions = {} if cfg.force else published(job)
-        if show:
-            state = ", skipped: published already" if versions else ""
-            _say(f"[{number}/{len(steps)}] {step.name}{state}")
-            display_job(job, job.resolved.spec, job.env, show_config=False)
+        plan.append(PlannedStep(step, job, {} if cfg.force else published(job)))
         for name in job.outputs:
-            produced[name] = versions[name].ref if versions else None
+            produced[name] = plan[-1].versions[name].ref if plan[-1].versions else None
+    return plan
 
 
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None]) -> Job:
     chosen = dataclasses.replace(cfg, config_name=step.config or cfg.config_name, overrides=step.overrides)
     loaded = parse_config(chosen, step.config_dir, script=step.script)
     spec = parse_runspec(step.stage_dir / loaded.run.script)
-    return build_job_config(loaded, spec, parse_env(cfg.profile), argv=cfg.argv, produced=produced)
+    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
+    return build_job_config(loaded, spec, env, argv=cfg.argv, produced=produced)
 
 
 def _run(step: Step, job: Job) -> StepResult:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import string
-import tomllib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.secrets import public
+from nemo_runspec.toml_text import read_toml
 
 SCHEMA_VERSION = "1"
 LAUNCHERS = ("torchrun", "ray", "direct")
@@ -166,12 +166,8 @@ class _Block:
 
     def __init__(self, script: Path, first_line: int, toml: list[str]) -> None:
         self.script, self.first_line = script, first_line
-        self.lines = _key_lines(toml)
-        try:
-            data = tomllib.loads("\n".join(toml))
-        except tomllib.TOMLDecodeError as error:
-            raise UserError(*self._toml_error(str(error), len(toml))) from None
-        tool = data.get("tool")
+        self.toml = read_toml("\n".join(toml), str(script), first_line)
+        tool = self.toml.data.get("tool")
         spec = tool.get("runspec") if isinstance(tool, dict) else None
         if not isinstance(spec, dict):
             raise UserError(
@@ -180,18 +176,9 @@ class _Block:
             )
         self.data: dict[str, Any] = spec
 
-    def _toml_error(self, text: str, length: int) -> tuple[str, str | None]:
-        match = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)", text)
-        line = int(match.group(1)) if match and match.group(1) else length
-        message = text[: match.start()] if match else text
-        return f"{self.script}:{self.first_line + line - 1}: bad TOML: {message[:1].lower()}{message[1:]}", None
-
     def where(self, *path: str) -> str:
         """`file:line` of a key (of its table, where the key itself is absent)."""
-        parts = ("tool", "runspec", *path)
-        while parts and parts not in self.lines:
-            parts = parts[:-1]
-        return f"{self.script}:{self.first_line + self.lines.get(parts, 0)}"
+        return self.toml.where("tool", "runspec", *path)
 
     def fail(self, path: tuple[str, ...], message: str, hint: str | None = None) -> UserError:
         return UserError(f"{self.where(*path)}: {'.'.join(path)} {message}", hint)
@@ -232,32 +219,6 @@ class _Block:
 def _near_hint(value: str, choices: tuple[str, ...]) -> str | None:
     near = nearest(value, choices)
     return f'did you mean "{near}"?' if near else None
-
-
-def _key_lines(toml: list[str]) -> dict[tuple[str, ...], int]:
-    """Index of the line on which each table header and key stands (multi-line strings are skipped)."""
-    lines: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    inside: str | None = None
-    for index, line in enumerate(toml):
-        if inside is not None:
-            inside = None if inside in line else inside
-            continue
-        if header := re.match(r"\s*\[+([^\[\]]+)\]", line):
-            table = _split_key(header.group(1))
-            lines.setdefault(table, index)
-        elif key := re.match(r"\s*([A-Za-z0-9_.\s\"'-]+?)\s*=", line):
-            path = (*table, *_split_key(key.group(1)))
-            for end in range(1, len(path) + 1):
-                lines.setdefault(path[:end], index)
-        for quotes in ('"""', "'''"):
-            if line.count(quotes) % 2:
-                inside = quotes
-    return lines
-
-
-def _split_key(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
 _TOP = ("schema", "docs", "name", "image", "setup", "run", "config", "resources", "env")

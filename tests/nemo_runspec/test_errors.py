@@ -129,3 +129,21 @@ def test_signals_end_a_script_in_one_line(
     assert (process.returncode, out) == (code, "")
     assert said.startswith(text + "\n") and said.count("\n") <= 2
     assert left.read_text() == f"{code}\n"
+
+
+def test_another_rank_does_not_leave_before_rank_0_has_saved(tmp_path: Path) -> None:
+    """A launcher ends all ranks once one has left."""
+    script = (
+        "import sys\nfrom nemo_runspec.errors import Preempted, run_main\n"
+        "def main():\n    print('leaves', flush=True)\n    raise Preempted('x')\nsys.exit(run_main(main))\n"
+    )
+    left = tmp_path / "exit_code"
+    env = {**os.environ, "RANK": "1", EXIT_CODE_FILE: str(left)}
+    env["PYTHONPATH"] = str(Path(errors.__file__).parents[1])
+    rank = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    assert rank.stdout.readline() == "leaves\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.7)
+    left.write_text("143\n", encoding="utf-8")
+    assert rank.wait(20) == 143

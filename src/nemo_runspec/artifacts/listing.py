@@ -45,7 +45,7 @@ def describe(version: Version) -> list[tuple[str, str]]:
         ("type", str(record.get("type", ""))),
         ("created", str(record.get("created_at", ""))),
         ("digest", version.digest),
-        ("path", str(version.path)),
+        ("path", version.location),
         ("size", f"{human_size(record['size_bytes'])} in {record['num_files']} files"),
     ]
     for section in (key for key in record if key not in (*OWN_KEYS, "type", "types", "created_at")):

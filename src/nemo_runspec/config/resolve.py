@@ -8,7 +8,9 @@ payload directory (`path`), or any other field, of the artifact that `run.data` 
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config import validate
 from nemo_runspec.config.loader import LoadedConfig, split_key
 from nemo_runspec.config.validate import RESERVED_RUN_KEYS as RESERVED_RUN_KEYS
-from nemo_runspec.config.yaml_text import KeyPath, escape_interpolation, shown
+from nemo_runspec.config.yaml_text import KeyPath, dump_yaml, escape_interpolation, shown
+from nemo_runspec.env import run_env
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.secrets import looks_secret
@@ -28,13 +31,16 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from pydantic import BaseModel
 
-    from nemo_runspec.artifacts import Version
+    from nemo_runspec.artifacts import Registry, Version
 
 # What `${art:…}` may ask for besides the fields of the record.
 _VERSION_FIELDS = ("path", "ref", "uri", "digest", "name", "version")
 
 # The inputs of the config being resolved, for `${art:…}`. None: an earlier step will publish it.
 _INPUTS: ContextVar[dict[str, Version | None] | None] = ContextVar("runspec_inputs", default=None)
+# True: `${art:…}`, and what is computed from it, stays as it stands, between two characters that no config has.
+_KEEP_ART: ContextVar[bool] = ContextVar("runspec_keep_art", default=False)
+_OPEN, _CLOSE = "\ue000", "\ue001"
 
 
 @dataclass(frozen=True)
@@ -65,14 +71,24 @@ class ResolvedConfig:
 
 
 def resolve_config(
-    loaded: LoadedConfig, spec: Runspec, *, produced: Mapping[str, str | None] | None = None, look_up: bool = True
+    loaded: LoadedConfig,
+    spec: Runspec,
+    *,
+    produced: Mapping[str, str | None] | None = None,
+    look_up: bool = True,
+    registry: Registry | None = None,
+    at_start: bool = False,
 ) -> ResolvedConfig:
     """Resolve and validate `loaded` for the script of `spec`.
 
     Args:
         produced: artifact names that earlier steps of a pipeline made, with the version to read (`name:3`), or None
             where the step has not run yet (a dry run).
-        look_up: False checks the config alone, as if every input were still to come.
+        look_up: False checks the config alone, as if every input were still to come: for a registry that cannot be
+            reached from here.
+        registry: where inputs are looked up; `Registry.default()` when None.
+        at_start: True in the job itself: all its ranks, nodes and attempts agree on the versions of the inputs that
+            the config leaves open (`nemo_runspec.artifacts.pins`).
 
     Raises:
         UserError: the config is for another script; an unknown, ill-typed or missing key; a value out of range; an
@@ -82,13 +98,17 @@ def resolve_config(
     schema = validate.load_schema(spec)
     if schema is not None:
         validate.check_keys(loaded, schema)
+    run_env(loaded)
     cfg = _tree(loaded)
     if schema is not None:
         cfg["run"] = {**validate.run_defaults(schema), **loaded.data["run"]}
     run = {**_resolve(cfg, loaded, ("run",)), **_identity(loaded, spec)}
     cfg["run"] = escape_interpolation(run)
+    produced = dict(produced or {})
     try:
-        inputs = _pin(run, loaded, produced or {}, look_up)
+        if at_start:
+            produced |= _agree(run, registry)
+        inputs = _pin(run, loaded, produced, look_up, registry)
     except UserError:
         # A fault of the config comes first: it is found before somebody goes and makes the missing artifact.
         if look_up:
@@ -107,6 +127,51 @@ def resolve_config(
         return ResolvedConfig(spec, loaded, data, None, inputs)
     # Every default becomes visible, and two configs that mean the same get the same fingerprint.
     return ResolvedConfig(spec, loaded, model.model_dump(mode="json"), model, inputs)
+
+
+def config_to_ship(resolved: ResolvedConfig) -> str:
+    """The config file that travels with a job, in the format of its script (`Runspec.job_config_name`).
+
+    All of it is resolved, except `${art:…}`: where a payload lies is another matter on another machine. An input has
+    the version that it is pinned to (`corpus:3@<12 digits>`), one that is not known here is `corpus:latest`. The script
+    loads this file like any other; its fingerprint there is the one here.
+    """
+    spec, data = resolved.spec, copy.deepcopy(resolved.data)
+    for key, version in resolved.inputs.items():
+        if version is not None:
+            data["run"][key] = f"{version.ref}@{version.digest[:12]}"
+    if spec.config.format == "json":
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    if spec.config.format == "omegaconf":
+        cfg = _tree(resolved.loaded)
+        cfg["run"] = escape_interpolation(resolved.run)
+        token = _KEEP_ART.set(True)
+        try:
+            kept = _resolve(cfg, resolved.loaded, ())
+        finally:
+            _KEEP_ART.reset(token)
+        _put_kept(kept, data)
+        data = _unkeep(escape_interpolation(data))
+    return f"# The resolved config of {spec.name}; where it comes from: job.yaml\n" + dump_yaml(data, escape=False)
+
+
+def _put_kept(kept: Any, data: Any) -> None:
+    """Replace each value of `data` by the one of `kept` at the same place, where that asks for an artifact."""
+    for key, value in kept.items() if isinstance(kept, dict) else enumerate(kept):
+        if isinstance(value, (dict, list)):
+            below = data.get(key) if isinstance(data, dict) else data[key] if key < len(data) else None
+            if isinstance(below, (dict, list)):
+                _put_kept(value, below)
+        elif isinstance(value, str) and _OPEN in value:
+            data[key] = value
+
+
+def _unkeep(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unkeep(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unkeep(item) for item in value]
+    return value.replace(_OPEN, "${").replace(_CLOSE, "}") if isinstance(value, str) else value
 
 
 def run_group(loaded: LoadedConfig) -> dict[str, Any]:
@@ -182,13 +247,39 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", text[0]).strip("\"'")
 
 
+def _agree(run: dict[str, Any], registry: Registry | None) -> dict[str, str]:
+    """What the references without a version mean, for every process of this job; by name of the artifact."""
+    from nemo_runspec.artifacts.pins import agree
+
+    open_keys: dict[str, str] = {}
+    for key, value in run.items():
+        if key not in RESERVED_RUN_KEYS and isinstance(value, str) and value:
+            name = _bare(value)
+            if ":" not in name and "@" not in name:
+                open_keys.setdefault(name, key)
+    if not open_keys:
+        return {}
+    return agree(list(open_keys), lambda name: _look_up(name, f"run.{open_keys[name]}", registry).pinned)
+
+
+def _bare(reference: str) -> str:
+    """A reference to the latest version as the name alone; another one stays as it is."""
+    return reference.removeprefix("art://").removesuffix(":latest")
+
+
 def _pin(
-    run: dict[str, Any], loaded: LoadedConfig, produced: Mapping[str, str | None], look_up: bool
+    run: dict[str, Any],
+    loaded: LoadedConfig,
+    produced: Mapping[str, str | None],
+    look_up: bool,
+    registry: Registry | None,
 ) -> dict[str, Version | None]:
     """Replace the references in `run` by `name:N`, in place, and return the versions."""
     inputs: dict[str, Version | None] = {}
     for key, value in run.items():
         at = loaded.origin(("run", key))
+        if key == "env":  # checked by `run_env`
+            continue
         if value is not None and not isinstance(value, str):
             kind = "text" if key in RESERVED_RUN_KEYS else "the name of an artifact (name, name:3) or null"
             raise UserError(f"{at}: run.{key} = {value!r}: must be {kind}")
@@ -202,20 +293,20 @@ def _pin(
         if key in RESERVED_RUN_KEYS or not value:
             continue
         # A bare name, or its latest version, is what an earlier step of the same pipeline made.
-        name = value.removeprefix("art://").removesuffix(":latest")
+        name = _bare(value)
         if not look_up or (name in produced and produced[name] is None):
             inputs[key], run[key] = None, f"{name}:latest" if ":" not in name else name
             continue
-        version = _look_up(produced.get(name) or value, f"run.{key}")
+        version = _look_up(produced.get(name) or value, f"run.{key}", registry)
         inputs[key], run[key] = version, version.ref
     return inputs
 
 
-def _look_up(reference: str, key: str) -> Version:
+def _look_up(reference: str, key: str, registry: Registry | None) -> Version:
     from nemo_runspec.artifacts import Registry
 
     try:
-        return Registry.default().resolve(reference)
+        return (registry or Registry.default()).resolve(reference)
     except UserError as error:
         raise UserError(f"{key} = {reference}: {error.message}", error.hint) from None
 
@@ -245,8 +336,12 @@ def _env(name: str, *default: Any) -> str | None:
     return value
 
 
-def _mul(*factors: Any) -> int | float:
+def _mul(*factors: Any) -> int | float | str:
     """`${mul:a,b,…}`: the product; whole when all factors are."""
+    if any(isinstance(factor, str) and _OPEN in factor for factor in factors):
+        return f"{_OPEN}mul:{','.join(map(str, factors))}{_CLOSE}"
+    if any(isinstance(factor, str) and "(resolved at start)>" in factor for factor in factors):
+        return " * ".join(map(str, factors))
     for factor in factors:
         if isinstance(factor, bool) or not isinstance(factor, (int, float)):
             raise UserError(f"${{mul:…}}: {factor!r} is not a number")
@@ -256,6 +351,8 @@ def _mul(*factors: Any) -> int | float:
 
 def _art(key: str, what: str = "path") -> Any:
     """`${art:key,what}`: a field of the artifact that `run.key` names."""
+    if _KEEP_ART.get():
+        return f"{_OPEN}art:{key},{what}{_CLOSE}"
     inputs = _INPUTS.get()
     if inputs is None:
         raise UserError(f"${{art:{key},{what}}}: the run group itself cannot ask for an artifact")

@@ -40,7 +40,7 @@ def load_script_config(
 
     Returns:
         An instance of the script's schema class; where it declares none, an omegaconf `DictConfig`. References in
-        `run` are pinned to versions.
+        `run` are pinned to versions, the same ones on all ranks and nodes of a job.
 
     Raises:
         UserError: whatever `load_config` and `resolve_config` refuse, an unknown option, an option without its value.
@@ -53,7 +53,7 @@ def load_script_config(
 
         print(script_help(spec, f"python {Path(sys.argv[0]).name if argv is None else spec.script_path.name}"))
         raise SystemExit(0)
-    resolved = resolve_config(_load(spec, options, inputs), spec)
+    resolved = resolve_config(_load(spec, options, inputs), spec, at_start=True)
     if resolved.model is not None:
         return resolved.model
     from omegaconf import OmegaConf

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 # Keys of the `run` group with a meaning of their own. Every other key there names an input artifact.
-RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root")
+# `env` is a mapping (what the job asks its executor for, see `nemo_runspec.env.run_env`); the others are text.
+RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root", "env")
 _MAY_IMPORT = ("pydantic", "annotated_types", "typing_extensions")
 
 
@@ -109,6 +110,8 @@ def _with_run_keys(schema: type[BaseModel]) -> type[BaseModel]:
     field = schema.model_fields.get("run")
     group = (None if field is None else optional_group(field.annotation)) or Run
     fields: dict[str, Any] = {key: (str | None, None) for key in RESERVED_RUN_KEYS if key not in group.model_fields}
+    if "env" in fields:
+        fields["env"] = (dict[str, Any] | None, None)
     run = create_model(group.__name__, __base__=group, __module__=group.__module__, **fields)
     own: dict[str, Any] = {"run": (run, Field(default_factory=run))}
     return create_model(schema.__name__, __base__=schema, __module__=schema.__module__, **own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shlex
 import signal
@@ -30,11 +31,13 @@ from nemo_runspec.errors import (
     UserError,
     report,
 )
+from nemo_runspec.execution.launch_script import JOB_DIR
 from nemo_runspec.runspec import Runspec
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3
+_TORCHRUN = ("-m", "torch.distributed.run")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -50,25 +53,29 @@ def visible_gpus() -> int:
 def local_command(spec: Runspec, config: Path) -> list[str]:
     """The words that `execute_local` would run: torchrun with a process a visible GPU; one process needs no torchrun.
 
+    A script with `launch = "ray"` is run plainly: it starts Ray on this machine, or joins the one of RAY_ADDRESS.
+
     Args:
         config: the job's config file.
-
-    Raises:
-        UserError: the script asks for a launcher that is not there on this machine.
     """
-    if spec.run.launch == "ray":
-        raise UserError(
-            f'{spec.name}: launch = "ray" does not run locally in this version',
-            "locally run: direct, torchrun",
-        )
-    words = [word.format(script=spec.script_path, config=config) for word in shlex.split(spec.run.cmd)]
-    if words[0] in ("python", "python3"):
-        words[0] = sys.executable
+    words = script_words(spec.run.cmd, spec.script_path, config)
     count = visible_gpus()
     if spec.run.launch == "torchrun" and count > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        return [words[0], *torchrun, *words[1:]]
+        return under_torchrun(words, "--standalone", f"--nproc-per-node={count}")
     return words
+
+
+def script_words(cmd: str, script: Path, config: Path) -> list[str]:
+    """The words of a runspec's `cmd`; its python is the one that runs this."""
+    words = [word.format(script=script, config=config) for word in shlex.split(cmd)]
+    if words[0] in ("python", "python3"):
+        words[0] = sys.executable
+    return words
+
+
+def under_torchrun(words: Sequence[str], *options: str) -> list[str]:
+    """The command that starts `words` (python, script, arguments) as the workers of torchrun."""
+    return [words[0], *_TORCHRUN, *options, *words[1:]]
 
 
 # Small models make thousands of short parallel regions a second; benchmarks/cpu_settings.py prints what each is worth.
@@ -106,15 +113,36 @@ def execute_local(
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
         raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
     environment = local_environment(env_vars)
-    if "torch.distributed.run" not in command:
-        return exit_code(_wait(command, environment, spec.run.workdir, torchrun=False))
+    environment.pop(JOB_DIR, None)  # started within a job, this run is still none of its parts
     with tempfile.TemporaryDirectory(prefix="runspec-") as folder:
-        left = Path(folder) / "exit_code"
-        environment[EXIT_CODE_FILE] = str(left)
-        code = _wait(command, environment, spec.run.workdir, torchrun=True)
-        if code != DONE and left.is_file():
-            return exit_code(int(left.read_text(encoding="utf-8")))
-        return exit_code(code)
+        return run_command(command, environment, spec.run.workdir, Path(folder) / "exit_code")
+
+
+def run_command(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    workdir: Path | None,
+    left: Path,
+    *,
+    all_are_signalled: bool = False,
+) -> int:
+    """Run `command`, pass signals on to it, and wait for it.
+
+    Args:
+        environment: the whole environment of the child.
+        left: a file that does not exist yet, for the exit code of rank 0: torchrun makes 1 of every other than 0.
+        all_are_signalled: who stops or warns the job signals every process of it, as Slurm does, and not only this one.
+
+    Returns:
+        0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
+    """
+    torchrun = list(command[1:3]) == list(_TORCHRUN)
+    if torchrun:
+        environment = {**environment, EXIT_CODE_FILE: str(left)}
+    code = _wait(command, environment, workdir, torchrun=torchrun, shielded=torchrun and all_are_signalled)
+    if code != DONE and left.is_file():
+        return exit_code(int(left.read_text(encoding="utf-8")))
+    return exit_code(code)
 
 
 def exit_code(returncode: int) -> int:
@@ -133,11 +161,13 @@ def exit_code(returncode: int) -> int:
     return FAILED
 
 
-def _wait(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, *, torchrun: bool) -> int:
+def _wait(
+    command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, *, torchrun: bool, shielded: bool
+) -> int:
     """Start the child, pass signals on to it until it ends, and return its return code."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with _forwarding(torchrun) as forward:
+    with _forwarding(torchrun, shielded) as forward:
         try:
             child = subprocess.Popen(
                 command,
@@ -146,29 +176,39 @@ def _wait(command: Sequence[str], environment: Mapping[str, str], workdir: Path 
                 stdin=subprocess.DEVNULL,
                 # A group of its own: Ctrl-C reaches the child once, through us, not twice.
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=functools.partial(_before_child, shielded) if sys.platform == "linux" else None,
             )
         except OSError as error:
             raise RunFailed(f"cannot start {command[0]}: {error.strerror}") from None
         forward.to(child)
-        return child.wait()
+        code = child.wait()
+    return PREEMPTED if forward.ended_it else code
 
 
-def _die_with_parent() -> None:
-    """In the child, before the script: be killed when the parent is.
+def _before_child(shielded: bool) -> None:
+    """In the child, before its program.
 
-    Without it, `kill -9` of the command leaves the script running, and the same command started again to resume would
-    work in the same folder as the survivor.
+    A child that outlived its parent's `kill -9` would be in the way of the same command, started again to resume.
+    torchrun dies of SIGUSR1, and of SIGTERM it kills its workers after 30 s, which may still be writing a checkpoint.
     """
+    die_with_parent()
+    if shielded:
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """For a child, before its program: get signal `number` when the parent ends."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 class _Forward:
     """Signals received so far, and the child to pass them to; those that came before it started are kept for it."""
 
-    def __init__(self, torchrun: bool) -> None:
-        self.torchrun = torchrun
+    def __init__(self, torchrun: bool, shielded: bool) -> None:
+        self.torchrun, self.shielded = torchrun, shielded
+        self.ended_it = False
         self.child: subprocess.Popen[bytes] | None = None
         self.kept: list[int] = []
         self.interrupts = 0
@@ -186,17 +226,33 @@ class _Forward:
 
     def send(self, child: subprocess.Popen[bytes], number: int) -> None:
         self.interrupts += number == signal.SIGINT
-        if number == signal.SIGUSR1 and self.torchrun:
-            number = signal.SIGTERM  # the same to a script, and torchrun itself would die of SIGUSR1
         if self.interrupts >= PATIENCE:
             number = signal.SIGKILL
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
+        # torchrun would give its workers 30 s to save, and die of SIGUSR1: they get the signal themselves.
+        workers = children(child.pid) if self.torchrun else []
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if not workers and self.shielded:
+            # Not started yet, so there is nothing to save; or all done, and rank 0 has left its exit code.
+            self.ended_it, number = True, signal.SIGKILL
+        if not workers or number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGTERM if self.torchrun and number == signal.SIGUSR1 else number)
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of `pid`; none where the system does not say (no Linux)."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found += [int(word) for word in file.read_text(encoding="ascii").split()]
+    return found
 
 
 @contextlib.contextmanager
-def _forwarding(torchrun: bool) -> Iterator[_Forward]:
-    forward = _Forward(torchrun)
+def _forwarding(torchrun: bool, shielded: bool) -> Iterator[_Forward]:
+    forward = _Forward(torchrun, shielded)
     # Handlers belong to the main thread; elsewhere the caller keeps its own.
     signals = FORWARDED if threading.current_thread() is threading.main_thread() else ()
     old = {number: signal.signal(number, forward) for number in signals}

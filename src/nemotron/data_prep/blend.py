@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, nearest
 from nemotron.data_prep.curation import Corpus
 from nemotron.data_prep.documents import Document
+from nemotron.data_prep.engines import Engine, SerialEngine
 from nemotron.data_prep.indexed_dataset import IndexedDatasetWriter, token_dtype
-from nemotron.data_prep.tokenizer import EOS_ID, encode_plain
+from nemotron.data_prep.tokenizer import EOS_ID, encode_plain, tokenizer_from
 
 BLEND_FILE = "blend.json"
-_BATCH = 256  # documents given to the tokenizer at once
+_BATCH = 256  # documents a task
 
 
 class Phase(TypedDict):
@@ -152,12 +154,16 @@ def sample_texts(corpus: Corpus, shares: Mapping[str, float], num_bytes: int) ->
             yield document.text
 
 
-def write_blend(corpus: Corpus, tokenizer: Tokenizer, phases: Sequence[Phase], output_dir: Path) -> Blend:
+def write_blend(
+    corpus: Corpus, tokenizer: Tokenizer, phases: Sequence[Phase], output_dir: Path, engine: Engine | None = None
+) -> Blend:
     """Write `SOURCE_train`, `SOURCE_valid` (.bin/.idx) and blend.json into `output_dir`; return the latter's content.
 
-    `phases` are those of `resolve_phases`. Documents end with eos and begin with no bos. UserError when a source with a
-    weight has no training document left.
+    `phases` are those of `resolve_phases`. `engine` tokenises (default: this process). Documents end with eos and begin
+    with no bos. UserError when a source with a weight has no training document left.
     """
+    engine = engine or SerialEngine()
+    tokenizer_json = tokenizer.to_str()
     sources = sorted(phases[0]["weights"])
     check_documents(corpus, phases)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -167,7 +173,7 @@ def write_blend(corpus: Corpus, tokenizer: Tokenizer, phases: Sequence[Phase], o
         streams = {}
         for split in ("train", "valid"):
             prefix = output_dir / f"{source}_{split}"
-            streams[split] = _write_stream(corpus.documents(source, split), tokenizer, prefix, vocab_size)
+            streams[split] = _write_stream(corpus.documents(source, split), tokenizer_json, prefix, vocab_size, engine)
         train, valid = streams["train"], streams["valid"]
         files[source] = {
             "train": f"{source}_train" if train[0] else None,
@@ -185,21 +191,29 @@ def write_blend(corpus: Corpus, tokenizer: Tokenizer, phases: Sequence[Phase], o
 
 
 def _write_stream(
-    documents: Iterable[Document], tokenizer: Tokenizer, prefix: Path, vocab_size: int
+    documents: Iterable[Document], tokenizer_json: str, prefix: Path, vocab_size: int, engine: Engine
 ) -> tuple[int, int, int]:
     """Number of documents, tokens and utf-8 bytes written; no file at all for an empty stream."""
-    iterator = iter(documents)
-    batch = list(islice(iterator, _BATCH))
-    if not batch:
+    texts = (document.text for document in documents)
+    batches = iter(lambda: list(islice(texts, _BATCH)), [])
+    first = next(batches, None)
+    if first is None:
         return 0, 0, 0
     num_documents = num_tokens = num_bytes = 0
     with IndexedDatasetWriter(prefix, token_dtype(vocab_size)) as writer:
-        while batch:
-            texts = [document.text for document in batch]
-            for text, ids in zip(texts, encode_plain(tokenizer, texts), strict=True):
-                writer.add_document([*ids, EOS_ID])
-                num_documents += 1
-                num_tokens += len(ids) + 1
-                num_bytes += len(text.encode())
-            batch = list(islice(iterator, _BATCH))
+        for ids, lengths, size in engine.map_ordered(_tokenize, chain([first], batches), tokenizer_json):
+            begin = 0
+            for length in lengths:
+                writer.add_document(ids[begin : begin + length])
+                begin += length
+            num_documents += len(lengths)
+            num_tokens += begin
+            num_bytes += size
     return num_documents, num_tokens, num_bytes
+
+
+def _tokenize(texts: list[str], tokenizer_json: str) -> tuple[np.ndarray, list[int], int]:
+    """A task: the ids of all texts one after another (int32), how many are each text's (eos included), utf-8 bytes."""
+    documents = [[*ids, EOS_ID] for ids in encode_plain(tokenizer_from(tokenizer_json), texts)]
+    ids = np.fromiter(chain.from_iterable(documents), dtype=np.int32)
+    return ids, [len(document) for document in documents], sum(len(text.encode()) for text in texts)

@@ -3,7 +3,8 @@
 Held-out documents go first, so that a text that exists on both sides of the split stays held out and leaves training.
 Texts are kept in a spool on disk; memory holds a digest, a MinHash signature and an offset per document. The result
 does not depend on the order in which documents arrive: everything that chooses (which of two duplicates stays, the
-order of the corpus) goes by content.
+order of the corpus) goes by content. What needs one document only (extracting, judging, signing, looking for protected
+text) is done in tasks of an engine; what compares documents is done here.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from rensa import RMinHash, RMinHashLSH
 
-from nemotron.data_prep.decontamination import Decontaminator, words
-from nemotron.data_prep.documents import Document, stable_hash
+from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits, words
+from nemotron.data_prep.documents import Document, Part, Split, in_parts, stable_hash
+from nemotron.data_prep.engines import Engine, SerialEngine
 from nemotron.data_prep.quality import defect, normalise
 
 SAMPLES_PER_REASON = 3
 SAMPLE_CHARS = 160
+_BATCH = 256  # documents a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +56,10 @@ class Tally:
     documents: int = 0
     bytes: int = 0
 
-    def add(self, text: str) -> None:
+    def add(self, num_bytes: int) -> None:
         """Count one text."""
         self.documents += 1
-        self.bytes += len(text.encode())
+        self.bytes += num_bytes
 
 
 @dataclass
@@ -67,7 +73,7 @@ class CurationTable:
 
     def drop(self, document: Document, reason: str) -> None:
         """Record one dropped document."""
-        self.dropped.setdefault(document.source, {}).setdefault(reason, Tally()).add(document.text)
+        self.dropped.setdefault(document.source, {}).setdefault(reason, Tally()).add(len(document.text.encode()))
         samples = self.samples.setdefault(reason, [])
         excerpt = " ".join(document.text[: 4 * SAMPLE_CHARS].split())[:SAMPLE_CHARS]
         samples.append({"source": document.source, "id": document.id, "text": excerpt})
@@ -95,12 +101,13 @@ class CurationTable:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a kept document lies in the spool, with the key that orders the corpus."""
+    """Where a kept document lies in the spool, the key that orders the corpus, and the size of its text in utf-8."""
 
     source: str
     split: str
     order: int
     offset: int
+    bytes: int
 
 
 @dataclass
@@ -125,49 +132,56 @@ class Corpus:
 
 
 def curate(
-    documents: Iterable[Document],
+    documents: Iterable[Document | Part],
     work_dir: Path,
     protected_texts: Iterable[str] = (),
     settings: CurationSettings | None = None,
+    engine: Engine | None = None,
 ) -> Corpus:
-    """Curate a stream of documents into a corpus whose texts lie in `work_dir`.
+    """Curate documents into a corpus whose texts lie in `work_dir`.
 
+    A `Part` among the documents is extracted where it is judged: on a worker of `engine` (default: this process).
     `protected_texts` are the prompts of the evaluation sets; the held-out split is protected without being named.
     Returns the corpus with its table of drops. Peak memory grows by some 1.5 kB a document, not with their length.
     """
     settings = settings or CurationSettings()
+    engine = engine or SerialEngine()
     work_dir.mkdir(parents=True, exist_ok=True)
     table = CurationTable()
     staged_path = work_dir / "normalised.jsonl"
     with staged_path.open("wb") as staged:
-        ranked = _normalise_and_judge(documents, staged, table, settings.seed)
+        ranked, signatures = _normalise_and_judge(documents, staged, table, settings, engine)
 
-    decontaminator = Decontaminator(n=settings.ngram, boilerplate_documents=settings.boilerplate_documents)
-    decontaminator.protect(protected_texts)
-    near = _NearDuplicates(settings)
-    survivors: list[Entry] = []
-    suspects: set[int] = set()
     with staged_path.open("rb") as staged:
+        near = _NearDuplicates(settings)
+        survivors: list[Entry] = []
         for entry in ranked:
-            document = _read(staged, entry.offset)
-            if document.kind != "task":  # instances of one template are near-duplicates of each other by design
-                twin_split = near.twin_of(document)
-                if twin_split is not None:
-                    held_out_twin = twin_split == "valid" and document.split == "train"
-                    table.drop(document, "near duplicate of held-out" if held_out_twin else "near duplicate")
-                    continue
-            if document.split == "valid":
-                decontaminator.protect([document.text])
-            elif decontaminator.observe(document.text):
-                suspects.add(len(survivors))
-            survivors.append(entry)
-        entries = []
-        for index, entry in enumerate(survivors):
-            document = _read(staged, entry.offset)
-            if index in suspects and decontaminator.is_contaminated(document.text):
-                table.drop(document, "overlaps held-out or evaluation text")
+            signature = signatures.pop(entry.offset, None)
+            twin_split = near.twin_of(signature, entry.split) if signature is not None else None
+            if twin_split is None:
+                survivors.append(entry)
                 continue
-            table.kept.setdefault(document.source, Tally()).add(document.text)
+            held_out_twin = twin_split == "valid" and entry.split == "train"
+            reason = "near duplicate of held-out" if held_out_twin else "near duplicate"
+            table.drop(_read(staged, entry.offset), reason)
+
+        decontaminator = Decontaminator(n=settings.ngram, boilerplate_documents=settings.boilerplate_documents)
+        decontaminator.protect(protected_texts)
+        decontaminator.protect(_read(staged, entry.offset).text for entry in survivors if entry.split == "valid")
+        training = [entry for entry in survivors if entry.split == "train"]
+        texts = (_read(staged, entry.offset).text for entry in training)
+        found = engine.map_ordered(_hits, _batches(texts), decontaminator.protected())
+        suspects: dict[int, np.ndarray] = {}  # offset -> hits
+        for entry, hit in zip(training, chain.from_iterable(found), strict=True):
+            if len(hit):
+                decontaminator.count(hit)
+                suspects[entry.offset] = hit
+        entries = []
+        for entry in survivors:
+            if entry.offset in suspects and decontaminator.is_leak(suspects[entry.offset]):
+                table.drop(_read(staged, entry.offset), "overlaps held-out or evaluation text")
+                continue
+            table.kept.setdefault(entry.source, Tally()).add(entry.bytes)
             entries.append(entry)
     return Corpus(staged_path, entries, table)
 
@@ -177,41 +191,127 @@ def _read(file: BinaryIO, offset: int) -> Document:
     return Document(**json.loads(file.readline()))
 
 
-def _normalise_and_judge(
-    documents: Iterable[Document], staged: BinaryIO, table: CurationTable, seed: int
-) -> list[Entry]:
-    """Write what is worth a closer look to `staged`; return it with held-out documents first, then by content."""
-    best: dict[bytes, tuple[tuple[bool, str, str], Entry]] = {}  # text digest -> who keeps it
-    losers: list[int] = []
-    for document in documents:
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(texts, _BATCH)):
+        yield batch
+
+
+def _hits(texts: list[str], protected: dict[int, np.ndarray]) -> list[np.ndarray]:
+    """A task of the second pass: the protected grams in each text."""
+    hasher = _hasher()
+    return [hits(text, protected, hasher) for text in texts]
+
+
+@cache
+def _hasher() -> GramHasher:
+    return GramHasher()  # its cache of word hashes lasts as long as the process
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What a task of the first pass says of one document; only of a good one all that follows `reason`."""
+
+    source: str
+    size: int  # of the text in utf-8
+    document: Document | None  # a bad one, for the table
+    reason: str | None = None
+    line: bytes = b""  # of the spool
+    split: Split = "train"
+    id: str = ""
+    digest: bytes = b""
+    order: int = 0
+    signature: RMinHash | None = None
+
+
+def _judge(part: Part, settings: CurationSettings) -> list[_Judged]:
+    """A task of the first pass: extract, normalise, judge, sign."""
+    judged = []
+    for document in part.documents():
         document = Document(document.source, document.id, normalise(document.text), document.kind, document.split)
-        table.read.setdefault(document.source, Tally()).add(document.text)
+        size = len(document.text.encode())
         if reason := defect(document.text, document.kind):
-            table.drop(document, reason)
+            judged.append(_Judged(document.source, size, document, reason))
             continue
-        digest = hashlib.blake2b(" ".join(document.text.split()).encode(), digest_size=16).digest()
-        order = stable_hash("order", str(seed), document.text)
-        offset = staged.tell()
-        rank = (document.split == "train", document.source, document.id)  # of equal texts the held-out one stays
-        entry = Entry(document.source, document.split, order, offset)
-        if digest in best and best[digest][0] <= rank:
-            losers.append(offset)
-        else:
-            if digest in best:
-                losers.append(best[digest][1].offset)
-            best[digest] = (rank, entry)
         record = {name: getattr(document, name) for name in Document.__slots__}
-        staged.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        judged.append(
+            _Judged(
+                document.source,
+                size,
+                None,
+                line=json.dumps(record, ensure_ascii=False).encode() + b"\n",
+                split=document.split,
+                id=document.id,
+                digest=hashlib.blake2b(" ".join(document.text.split()).encode(), digest_size=16).digest(),
+                order=stable_hash("order", str(settings.seed), document.text),
+                # Instances of one template are near-duplicates of each other by design.
+                signature=None if document.kind == "task" else _signature(document.text, settings),
+            )
+        )
+    return judged
+
+
+def _normalise_and_judge(
+    documents: Iterable[Document | Part],
+    staged: BinaryIO,
+    table: CurationTable,
+    settings: CurationSettings,
+    engine: Engine,
+) -> tuple[list[Entry], dict[int, RMinHash]]:
+    """Write what is worth a closer look to `staged`.
+
+    Returns it with held-out documents first, then by content, and the signatures by offset.
+    """
+    best: dict[bytes, tuple[tuple[bool, str, str], Entry]] = {}  # text digest -> who keeps it
+    signatures: dict[int, RMinHash] = {}
+    losers: list[int] = []
+    for judged in chain.from_iterable(engine.map_ordered(_judge, _as_parts(documents), settings)):
+        table.read.setdefault(judged.source, Tally()).add(judged.size)
+        if judged.document is not None:
+            table.drop(judged.document, str(judged.reason))
+            continue
+        offset = staged.tell()
+        staged.write(judged.line)
+        # Of equal texts the held-out one stays.
+        rank = (judged.split == "train", judged.source, judged.id)
+        entry = Entry(judged.source, judged.split, judged.order, offset, judged.size)
+        known = best.get(judged.digest)
+        if known is not None and known[0] <= rank:
+            losers.append(offset)
+            continue
+        if known is not None:
+            losers.append(known[1].offset)
+            signatures.pop(known[1].offset, None)
+        best[judged.digest] = (rank, entry)
+        if judged.signature is not None:
+            signatures[offset] = judged.signature
     staged.flush()
     if losers:
         with Path(staged.name).open("rb") as file:
             for dropped in sorted((_read(file, offset) for offset in losers), key=lambda d: (d.source, d.id)):
                 table.drop(dropped, "exact duplicate")
-    return sorted((entry for _, entry in best.values()), key=lambda e: (e.split == "train", e.order))
+    return sorted((entry for _, entry in best.values()), key=lambda e: (e.split == "train", e.order)), signatures
+
+
+def _as_parts(documents: Iterable[Document | Part]) -> Iterator[Part]:
+    """Parts as they are; documents between them in parts of their own."""
+    for is_part, items in groupby(documents, lambda item: isinstance(item, Part)):
+        if is_part:
+            yield from items  # type: ignore[misc]
+        else:
+            yield from in_parts(items, _BATCH)  # type: ignore[arg-type]
+
+
+def _signature(text: str, settings: CurationSettings) -> RMinHash:
+    """MinHash over word shingles."""
+    size = settings.shingle_words
+    tokens = words(text)
+    signature = RMinHash(num_perm=settings.num_permutations, seed=settings.seed)
+    signature.update([" ".join(tokens[i : i + size]) for i in range(max(1, len(tokens) - size + 1))])
+    return signature
 
 
 class _NearDuplicates:
-    """MinHash signatures over word shingles in a banded index; the first document of a cluster stays."""
+    """MinHash signatures in a banded index; the first document of a cluster stays."""
 
     def __init__(self, settings: CurationSettings) -> None:
         self._settings = settings
@@ -219,12 +319,8 @@ class _NearDuplicates:
         self._signatures: list[RMinHash] = []
         self._splits: list[str] = []
 
-    def twin_of(self, document: Document) -> str | None:
+    def twin_of(self, signature: RMinHash, split: str) -> str | None:
         """Split of an earlier document that is nearly this one (held-out first); None if new, and then remembered."""
-        size = self._settings.shingle_words
-        tokens = words(document.text)
-        signature = RMinHash(num_perm=self._settings.num_permutations, seed=self._settings.seed)
-        signature.update([" ".join(tokens[i : i + size]) for i in range(max(1, len(tokens) - size + 1))])
         twins = {
             self._splits[key]
             for key in self._index.query(signature)
@@ -234,5 +330,5 @@ class _NearDuplicates:
             return "valid" if "valid" in twins else "train"
         self._index.insert(len(self._signatures), signature)
         self._signatures.append(signature)
-        self._splits.append(document.split)
+        self._splits.append(split)
         return None

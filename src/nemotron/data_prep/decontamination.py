@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import xxhash
@@ -55,12 +55,24 @@ class GramHasher:
         return total
 
 
+def hits(text: str, protected: Mapping[int, np.ndarray], hasher: GramHasher) -> np.ndarray:
+    """Hashes of the protected grams that a text holds. `protected`: gram length -> sorted unique uint64 hashes."""
+    hashes = hasher.word_hashes(text)
+    found = [np.empty(0, dtype=np.uint64)]
+    for length, known in protected.items():
+        grams = hasher.grams(hashes, length)
+        places = np.searchsorted(known[:-1], grams)  # always a valid index: the last one has no successor
+        found.append(np.unique(grams[known[places] == grams]))
+    return np.concatenate(found)
+
+
 class Decontaminator:
     """Says which training documents overlap with protected texts.
 
     `protect` every held-out text, then show every training document to `observe`, then ask `is_contaminated`: what is
-    boilerplate is only known once all training documents were seen. `min_words`: protected texts with fewer words are
-    too short to mean anything and are ignored.
+    boilerplate is only known once all training documents were seen. Who looks for the `hits` of the documents elsewhere
+    (another process) gives it `protected()` and shows what was found to `count`, then to `is_leak`.
+    `min_words`: protected texts with fewer words are too short to mean anything and are ignored.
     """
 
     def __init__(self, n: int = 13, min_words: int = 5, boilerplate_documents: int = 10) -> None:
@@ -81,25 +93,28 @@ class Decontaminator:
             length = min(self.n, len(hashes))
             self._pending.setdefault(length, []).append(self._hasher.grams(hashes, length))
 
-    def _hits(self, text: str) -> np.ndarray:
+    def protected(self) -> dict[int, np.ndarray]:
+        """All protected grams so far: length -> sorted unique uint64 hashes."""
         for length, arrays in self._pending.items():
             known = self._protected.get(length, np.empty(0, dtype=np.uint64))
             self._protected[length] = np.unique(np.concatenate([known, *arrays]))
         self._pending.clear()
-        hashes = self._hasher.word_hashes(text)
-        found = [np.empty(0, dtype=np.uint64)]
-        for length, protected in self._protected.items():
-            grams = self._hasher.grams(hashes, length)
-            places = np.searchsorted(protected[:-1], grams)  # always a valid index: the last one has no successor
-            found.append(np.unique(grams[protected[places] == grams]))
-        return np.concatenate(found)
+        return self._protected
+
+    def count(self, found: np.ndarray) -> None:
+        """Count what `hits` found in one training document."""
+        self._documents_with.update(found.tolist())
+
+    def is_leak(self, found: np.ndarray) -> bool:
+        """Whether one of these hits is shared by at most `boilerplate_documents` of the counted documents."""
+        return any(self._documents_with[gram] <= self.boilerplate_documents for gram in found.tolist())
 
     def observe(self, text: str) -> bool:
         """Count this training document's protected n-grams. True if it has any, boilerplate or not."""
-        hits = self._hits(text)
-        self._documents_with.update(hits.tolist())
-        return bool(len(hits))
+        found = hits(text, self.protected(), self._hasher)
+        self.count(found)
+        return bool(len(found))
 
     def is_contaminated(self, text: str) -> bool:
         """True if the text holds a protected n-gram that at most `boilerplate_documents` observed documents share."""
-        return any(self._documents_with[gram] <= self.boilerplate_documents for gram in self._hits(text).tolist())
+        return self.is_leak(hits(text, self.protected(), self._hasher))

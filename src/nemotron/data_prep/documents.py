@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Any, Literal
 
 Kind = Literal["prose", "code", "task"]
 Split = Literal["train", "valid"]
@@ -23,6 +25,30 @@ class Document:
     text: str
     kind: Kind
     split: Split
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Documents that are yet to be extracted: `read(*arguments)` yields them, in whichever process it is called.
+
+    `name` says in an error what they are. `read` is a module's function, so that another process can import it.
+    """
+
+    name: str
+    read: Callable[..., Iterable[Document]]
+    arguments: tuple[Any, ...]
+
+    def documents(self) -> Iterable[Document]:
+        """Extract the documents."""
+        return self.read(*self.arguments)
+
+
+def in_parts(documents: Iterable[Document], size: int = 256) -> Iterator[Part]:
+    """Documents that are there already, `size` of them a part; the last one may be smaller."""
+    iterator = iter(documents)
+    while batch := list(islice(iterator, size)):
+        first, last = batch[0], batch[-1]
+        yield Part(f"{first.source} {first.id} to {last.source} {last.id}", iter, (batch,))
 
 
 def stable_hash(*parts: str) -> int:

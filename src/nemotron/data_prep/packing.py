@@ -9,10 +9,9 @@ pipeline).
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from nemotron.data_prep.bin_packing import Algorithm, pack_lengths
 from nemotron.data_prep.conversations import Conversation
 from nemotron.data_prep.documents import Split, stable_hash
+from nemotron.data_prep.engines import Engine, SerialEngine
+from nemotron.data_prep.tokenizer import tokenizer_from
 from nemotron.kit.chat import render_with_mask
 
-_BATCH = 512  # conversations given to the tokenizer at once
+_BATCH = 512  # conversations a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,14 @@ class TokenizedConversation:
 
 @dataclass(frozen=True, slots=True)
 class PackStatistics:
-    """What a packed file holds. `fill` is tokens / (rows x seq_len); `trained_tokens` counts mask ones."""
+    """What a packed file holds. `fill` is tokens / (rows x seq_len); `trained_tokens` counts mask ones.
 
+    No packing of the same conversations, whole, has fewer rows than `fewest_rows`.
+    """
+
+    algorithm: Algorithm
     rows: int
+    fewest_rows: int
     conversations: int
     tokens: int
     trained_tokens: int
@@ -51,71 +58,77 @@ class PackStatistics:
     def __str__(self) -> str:
         """One line for people."""
         return (
-            f"{self.conversations} conversations in {self.rows} rows, {self.tokens} tokens "
-            f"({self.trained_tokens} trained), rows {self.fill:.1%} full"
+            f"{self.conversations} conversations in {self.rows} rows (at least {self.fewest_rows} needed), "
+            f"{self.tokens} tokens ({self.trained_tokens} trained), rows {self.fill:.1%} full"
         )
 
 
 def tokenize_conversations(
-    conversations: Iterable[Conversation], tokenizer: Tokenizer, *, template: str = "nano3", seed: int = 0
+    conversations: Iterable[Conversation],
+    tokenizer: Tokenizer,
+    *,
+    template: str = "nano3",
+    seed: int = 0,
+    engine: Engine | None = None,
 ) -> Iterator[TokenizedConversation]:
     """Ids and label-aligned mask of each conversation, segment by segment (see `chat.render_with_mask`).
 
-    Because a prompt is tokenised on its own, its tokens in training are exactly those at inference.
+    Because a prompt is tokenised on its own, its tokens in training are exactly those at inference. `engine` does it
+    (default: this process).
     """
     iterator = iter(conversations)
-    while batch := list(islice(iterator, _BATCH)):
-        rendered = [render_with_mask(conversation.messages, template=template) for conversation in batch]
-        texts = [text for segments in rendered for text, _ in segments]
-        encodings = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
-        for conversation, segments in zip(batch, rendered, strict=True):
-            ids: list[int] = []
-            trained: list[int] = []
-            for _, is_trained in segments:
-                piece = next(encodings).ids
-                ids += piece
-                trained += [int(is_trained)] * len(piece)
-            yield TokenizedConversation(
+    batches = iter(lambda: list(islice(iterator, _BATCH)), [])
+    shared = tokenizer.to_str(), template, seed
+    return chain.from_iterable((engine or SerialEngine()).map_ordered(_tokenize, batches, shared))
+
+
+def _tokenize(batch: list[Conversation], shared: tuple[str, str, int]) -> list[TokenizedConversation]:
+    """A task: template, mask and ids of some conversations."""
+    tokenizer_json, template, seed = shared
+    rendered = [render_with_mask(conversation.messages, template=template) for conversation in batch]
+    texts = [text for segments in rendered for text, _ in segments]
+    encodings = iter(tokenizer_from(tokenizer_json).encode_batch(texts, add_special_tokens=False))
+    tokenized = []
+    for conversation, segments in zip(batch, rendered, strict=True):
+        ids: list[int] = []
+        trained: list[int] = []
+        for _, is_trained in segments:
+            piece = next(encodings).ids
+            ids += piece
+            trained += [int(is_trained)] * len(piece)
+        tokenized.append(
+            TokenizedConversation(
                 conversation.source,
                 conversation.split,
                 np.array(ids, dtype=np.int32),
                 np.array([*trained[1:], 0], dtype=np.uint8),
                 stable_hash("pack", str(seed), conversation.key()),
             )
+        )
+    return tokenized
 
 
-def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Put items into as few bins as best fit needs: each goes, in order, into the fullest bin that still holds it.
-
-    Returns the item indices of each bin. ValueError for an item longer than `capacity`. With items in random order this
-    wastes little more than first-fit-decreasing would, and does not sort conversations by length.
-    """
-    bins: list[list[int]] = []
-    open_bins: list[tuple[int, int]] = []  # (free space, bin), sorted
-    for item, length in enumerate(lengths):
-        if length > capacity:
-            raise ValueError(f"item {item} has length {length}, more than the capacity {capacity}")
-        position = bisect.bisect_left(open_bins, (length, -1))
-        if position < len(open_bins):
-            free, chosen = open_bins.pop(position)
-        else:
-            free, chosen = capacity, len(bins)
-            bins.append([])
-        bins[chosen].append(item)
-        if free > length:
-            bisect.insort(open_bins, (free - length, chosen))
-    return bins
-
-
-def pack(conversations: Iterable[TokenizedConversation], seq_len: int, path: Path) -> PackStatistics:
+def pack(
+    conversations: Iterable[TokenizedConversation],
+    seq_len: int,
+    path: Path,
+    *,
+    algorithm: Algorithm = "best_fit",
+    seed: int = 0,
+) -> PackStatistics:
     """Pack conversations (none longer than `seq_len`) into rows and write them as Parquet.
 
-    The order is that of the `order` keys, so the file depends on the conversations, not on the order of their arrival.
+    They are packed in the order of their `order` keys, so the file depends on the conversations, not on the order of
+    their arrival; `seed` is for `first_fit_shuffle` alone. The decreasing algorithms leave rows of long conversations
+    first, which a loader that shuffles rows does not mind. ValueError without conversations, for an empty one, and for
+    `concatenate`, which would cut them.
     """
+    if algorithm == "concatenate":
+        raise ValueError("concatenate cuts sequences, and half a conversation is nothing to train on")
     items = sorted(conversations, key=lambda c: (c.order, c.input_ids.tobytes()))
-    bins = best_fit([len(item.input_ids) for item in items], seq_len)
+    bins = pack_lengths([len(item.input_ids) for item in items], seq_len, algorithm, seed=seed)
     columns: dict[str, list[np.ndarray]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
-    for members in bins:
+    for members in (numbers.tolist() for numbers in bins):
         lengths = [len(items[i].input_ids) for i in members]
         columns["input_ids"].append(np.concatenate([items[i].input_ids for i in members]))
         columns["loss_mask"].append(np.concatenate([items[i].loss_mask for i in members]))
@@ -129,11 +142,13 @@ def pack(conversations: Iterable[TokenizedConversation], seq_len: int, path: Pat
     )
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path, row_group_size=1024, compression="zstd")
-    tokens = sum(len(item.input_ids) for item in items)
+    report = bins.report()
     return PackStatistics(
-        rows=len(bins),
-        conversations=len(items),
-        tokens=tokens,
+        algorithm=algorithm,
+        rows=report.bins,
+        fewest_rows=report.lower_bound,
+        conversations=report.items,
+        tokens=report.tokens,
         trained_tokens=int(sum(int(item.loss_mask.sum()) for item in items)),
-        fill=tokens / (len(bins) * seq_len) if bins else 0.0,
+        fill=report.efficiency,
     )

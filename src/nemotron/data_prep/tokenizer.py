@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -104,6 +105,12 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{path}: not a readable tokenizer ({str(error).splitlines()[0]})") from error
+
+
+@lru_cache(maxsize=1)
+def tokenizer_from(text: str) -> Tokenizer:
+    """The tokenizer that `tokenizer.to_str()` wrote; the last one is kept, for tasks that get the same text each."""
+    return Tokenizer.from_str(text)
 
 
 def encode_plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

@@ -84,13 +84,13 @@ class Artifact(BaseModel):
         for field, path in self._paths().items():
             _check_path(f"{type(self).__name__}.{field}", path)
         base = self.path if self.path.is_dir() else self.path.parent
-        version = registry.publish(name, self.path, self._record(base, registry.root, run), move=move)
+        version = registry.publish(name, self.path, self._record(base, registry.local_root, run), move=move)
         for field in self._paths():
             setattr(self, field, version.record["fields"][field])
         self._version = version
         if run is not None:
             run.note_published(version)
-        lineage.track(version, registry.root)
+        lineage.track(version, registry.local_root)
         return self
 
     @classmethod
@@ -186,7 +186,7 @@ class Artifact(BaseModel):
         if run is not None:
             run.add_input(version)
         else:
-            Registry(version.directory.parents[1]).resolve_verified(version.ref)
+            version.registry.resolve_verified(version.ref)
         kind: type[Self] = next((sub for sub in _subclasses(cls) if sub.__name__ == record["type"]), cls)
         # A recipe's own kind, loaded where its class is not imported, comes as the type that was asked for.
         values = {name: value for name, value in record["fields"].items() if name in kind.model_fields}
@@ -306,6 +306,10 @@ def _check_path(what: str, path: Path) -> None:
 
 def _version_at(path: Path) -> Version:
     path = path.absolute()
+    run = current_run()
+    registry = run.registry if run else Registry.default()
+    if registry.is_remote and path.is_relative_to(registry.local_root):  # perhaps nothing of it was fetched yet
+        return registry.version_at(path)
     for folder in (path, *path.parents):
         if (folder / RECORD_FILE).is_file() and (folder / MANIFEST_FILE).is_file():
             registry = Registry(folder.parents[1])

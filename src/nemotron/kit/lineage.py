@@ -33,7 +33,10 @@ class LineageTracker(Protocol):
 
 
 class FileTracker:
-    """One line of JSON for every save, in the order of the saves, in `<registry root>/lineage.jsonl`."""
+    """One line of JSON for every save, in the order of the saves, in `lineage.jsonl` of the registry.
+
+    Of a registry behind a URL, where nothing can be appended, the journal is in its mirror: that of one machine.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +82,10 @@ class WandbTracker:
                 warn(f"W&B knows no input {ref}: {error}")
         kind = str(version.record.get("type", "artifact"))
         artifact = wandb.Artifact(version.name, type=kind, metadata=version.record)
-        artifact.add_reference(version.path.as_uri(), checksum=True)
+        if version.registry.is_remote:  # W&B itself may not have the credentials to read it
+            artifact.add_reference(version.location, checksum=False)
+        else:
+            artifact.add_reference(version.path.as_uri(), checksum=True)
         run.log_artifact(artifact, aliases=["latest", f"registry-{version.version}"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,13 +10,17 @@ from pydantic import BaseModel, ConfigDict
 
 from nemo_runspec.git import git_commit, git_root
 
+CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
+GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
+
 
 class Producer(BaseModel):
     """What made an artifact.
 
     `script` is relative to its git repository (else the bare file name), `name` the script's runspec name, `argv` the
     command line that the user typed, program first,
-    `git_commit` ends in `-dirty` when tracked files were changed, and is None outside a repository.
+    `git_commit` ends in `-dirty` when tracked files were changed, and is None outside a repository. `code_digest` is
+    that of the code that travelled to a cluster, changes that nobody has committed included; None where none travelled.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -24,17 +29,33 @@ class Producer(BaseModel):
     name: str | None = None
     fingerprint: str | None = None
     git_commit: str | None = None
+    code_digest: str | None = None
     argv: list[str] = []
 
 
 def producer_of(
     script: Path, *, name: str | None = None, fingerprint: str | None = None, argv: list[str] | None = None
 ) -> Producer:
-    """The producer for `script` as it stands on disk; `argv` defaults to this process's own."""
+    """The producer for `script` as it stands on disk; `argv` defaults to this process's own.
+
+    Code that travelled has no repository around it: RUNSPEC_GIT_COMMIT says where it came from.
+    """
     script = script.absolute()
-    root = git_root(script.parent)
+    root = git_root(script.parent) or _bundle_root(script)
     relative = script.relative_to(root).as_posix() if root and script.is_relative_to(root) else script.name
-    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]] if argv is None else argv
     return Producer(
-        script=relative, name=name, fingerprint=fingerprint, git_commit=git_commit(script.parent), argv=arguments
+        script=relative,
+        name=name,
+        fingerprint=fingerprint,
+        git_commit=os.environ.get(GIT_COMMIT) or git_commit(script.parent),
+        code_digest=os.environ.get(CODE_DIGEST) or None,
+        argv=[Path(sys.argv[0]).name, *sys.argv[1:]] if argv is None else argv,
     )
+
+
+def _bundle_root(script: Path) -> Path | None:
+    """The folder of the code in what was sent to a cluster, `project/` beside `launch.json`."""
+    if CODE_DIGEST not in os.environ:
+        return None
+    folders = (folder for folder in script.parents if folder.name == "project")
+    return next((folder for folder in folders if (folder.parent / "launch.json").is_file()), None)

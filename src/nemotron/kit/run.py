@@ -28,6 +28,7 @@ from typing import Any, Self
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
+from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
 from nemo_runspec.env import FRESH
 from nemo_runspec.errors import RunFailed, UserError
@@ -97,16 +98,30 @@ class Run:
 
     def producer(self) -> Producer:
         """The producer part of a record. A launched script has the launcher's command line, from its `job.yaml`."""
-        argv, job = None, self.dir / "job.yaml"
-        if str(self.dir / self.spec.job_config_name) in sys.argv and job.exists():
+        argv, config = None, self.config_file()
+        if config is not None:
+            job = config.parent / "job.yaml"
             argv = (read_yaml(job.read_text(encoding="utf-8"), shown(job))[0] or {}).get("argv")
         return producer_of(self.spec.script_path, name=self.spec.name, fingerprint=self.fingerprint, argv=argv)
+
+    def config_file(self) -> Path | None:
+        """The config that a launcher wrote for this job beside a `job.yaml`; None for a script started by hand.
+
+        It lies in the run's directory, or, on a cluster, beside the code that was sent there.
+        """
+        for word in sys.argv[1:]:
+            path = Path(word.removeprefix("--config=")).absolute()
+            if path.name == self.spec.job_config_name and (path.parent / "job.yaml").is_file():
+                sent = JOB_DIR in os.environ and (path.parent / "launch.json").is_file()
+                if sent or path.parent == self.dir:
+                    return path
+        return None
 
     def add_input(self, version: Version, role: str | None = None) -> None:
         """Note that this run reads `version`, after checking every byte of it; a known one is not read again."""
         if any(known.directory == version.directory for known in self.inputs.values()):
             return
-        Registry(version.directory.parents[1]).resolve_verified(version.ref)
+        version.registry.resolve_verified(version.ref)
         self.inputs[role or version.name] = version
 
     @contextlib.contextmanager
@@ -201,26 +216,52 @@ def open_run(cfg: Any, script: str | Path) -> Run:
         for role, version in inputs.items():
             run.add_input(version, role)
         if run.artifact_name() or run.artifact_name(results=True):
-            _check_writable(run.registry.root)
+            run.registry.check_writable()
         use_configured_tracker()
         _take_over(run, resume=bool(resume))
         write_json(directory / "environment.json", describe_environment())
         (directory / "config.yaml").write_text(dump_yaml(config, escape=True), encoding="utf-8")
+        _keep_bundle_files(run)
     else:
-        run.inputs.update(inputs)
+        for role, version in inputs.items():
+            _bring(version)
+            run.inputs[role] = version
         run.resumed = _wait_for_rank_0(directory)
+    _fetch_paths(config, run)
     _current = run
     return run
 
 
-def _check_writable(root: Path) -> None:
-    """UserError where nothing can be published: better before the work than after it."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{root}: artifacts cannot be published there: {error.strerror}") from error
-    if not os.access(root, os.W_OK):
-        raise UserError(f"{root}: artifacts cannot be published there: it is read-only")
+def _bring(version: Version) -> None:
+    """Other ranks: an input of a registry behind a URL has to be on this node too; its first rank reads every byte."""
+    if version.registry.is_remote and os.environ.get("LOCAL_RANK", "0") == "0":
+        version.registry.resolve_verified(version.ref)
+    else:
+        version.fetch()
+
+
+def _fetch_paths(value: Any, run: Run) -> None:
+    """Fetch what a config names by path in yet another payload than those of its inputs (`${art:model,dataset_path}`).
+
+    An artifact that has been deleted since is left to whoever opens the path.
+    """
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _fetch_paths(item, run)
+    elif run.registry.is_remote and isinstance(value, str) and Path(value).is_relative_to(run.registry.local_root):
+        path = Path(value)
+        if not any(path.is_relative_to(version.directory) for version in run.inputs.values()):
+            with contextlib.suppress(UserError):
+                version = run.registry.version_at(path)
+                version.fetch(path.relative_to(version.path).as_posix().removeprefix("."))
+
+
+def _keep_bundle_files(run: Run) -> None:
+    """Rank 0 of a job on a cluster: keep `job.yaml` and the config that came with the code, as a local launch does."""
+    config = run.config_file()
+    if config is not None and config.parent != run.dir:
+        for name in ("job.yaml", config.name):
+            shutil.copyfile(config.parent / name, run.dir / name)
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -237,7 +278,7 @@ def _take_over(run: Run, *, resume: bool) -> None:
     run.dir.mkdir(parents=True, exist_ok=True)
     run.lock()
     before = read_state(run.dir)
-    run.resumed = resume or (before.get("state") == "running" and not os.environ.get(FRESH))
+    run.resumed = resume or (before.get("state") == "running" and not _afresh())
     if not run.resumed and (run.dir / STATE_FILE).exists():
         for entry in run.dir.iterdir():
             if entry.name in _KEPT or entry.suffix == ".log":
@@ -254,6 +295,13 @@ def _take_over(run: Run, *, resume: bool) -> None:
         script_sha256=sha256_file(run.spec.script_path),
         launch=_launch(),
     )
+
+
+def _afresh() -> bool:
+    """Whether the command said `--force`. An attempt of the job after its first one goes on, with or without."""
+    attempts = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    again = any(os.environ.get(name, "0") not in ("", "0") for name in attempts)
+    return bool(os.environ.get(FRESH)) and not again
 
 
 def _wait_for_rank_0(directory: Path) -> bool:

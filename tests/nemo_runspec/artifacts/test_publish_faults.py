@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import nemo_runspec
-from nemo_runspec.artifacts import Registry, aside
-from nemo_runspec.artifacts import registry as registry_module
+from nemo_runspec.artifacts import Registry, aside, build, local_store
 from nemo_runspec.errors import RunFailed
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(nemo_runspec.__file__).parents[1])}
@@ -119,13 +118,12 @@ def test_a_killed_publisher_in_the_middle_of_a_copy_is_cleaned_up_by_the_next(re
     script = """
 import sys, time
 from pathlib import Path
-from nemo_runspec.artifacts import Registry, registry
-real = registry.copy_and_hash
+from nemo_runspec.artifacts import Registry, build
 def stuck(source, target):
     target.write_bytes(b"half")
     print("copying", flush=True)
     time.sleep(60)
-registry.copy_and_hash = stuck
+build.copy_and_hash = stuck
 Registry(sys.argv[1]).publish("big", Path(sys.argv[2]), {"type": "T"})
 """
     source = tmp_path / "source"
@@ -170,7 +168,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(registry, tmp_path, monkeypa
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(registry_module, failing, full)
+        for module in (build, local_store):
+            patch.setattr(module, failing, full, raising=module is build)
         with pytest.raises(RunFailed) as failed:
             registry.publish("corpus", source, {"type": "T"})
     assert text in failed.value.message and "corpus was not published" in failed.value.message
@@ -188,7 +187,7 @@ def test_ctrl_c_while_publishing_leaves_nothing(registry, tmp_path, monkeypatch)
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(registry_module, "copy_and_hash", interrupted)
+    monkeypatch.setattr(build, "copy_and_hash", interrupted)
     with pytest.raises(KeyboardInterrupt):
         registry.publish("corpus", source, {"type": "T"})
     assert Registry(registry.root).names() == [] and not list((registry.root / ".aside").iterdir())

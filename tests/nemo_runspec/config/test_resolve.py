@@ -49,6 +49,7 @@ def test_the_result_is_an_instance_of_the_schema_class_with_every_default_visibl
         "family": "demo",
         "stage": "train",
         "root": None,
+        "env": None,
         "data": None,
     }
     assert resolved.outputs == ("demo-train-model-tiny",)

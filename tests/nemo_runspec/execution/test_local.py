@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec import Runspec, parse
-from nemo_runspec.errors import UserError
 from nemo_runspec.execution.local import execute_local, exit_code, local_command, visible_gpus
 
 HEADER = '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "demo"\n# ///\n'
@@ -57,8 +56,7 @@ def test_the_command_of_each_launcher(
     own = dataclasses.replace(direct, run=dataclasses.replace(direct.run, cmd="bash -c 'echo {config}' x"))
     assert local_command(own, config) == ["bash", "-c", f"echo {config}", "x"]
     ray = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="ray"))
-    with pytest.raises(UserError, match='launch = "ray" does not run locally'):
-        local_command(ray, config)
+    assert local_command(ray, config) == plain
 
 
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,11 +68,11 @@ def test_debug_shows_the_traceback(line: str, nemotron: Nemotron) -> None:
     assert "Traceback" in done.stderr and "\nerror: " in done.stderr
 
 
-def test_a_profile_with_a_cluster_executor_is_refused(nemotron: Nemotron, tmp_path: Path) -> None:
-    (tmp_path / "env.toml").write_text('[big]\nexecutor = "slurm"\n')
+def test_a_profile_with_an_unknown_executor_is_refused(nemotron: Nemotron, tmp_path: Path) -> None:
+    (tmp_path / "env.toml").write_text('[big]\nexecutor = "slrum"\n')
     done = nemotron("nano3 data prep pretrain -c tiny --batch big")
     assert done.returncode == 2
-    assert "executor = 'slurm'" in done.stderr and "executors: local" in done.stderr
+    assert "executor = 'slrum'" in done.stderr and "did you mean slurm?" in done.stderr
 
 
 def test_a_group_without_a_sub_command_shows_its_help(nemotron: Nemotron) -> None:

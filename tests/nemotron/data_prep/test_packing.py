@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from nemotron.data_prep.bin_packing import Algorithm
 from nemotron.data_prep.conversations import Conversation
-from nemotron.data_prep.packing import best_fit, pack, tokenize_conversations
+from nemotron.data_prep.documents import stable_hash
+from nemotron.data_prep.packing import TokenizedConversation, pack, tokenize_conversations
 from nemotron.data_prep.tokenizer import train_tokenizer
 from nemotron.kit.chat import render
 
@@ -28,23 +29,6 @@ def tokenizer() -> Tokenizer:
 def conversation(number: int, **more: Any) -> Conversation:
     answer = {"role": "assistant", "content": str(number), **more}
     return Conversation("math", [{"role": "user", "content": f"{number} plus nothing?"}, answer], "train")
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 20), max_size=60))
-def test_best_fit_places_everything_once_and_wastes_little(lengths: list[int]) -> None:
-    bins = best_fit(lengths, 20)
-    assert sorted(item for members in bins for item in members) == list(range(len(lengths)))
-    assert all(sum(lengths[item] for item in members) <= 20 for members in bins)
-    # Any-fit algorithms use at most 1.7 times the optimum (Johnson 1974), which is at least the sum over the capacity.
-    assert len(bins) <= 1.7 * max(1, -(-sum(lengths) // 20)) + 1
-
-
-def test_best_fit_chooses_the_fullest_bin_that_fits() -> None:
-    # Free after two items: 5 and 2. An item of 2 goes to the second bin, one of 5 to the first.
-    assert best_fit([5, 8, 2, 5], 10) == [[0, 3], [1, 2]]
-    with pytest.raises(ValueError, match="item 0 has length 11"):
-        best_fit([11], 10)
 
 
 def test_mask_trains_exactly_the_answer(tokenizer: Tokenizer) -> None:
@@ -64,9 +48,10 @@ def test_prompt_at_inference_is_a_prefix_of_the_training_tokens(tokenizer: Token
     assert item.loss_mask.tolist().index(1) == len(prompt) - 1  # the last prompt token predicts the first trained one
 
 
-def test_rows_hold_every_conversation_with_its_mask(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", [name for name in get_args(Algorithm) if name != "concatenate"])
+def test_rows_hold_every_conversation_with_its_mask(tokenizer: Tokenizer, tmp_path: Path, algorithm: Algorithm) -> None:
     items = list(tokenize_conversations([conversation(i) for i in range(40)], tokenizer))
-    statistics = pack(items, 64, tmp_path / "train.parquet")
+    statistics = pack(items, 64, tmp_path / "train.parquet", algorithm=algorithm, seed=1)
     table = pq.read_table(tmp_path / "train.parquet")
     assert [str(field.type) for field in table.schema] == [
         "list<element: int32>",
@@ -98,3 +83,30 @@ def test_file_depends_on_content_and_seed_only(tokenizer: Tokenizer, tmp_path: P
     shuffled = random.Random(0).sample(conversations, len(conversations))
     assert packed(conversations, 1) == packed(shuffled, 1)
     assert packed(conversations, 1) != packed(conversations, 2)
+
+
+def test_bytes_of_the_default_have_not_changed(tmp_path: Path) -> None:
+    """Rows as they were packed when best fit was the only algorithm."""
+
+    def tokenized(number: int) -> TokenizedConversation:
+        length = 1 + (number * number * 7 + 13 * number) % 61
+        ids = (np.arange(length, dtype=np.int32) * 31 + number) % 997
+        mask = (np.arange(length) % 3 == 0).astype(np.uint8)
+        mask[-1] = 0
+        return TokenizedConversation("x", "train", ids.astype(np.int32), mask, stable_hash("pack", "1", str(number)))
+
+    statistics = pack(map(tokenized, range(200)), 64, tmp_path / "train.parquet")
+    assert (statistics.rows, statistics.fewest_rows, statistics.tokens) == (99, 93, 5913)
+    digest = hashlib.sha256()
+    for row in pq.read_table(tmp_path / "train.parquet").to_pylist():
+        for column in ("input_ids", "loss_mask", "seq_start_id"):
+            digest.update(np.array(row[column], dtype="<i4").tobytes() + b"|")
+    assert digest.hexdigest() == "c5fc24c404e35ae5dcf68481034faa74892ff3140130d85b09fdb9c1a387cc1d"
+
+
+def test_half_conversations_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    items = tokenize_conversations([conversation(1)], tokenizer)
+    with pytest.raises(ValueError, match="half a conversation"):
+        pack(items, 64, tmp_path / "train.parquet", algorithm="concatenate")
+    with pytest.raises(ValueError, match="no lengths"):
+        pack([], 64, tmp_path / "train.parquet")

@@ -49,7 +49,15 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Output and artifacts in the test's folder; what a test left open is closed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
-    for name in ("RUNSPEC_ARTIFACTS_ROOT", "NEMOTRON_ENV_FILE", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+    for name in (
+        "RUNSPEC_ARTIFACTS_ROOT",
+        "NEMOTRON_ENV_FILE",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "RUNSPEC_JOB_DIR",
+        "RUNSPEC_PUBLISHED_DIR",
+    ):
         monkeypatch.delenv(name, raising=False)
     yield
     if (left := run.current_run()) is not None:

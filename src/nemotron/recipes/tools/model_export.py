@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Model
 from nemotron.kit.chat import IM_END, template_source
@@ -68,7 +67,7 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     main_dtype = tensors["lm_head.weight"].dtype
     write_directory(folder, hub_config(config, main_dtype, others), tensors, max_shard_size)
     write_generation_config(model.path, folder, others)
-    registry = Registry(model.version.directory.parents[1])
+    registry = model.version.registry
     shown_dtype = str(main_dtype).removeprefix("torch.")
     card = model_card(model.version, walk(model.ref, registry), registry, config, shown_dtype)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")

@@ -57,7 +57,7 @@ def find_model(name: str | None) -> tuple[str, NemotronHConfig]:
     artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
     if name.startswith(SCHEME) or artifact in artifacts or hint_for(artifact):
         version = registry.resolve(name)
-        if not (version.path / CONFIG_FILE).is_file():
+        if not (version.fetch(CONFIG_FILE) / CONFIG_FILE).is_file():
             raise UserError(f"artifact {version.ref} is no model: a {version.record['type']} has no {CONFIG_FILE}")
         return f"artifact {version.ref}", NemotronHConfig.load(version.path)
     near = nearest(name, [*PRESETS, *artifacts])

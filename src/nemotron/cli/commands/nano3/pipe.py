@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nemo_runspec.artifacts.pins import PUBLISHED_DIR
 from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.bundle import create_bundle, published_dir
+from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError, did_you_mean
-from nemo_runspec.job import RecipeConfig, parse_recipe_config
-from nemo_runspec.pipeline import Step, StepResult, run_pipeline
+from nemo_runspec.execution import slurm
+from nemo_runspec.execution.follow import follow
+from nemo_runspec.job import RecipeConfig, display_job, parse_recipe_config
+from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:
@@ -45,7 +51,8 @@ def pipe(
     Options, anywhere on the line:
       -c, --config NAME  the config of every step
       --from STAGE       begin with a stage: pretrain, sft, rl, eval
-      --run PROFILE      run under a profile of env.toml
+      --run PROFILE      run under a profile of env.toml; on a cluster, all steps as one experiment
+      --batch PROFILE    submit them and leave
       --dry-run          check all steps and print what would run
       --force            run what is published already, and nothing half-way
       --debug            show tracebacks
@@ -75,7 +82,9 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
         if start not in STAGES:
             raise UserError(f"unknown stage '{start}'", did_you_mean(start, STAGES))
         steps = steps[[step.name for step in steps].index(STAGES[start]) :]
-    # 2. Run them. All are validated before the first one starts; what is published already is skipped.
+    # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
+    if executor_of(cfg.profile) != "local":
+        return _submit(steps, cfg)
     results = run_pipeline(steps, cfg)
     if cfg.dry_run:
         return DONE
@@ -92,6 +101,49 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     if last.status == "skipped":  # otherwise the evaluation itself has just said so
         typer.echo("error: numbers are outside their bands (see the table)", err=True)
     return FAILED
+
+
+def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
+    """Submit all steps as one experiment of NeMo-Run: each starts when the one before it has succeeded."""
+    plan = plan_pipeline(steps, cfg)
+    env = plan[0].job.env
+    if env.slurm is None:
+        raise UserError(
+            f"profile {env.profile}: executor {env.executor} runs one step at a time", "a pipeline needs executor slurm"
+        )
+    name, published = f"nano3-pipe-{cfg.config_name or 'default'}", published_dir(env)
+    run = slurm.load_nemo_run(env)
+    with (
+        ExitStack() as bundles,
+        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
+        slurm.submitting(experiment),
+    ):
+        before: list[str] = []
+        for number, planned in enumerate(plan, start=1):
+            spec, job = planned.job.resolved.spec, planned.job
+            state = f": {planned.skipped}" if planned.versions else ""
+            typer.echo(f"[{number}/{len(plan)}] {planned.step.name}{state}")
+            if planned.versions:
+                continue
+            display_job(job, spec, job.env, show_config=cfg.dry_run)
+            # What the steps before this one publish is found in `published`: the very versions, not the latest.
+            bundle = create_bundle(job, spec, job.env, {PUBLISHED_DIR: published})
+            folder = bundles.enter_context(bundle.written())
+            executor = slurm.create_executor(job.env, folder, planned.step.name)
+            script = run.Script(path="launch.sh", entrypoint="bash")
+            before = [experiment.add(script, executor=executor, name=planned.step.name, dependencies=before)]
+        if not before:
+            return DONE
+        typer.echo(bundle.summary())
+        if cfg.dry_run:
+            typer.echo(slurm.submission_text(experiment, env))
+            return DONE
+        experiment.run(detach=True)
+    jobs = slurm.submitted_jobs(experiment, env)
+    if cfg.attached:
+        return follow(jobs)
+    typer.echo(slurm.how_to_follow(jobs))
+    return DONE
 
 
 def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]:

@@ -6,7 +6,7 @@
 # setup = "pip install nemotron"
 #
 # [tool.runspec.run]
-# launch = "direct"
+# launch = "ray"
 #
 # [tool.runspec.config]
 # dir = "./config/data_prep"
@@ -46,7 +46,8 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep import blend, curation, sources, stdlib
 from nemotron.data_prep import tokenizer as bpe
-from nemotron.data_prep.documents import Document
+from nemotron.data_prep.documents import Document, Part
+from nemotron.data_prep.engines import open_engine
 from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.data_prep.signals import leave_on_signals
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
@@ -91,7 +92,7 @@ def main() -> None:
     ]
     raw = [Source(**digest) for digest in _digests(cfg, files, task_documents, user_sources)]
 
-    with open_run(cfg, script=__file__) as run:
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         work_dir = run.dir / "work"
 
@@ -99,14 +100,13 @@ def main() -> None:
         # The evaluation prompts are protected, besides being held out by the hash of the task itself.
         with run.phase("curate"):
             protected = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
-            documents = chain(
-                stdlib.code_documents(files, cfg.stdlib.max_code_chars),
-                stdlib.prose_documents(files, cfg.stdlib.max_docs_chars),
+            documents: Iterator[Document | Part] = chain(
+                stdlib.parts(files, cfg.stdlib.max_code_chars, cfg.stdlib.max_docs_chars),
                 task_documents,
                 *(sources.user_documents(source, cfg.seed) for source in user_sources),
             )
             settings = curation.CurationSettings(seed=cfg.seed, **cfg.curation.model_dump(exclude={"evaluation_tasks"}))
-            corpus = curation.curate(documents, work_dir, protected, settings)
+            corpus = curation.curate(documents, work_dir, protected, settings, engine)
         print(corpus.table, file=sys.stderr)
         blend.check_documents(corpus, phases)
 
@@ -119,7 +119,7 @@ def main() -> None:
 
         # --- Token streams, one a source and split, and the blend that says how to mix them -------------------------
         with run.phase("tokenize"):
-            written = blend.write_blend(corpus, tokenizer, phases, run.output_dir)
+            written = blend.write_blend(corpus, tokenizer, phases, run.output_dir, engine)
             # Which tasks the model may have met: what evaluation checks for leaks and measures novelty against.
             write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in tasks))
         shutil.rmtree(work_dir)

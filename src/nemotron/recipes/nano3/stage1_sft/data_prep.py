@@ -6,7 +6,7 @@
 # setup = "pip install nemotron"
 #
 # [tool.runspec.run]
-# launch = "direct"
+# launch = "ray"
 #
 # [tool.runspec.config]
 # dir = "./config/data_prep"
@@ -47,6 +47,7 @@ from nemotron.data_prep import conversations as conv
 from nemotron.data_prep import packing
 from nemotron.data_prep.conversations import Conversation
 from nemotron.data_prep.documents import Split
+from nemotron.data_prep.engines import open_engine
 from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.data_prep.signals import leave_on_signals
 from nemotron.data_prep.tokenizer import load_tokenizer
@@ -68,7 +69,7 @@ def main() -> None:
     }
     files = {source.name: conv.conversation_file_paths(source.paths) for source in cfg.sources}
 
-    with open_run(cfg, script=__file__) as run:
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir(parents=True)
         table = conv.ConversationTable()
@@ -103,7 +104,9 @@ def main() -> None:
         # --- Template, mask, token ids ------------------------------------------------------------------------------
         with run.phase("tokenize"):
             rows: dict[str, list[packing.TokenizedConversation]] = {"train": [], "valid": []}
-            for item in packing.tokenize_conversations(spans, tokenizer, template=cfg.chat_template, seed=cfg.seed):
+            for item in packing.tokenize_conversations(
+                spans, tokenizer, template=cfg.chat_template, seed=cfg.seed, engine=engine
+            ):
                 if len(item.input_ids) > cfg.packing.seq_length:
                     table.count(item.source, "longer than seq_length")
                 elif not item.loss_mask.any():
@@ -118,7 +121,13 @@ def main() -> None:
         # --- Pack ---------------------------------------------------------------------------------------------------
         with run.phase("pack"):
             packs = {
-                split: packing.pack(items, cfg.packing.seq_length, run.output_dir / f"{split}.parquet")
+                split: packing.pack(
+                    items,
+                    cfg.packing.seq_length,
+                    run.output_dir / f"{split}.parquet",
+                    algorithm=cfg.packing.algorithm,
+                    seed=cfg.seed,
+                )
                 for split, items in rows.items()
                 if items
             }

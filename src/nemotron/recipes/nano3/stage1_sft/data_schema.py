@@ -195,6 +195,13 @@ class PackingConfig(Group):
     """Conversations into rows of one length."""
 
     seq_length: int = Field(262_144, ge=16, description="tokens a row; what is longer is dropped (tech report 3.1)")
+    algorithm: Literal[
+        "best_fit",
+        "best_fit_decreasing",
+        "first_fit_decreasing",
+        "first_fit_shuffle",
+        "modified_first_fit_decreasing",
+    ] = Field("best_fit", description="which row a conversation goes to: nemotron.data_prep.bin_packing")
 
 
 class SFTDataConfig(Group):

@@ -6,7 +6,7 @@
 # setup = "pip install nemotron"
 #
 # [tool.runspec.run]
-# launch = "direct"
+# launch = "ray"
 #
 # [tool.runspec.config]
 # dir = "./config/data_prep"
@@ -45,6 +45,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.conversations import ConversationTable
 from nemotron.data_prep.documents import stable_hash
+from nemotron.data_prep.engines import Engine, open_engine
 from nemotron.data_prep.jsonl import read_jsonl, write_jsonl
 from nemotron.data_prep.signals import leave_on_signals
 from nemotron.data_prep.sources import expand_paths
@@ -76,7 +77,7 @@ def main() -> None:
     }
     files = {source.name: expand_paths(source.paths, (".jsonl",)) for source in cfg.sources}
 
-    with open_run(cfg, script=__file__) as run:
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir(parents=True)
         table = ConversationTable()
@@ -88,7 +89,7 @@ def main() -> None:
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
-            for name, split, task in _all_tasks(cfg, per_family, difficulties):
+            for name, split, task in _all_tasks(cfg, per_family, difficulties, engine):
                 table.count(name, "read")
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
@@ -137,13 +138,13 @@ def main() -> None:
 
 
 def _all_tasks(
-    cfg: RLDataConfig, per_family: dict[Split, int], difficulties: dict[str, Difficulty]
+    cfg: RLDataConfig, per_family: dict[Split, int], difficulties: dict[str, Difficulty], engine: Engine
 ) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of generated and of the user's tasks; theirs too goes by the hash of the task."""
-    for family in cfg.tasks.families:
-        for split, count in per_family.items():
-            stream = iter_tasks(family, split, cfg.tasks.seed, difficulties[family], distinct=True)
-            yield from ((family, split, task) for task in islice(stream, count))
+    wanted = [(family, split, count) for family in cfg.tasks.families for split, count in per_family.items()]
+    streams = engine.map_ordered(_generate, wanted, (cfg.tasks.seed, difficulties))
+    for (family, split, _), tasks in zip(wanted, streams, strict=True):
+        yield from ((family, split, task) for task in tasks)
     for source in cfg.sources:
         records = (
             (path, number, row) for path in expand_paths(source.paths, (".jsonl",)) for number, row in read_jsonl(path)
@@ -154,6 +155,12 @@ def _all_tasks(
             yield source.name, split_of(task.canonical), task
         if number == 0:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
+
+
+def _generate(wanted: tuple[str, Split, int], shared: tuple[int, dict[str, Difficulty]]) -> list[Task]:
+    """A task of the engine: the first `count` different tasks of a family and split, or as many as there are."""
+    (family, split, count), (seed, difficulties) = wanted, shared
+    return list(islice(iter_tasks(family, split, seed, difficulties[family], distinct=True), count))
 
 
 def _own_task(path: Path, number: int, row: dict[str, Any]) -> Task:

@@ -1,0 +1,112 @@
+"""Versions on a file system: `<root>/<name>/<N>/{artifact.json, manifest.sha256, payload/}`.
+
+A version is built aside and renamed into its place in one step. The directory `<N>` is never empty, and renaming onto a
+directory that is not empty fails, so the rename itself decides between processes that want the same number: no lock is
+held over a publish, and one that is killed leaves either a whole version or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.artifacts.aside import aside_directory, fsync_directory
+from nemo_runspec.artifacts.build import build_version
+from nemo_runspec.artifacts.manifest import list_files, sha256_file
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts.registry import Version
+
+NUMBER = re.compile(r"[1-9][0-9]*")
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
+
+class LocalStore:
+    """A folder of versions. Nothing is created before the first publish."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.local_root = root
+
+    def names(self) -> list[str]:
+        """The names that have at least one version, sorted."""
+        if not self.root.is_dir():
+            return []
+        names = (entry.name for entry in self.root.iterdir() if not entry.name.startswith("."))
+        return sorted(name for name in names if self.versions(name))
+
+    def versions(self, name: str) -> list[int]:
+        """The version numbers of `name`, ascending; empty for an unknown name."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(int(n) for n in os.listdir(self.root / name) if NUMBER.fullmatch(n))  # noqa: PTH208
+        return []
+
+    def latest(self, name: str) -> int | None:
+        """The highest version number, None for an unknown name."""
+        return max(self.versions(name), default=None)
+
+    def has(self, name: str, number: int) -> bool:
+        """Whether there is such a version."""
+        return number in self.versions(name)
+
+    def location(self, name: str, number: int, file: str = "") -> str:
+        """Where a version, or a file of it, lies; for messages."""
+        return str(self.root / name / str(number) / file)
+
+    def read(self, name: str, number: int, file: str) -> bytes:
+        """The record or the manifest of a version; OSError where that fails."""
+        return (self.root / name / str(number) / file).read_bytes()
+
+    def check_writable(self) -> None:
+        """OSError where nothing can be published."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.root, os.W_OK):
+            raise OSError(errno.EROFS, "it is read-only")
+
+    def publish(self, name: str, source: Path, names: list[str], record: Mapping[str, Any], move: bool) -> int:
+        """Publish the files `names` of `source`; the number of the version. OSError where the disk fails."""
+        with aside_directory(self.root) as directory:
+            build_version(directory, name, source, names, record, move)
+            return self._rename_to_next(directory, self.root / name)
+
+    def fetch(self, version: Version, inside: str = "") -> None:
+        """The payload is on this machine already."""
+
+    def check_payload(self, version: Version) -> list[str]:
+        """Read every byte of the payload and list what is not as it was published."""
+        problems = []
+        for name, sha256 in version.files.items():
+            path = version.path / name
+            try:
+                if sha256_file(path) != sha256:
+                    problems.append(f"{path}: content differs from its sha256")
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}")
+        extra = set(list_files(version.path)) - set(version.files)
+        return problems + [f"{version.path / name}: was not published with it" for name in sorted(extra)]
+
+    def audit(self, version: Version) -> list[str]:
+        """As `check_payload`: the payload here is the payload."""
+        return self.check_payload(version)
+
+    def _rename_to_next(self, directory: Path, home: Path) -> int:
+        """Give the finished `directory` the next free number under `home`; the rename fails where a number is taken."""
+        home.mkdir(parents=True, exist_ok=True)
+        while True:
+            number = max(self.versions(home.name), default=0) + 1
+            try:
+                directory.rename(home / str(number))
+            except OSError as error:
+                if error.errno not in _OCCUPIED:
+                    raise
+                continue
+            # The version stands, whatever the disk says about remembering the rename.
+            with contextlib.suppress(OSError):
+                fsync_directory(home)
+                fsync_directory(self.root)
+            return number

@@ -1,0 +1,161 @@
+"""env.toml as a file: where it is, and whether every table in it says what it may say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL, PROFILE, RESERVED, VARIABLE, Rule
+from nemo_runspec.errors import UserError, did_you_mean, nearest
+from nemo_runspec.secrets import public
+from nemo_runspec.toml_text import TomlText, read_toml
+
+ENV_FILE = "NEMOTRON_ENV_FILE"
+
+
+def find_env_file() -> Path | None:
+    """The env.toml in force: NEMOTRON_ENV_FILE, else the first one from the current directory upwards, else None."""
+    named = os.environ.get(ENV_FILE)
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise UserError(f"{ENV_FILE}={named}: no such file")
+        return path
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "env.toml").is_file():
+            return folder / "env.toml"
+    return None
+
+
+def load_tables() -> tuple[Path | None, TomlText]:
+    """The env.toml in force, checked whole: every table, also those of profiles that nobody asked for.
+
+    Returns:
+        Its path and what it says; None and an empty document where there is none.
+
+    Raises:
+        UserError: bad TOML, an unknown key, a value of the wrong type or out of range, an unknown executor, a key of
+            another executor, an unknown parent, a circle of `extends`; with file and line.
+    """
+    path = find_env_file()
+    if path is None:
+        return None, TomlText("", {})
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    toml = read_toml(text, str(path))
+    for name, table in toml.data.items():
+        if not isinstance(table, dict):
+            at = f"{toml.where(name)}: {name} = {public(name, shown_value(table))}"
+            raise UserError(f"{at} stands outside a table", "a profile is a table, as in [local]")
+        for key, value in table.items():
+            _check_key(toml, name, key, value)
+    profiles = profiles_of(toml)
+    for name in profiles:
+        check_executor(toml, name, None)
+    return path, toml
+
+
+def profiles_of(toml: TomlText) -> dict[str, dict[str, Any]]:
+    return {name: table for name, table in toml.data.items() if name not in RESERVED}
+
+
+def _check_key(toml: TomlText, name: str, key: str, value: object) -> None:
+    rules = RESERVED.get(name, PROFILE)
+    where = f"{toml.where(name, key)}: [{name}]"
+    if key not in rules:
+        tables = [table for table, keys in RESERVED.items() if key in keys and table != name]
+        hint = f"{key} is a key of [{tables[0]}]" if tables else did_you_mean(key, rules, "known keys")
+        raise UserError(f"{where} unknown key {key!r}", hint)
+    if key == "env" and isinstance(value, dict):
+        for variable, text in value.items():
+            at = f"{toml.where(name, key, variable)}: [{name}] env.{variable}"
+            if not isinstance(text, str):
+                hint = f'in quotes, as in env = {{ {variable} = "…" }}'
+                raise UserError(f"{at} = {public(variable, shown_value(text))}: must be a string", hint)
+            if not re.fullmatch(VARIABLE, variable):
+                raise UserError(f"{at}: is not a name of an environment variable")
+    if key == "secrets" and isinstance(value, list):
+        for secret in value:
+            # A value pasted where a name belongs must not reach a log: it is not repeated here either.
+            if isinstance(secret, str) and not re.fullmatch(VARIABLE, secret):
+                raise UserError(f"{where} secrets: an entry is not the name of an environment variable")
+    if not rules[key].allows(value):
+        raise UserError(f"{where} {_fault(key, value, rules[key])}", near_choice(value, rules[key]))
+
+
+def _fault(key: str, value: object, rule: Rule) -> str:
+    # These three may hold what is nobody's business, and a secret pasted in the wrong place.
+    shown = "" if key in ("env", "secrets", "startup_commands") else f" = {shown_value(value)}"
+    return f"{key}{shown}: must be {rule.says}"
+
+
+def near_choice(value: object, rule: Rule) -> str | None:
+    near = nearest(value, rule.choices) if isinstance(value, str) and rule.choices else None
+    return f"did you mean {near}?" if near else None
+
+
+def shown_value(value: object) -> str:
+    """A value as TOML and YAML spell it, where that differs from Python (`true`, dates)."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, (str, int, float, list, dict, type(None))) else str(value)
+
+
+def chain_of(toml: TomlText, name: str) -> list[str]:
+    """The profile `name` and those it extends, the most basic one first."""
+    profiles, chain = profiles_of(toml), [name]
+    while (parent := profiles[chain[0]].get("extends")) is not None:
+        where = f"{toml.where(chain[0], 'extends')}: [{chain[0]}] extends = {parent!r}"
+        if parent == "local" and "local" not in profiles:
+            break  # which exists without being written down, and says nothing
+        if parent in chain:
+            circle = " -> ".join([name, *reversed(chain[:-1]), parent])
+            raise UserError(f"{where}: profiles extend each other: {circle}")
+        if parent not in profiles:
+            reserved = f": [{parent}] is a reserved table, not a profile" if parent in RESERVED else ""
+            others = [other for other in ("local", *profiles) if other not in chain]
+            raise UserError(f"{where}: unknown profile {parent!r}{reserved}", did_you_mean(parent, others, "profiles"))
+        chain.insert(0, parent)
+    return chain
+
+
+def check_executor(toml: TomlText, name: str, default: str | None) -> None:
+    """Refuse keys in profile `name`, or in one that it extends, that belong to another executor than its own.
+
+    `default` is the executor of a profile that names none; None: such a profile is a part of others, and may have the
+    keys of any.
+    """
+    profiles, chain = profiles_of(toml), chain_of(toml, name)
+    named = [profiles[part]["executor"] for part in chain if "executor" in profiles[part]]
+    executor = named[-1] if named else default
+    if executor is None:
+        return
+    for part in reversed(chain):
+        for key in profiles[part]:
+            owner = owner_of(key)
+            if key in GENERAL or owner == executor:
+                continue
+            at = f"{toml.where(part, key)}: [{part}] {key}: a key of executor {owner}"
+            whose = f"[{name}] has executor {executor}" if named else f"[{name}] names no executor, so it is local"
+            near = nearest(key, EXECUTOR_KEYS[executor])
+            hint = f"did you mean {near}?" if near else f"keys of {executor}: {_listed(EXECUTOR_KEYS[executor])}"
+            raise UserError(f"{at}, and {whose}", hint if named else f'write executor = "{owner}"')
+
+
+def owner_of(key: str) -> str:
+    return next((executor for executor, keys in EXECUTOR_KEYS.items() if key in keys), "")
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(keys) or "none"
+
+
+def wandb_settings() -> dict[str, str] | None:
+    """The table [wandb] of env.toml (`project`, `entity`, `mode`); None where there is none."""
+    return load_tables()[1].data.get("wandb")

@@ -1,0 +1,109 @@
+"""The keys that env.toml and `run.env` may have, and what their values must be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+EXECUTORS = ("local", "slurm", "ray")
+CODE_LIMIT = 100_000_000
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the value of a key must be: its type, what an error says of it, and a pattern, choices or limits."""
+
+    kind: type
+    says: str
+    pattern: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+
+    def allows(self, value: Any) -> bool:
+        """Whether `value` may stand under the key; every entry of a list or a table counts."""
+        if not isinstance(value, self.kind) or (isinstance(value, bool) and self.kind is not bool):
+            return False
+        if isinstance(value, (list, dict)):
+            items = value if isinstance(value, list) else value.values()
+            return all(isinstance(item, str) and self._fits(item) for item in items)
+        return self._fits(value)
+
+    def _fits(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return (self.pattern is None or re.fullmatch(self.pattern, value) is not None) and (
+                not self.choices or value in self.choices
+            )
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+def _choice(*choices: str) -> Rule:
+    return Rule(str, f"one of {', '.join(choices)}", choices=choices)
+
+
+def _integer(least: int, most: int | None = None) -> Rule:
+    limits = f">= {least}" if most is None else f"from {least} to {most}"
+    return Rule(int, f"an integer {limits}", least=least, most=most)
+
+
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_TEXT = Rule(str, "a string that is not empty", r"(?s).*\S.*")
+_WORD = Rule(str, "a string without spaces", r"\S+")
+
+# Keys that every profile may have.
+GENERAL: dict[str, Rule] = {
+    "executor": _choice(*EXECUTORS),
+    "extends": _TEXT,
+    "env": Rule(dict, "a table of strings"),
+    "secrets": Rule(list, "a list of strings"),
+    "startup_commands": Rule(list, "a list of strings, each a shell command", r"(?s).*\S.*"),
+    "artifacts": _TEXT,
+    "code_limit": Rule(str, 'a size as "200MB"', r"[0-9]+(\.[0-9]+)? ?([KMG]i?)?B"),
+}
+# Keys of each executor; under these names a config may have them too, in `run.env`.
+EXECUTOR_KEYS: dict[str, dict[str, Rule]] = {
+    "local": {},
+    "slurm": {
+        "account": _WORD,
+        "partition": _WORD,
+        "run_partition": _WORD,
+        "batch_partition": _WORD,
+        "nodes": _integer(1),
+        "gpus_per_node": _integer(0),
+        "processes_per_node": _integer(1),
+        "cpus_per_task": _integer(1),
+        "mem": Rule(str, 'a size as Slurm has it, as "64G" ("0": all of the node)', r"[0-9]+[KMGT]?"),
+        "exclusive": Rule(bool, "true or false"),
+        "time": Rule(
+            str,
+            'a time as Slurm has it, in quotes: "30" (minutes), "04:00:00" or "2-00:00:00"',
+            r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED",
+        ),
+        "qos": _WORD,
+        "constraint": _WORD,
+        "container_image": Rule(str, 'an image without spaces ("": no container)', r"\S*"),
+        "mounts": Rule(
+            list, 'a list of "/there:/in/the/container" (absolute paths)', r"/[^:,\s]*:/[^:,\s]*(:(ro|rw))?"
+        ),
+        "signal": Rule(str, 'USR1@SECONDS or TERM@SECONDS, as "USR1@120"', r"(USR1|TERM)(@[0-9]{1,5})?"),
+        "max_restarts": _integer(0),
+        "job_dir": _WORD,
+        "tunnel": _choice("local", "ssh"),
+        # No leading dash: ssh would take it for an option.
+        "host": Rule(str, "a host name without user", r"[A-Za-z0-9_.:\[][A-Za-z0-9_.:\[\]%-]*"),
+        "user": Rule(str, "a user name", r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*"),
+        "port": _integer(1, 65535),
+        "identity": _TEXT,
+    },
+    "ray": {"address": Rule(str, 'the address of the dashboard, as "http://head:8265"', r"https?://[^\s/]+(/\S*)?")},
+}
+PROFILE: dict[str, Rule] = {**GENERAL, **{key: rule for keys in EXECUTOR_KEYS.values() for key, rule in keys.items()}}
+RESERVED: dict[str, dict[str, Rule]] = {
+    "wandb": {"project": _TEXT, "entity": _TEXT, "mode": _choice("online", "offline", "disabled")},
+    "artifacts": {"root": _TEXT},
+    "cache": {"dir": _TEXT},
+    "cli": {"color": Rule(bool, "true or false")},
+}
+# A recipe knows which image it needs and how many processes: for these a config goes before the profile.
+CONFIG_FIRST = ("container_image", "nodes", "gpus_per_node", "processes_per_node")

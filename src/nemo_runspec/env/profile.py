@@ -1,0 +1,365 @@
+"""A profile with all that it extends, over and under the other sources: what a job asks its executor for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.env.file import chain_of, check_executor, load_tables, owner_of, profiles_of
+from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, RESERVED
+from nemo_runspec.env.roots import ARTIFACTS_ROOT, OUTPUT_ROOT, is_url, located_path, located_text, output_root
+from nemo_runspec.env.run_env import run_env, said_on_command_line
+from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.runspec import Resources, Runspec
+from nemo_runspec.secrets import looks_secret
+from nemo_runspec.toml_text import TomlText
+
+if TYPE_CHECKING:
+    from nemo_runspec.config.loader import LoadedConfig
+
+RAY_ADDRESS = "RAY_API_SERVER_ADDRESS"  # Ray's own name for it
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """The login node that jobs are submitted from. `identity` is the file of the private key, where not ssh's own."""
+
+    host: str
+    user: str
+    port: int | None = None
+    identity: str | None = None
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What a job asks Slurm for. None: not asked for, so the cluster's own default holds.
+
+    `signal` is what Slurm sends before the time limit; `job_dir` is shared by all nodes, absolute on the cluster;
+    `ssh` is None where sbatch runs on this machine. `container_image` is None for plain srun.
+    """
+
+    account: str | None = None
+    partition: str | None = None
+    nodes: int = 1
+    gpus_per_node: int = 8
+    processes_per_node: int = 8
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    exclusive: bool = False
+    time: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    container_image: str | None = None
+    mounts: tuple[str, ...] = ()
+    signal: str = "USR1@120"
+    max_restarts: int = 3
+    job_dir: str | None = None
+    ssh: Ssh | None = None
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """The Ray cluster that jobs are submitted to."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Env:
+    """One profile with everything it extends, beside the reserved tables that a job needs.
+
+    `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
+    `output` and `artifacts` are the roots of runs and of the registry as the job sees them (a path or a URL); None for
+    a local job that uses those of this process. `code_limit` is in bytes.
+    """
+
+    profile: str | None = None
+    executor: str = "local"
+    variables: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    startup_commands: tuple[str, ...] = ()
+    slurm: SlurmSettings | None = None
+    ray: RaySettings | None = None
+    output: str | None = None
+    artifacts: str | None = None
+    code_limit: int = CODE_LIMIT
+    cache_dir: Path | None = None
+    color: bool = True
+    file: Path | None = None
+
+    @property
+    def registry_is_reachable(self) -> bool:
+        """Whether this machine can look into the job's registry. Not where it is a folder behind an ssh login."""
+        return self.slurm is None or self.slurm.ssh is None or is_url(self.artifacts or "")
+
+
+def parse_env(
+    profile: str | None = None,
+    *,
+    batch: bool = False,
+    spec: Runspec | None = None,
+    loaded: LoadedConfig | None = None,
+) -> Env:
+    """The profile called `profile`, or the plain local one when it is None.
+
+    What a key comes to: the command line (`run.env.KEY=…`), else the profile, else `run.env` of the config. For
+    `container_image`, `nodes`, `gpus_per_node` and `processes_per_node` the config goes before the profile, and the
+    script's own block (`image`, `[resources]`) comes last.
+
+    Args:
+        batch: the job is submitted, not attended: `batch_partition` holds instead of `run_partition`.
+        spec: the script, for its image and resources.
+        loaded: the config, for its `run.env`.
+
+    Raises:
+        UserError: no such profile, a fault in env.toml or in `run.env`, a secret that is not set in the environment,
+            or something missing that the executor needs.
+    """
+    path, toml = load_tables()
+    merged = _merged(toml, profile)
+    executor = merged.get("executor", "local")
+    settings = _Settings(toml, profile, executor, merged, loaded)
+    variables, secrets = merged.get("env", {}), tuple(merged.get("secrets", []))
+    _check_secrets(settings, variables, secrets)
+
+    slurm = _slurm(settings, batch, spec) if executor == "slurm" else None
+    ray = _ray(settings) if executor == "ray" else None
+    ssh = slurm is not None and slurm.ssh is not None
+    output = None
+    if slurm is not None or ray is not None:
+        there = f"{slurm.job_dir}/output" if slurm is not None and ssh else str(output_root())
+        output = variables.get(OUTPUT_ROOT, there)
+    cache = toml.data.get("cache", {}).get("dir")
+    if cache is not None and ssh and not cache.startswith("/"):
+        cache = None  # relative to this file, or to the home of this machine: it means nothing there
+    return Env(
+        profile=profile,
+        executor=executor,
+        variables=variables,
+        secrets=secrets,
+        startup_commands=tuple(merged.get("startup_commands", ())),
+        slurm=slurm,
+        ray=ray,
+        output=output,
+        artifacts=_artifacts(settings, output, ssh),
+        code_limit=_bytes(merged["code_limit"]) if "code_limit" in merged else CODE_LIMIT,
+        cache_dir=None if cache is None else located_path(path, cache),
+        color=toml.data.get("cli", {}).get("color", True),
+        file=path,
+    )
+
+
+def executor_of(profile: str | None) -> str:
+    """The executor of a profile, for who need not know more: nothing is asked of the environment or of a config.
+
+    Raises:
+        UserError: no such profile, or a fault in env.toml.
+    """
+    executor: str = _merged(load_tables()[1], profile).get("executor", "local")
+    return executor
+
+
+def _merged(toml: TomlText, profile: str | None) -> dict[str, Any]:
+    """The keys of a profile and of those that it extends; none for the plain local one."""
+    profiles = profiles_of(toml)
+    if profile is not None and profile not in ("local", *profiles):
+        where = f"{toml.file} has no such profile" if toml.file else "there is no env.toml"
+        if profile in RESERVED:
+            where = f"[{profile}] of env.toml is a reserved table"
+        raise UserError(
+            f"unknown profile {profile!r}: {where}", did_you_mean(profile, ["local", *profiles], "profiles")
+        )
+    if profile not in profiles:
+        return {}
+    check_executor(toml, str(profile), "local")
+    merged: dict[str, Any] = {}
+    for table in (profiles[name] for name in chain_of(toml, str(profile))):
+        variables = {**merged.get("env", {}), **table.get("env", {})}
+        secrets = list(dict.fromkeys([*merged.get("secrets", []), *table.get("secrets", [])]))
+        merged = {**merged, **table, "env": variables, "secrets": secrets}
+    return merged
+
+
+class _Settings:
+    """The sources of an executor's keys: the command line, the profile, the config."""
+
+    def __init__(
+        self,
+        toml: TomlText,
+        profile: str | None,
+        executor: str,
+        merged: Mapping[str, Any],
+        loaded: LoadedConfig | None,
+    ) -> None:
+        self.toml, self.name, self.profile = toml, profile, merged
+        self.file = Path(toml.file) if toml.file else None
+        self.command_line: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        for key, value in ({} if loaded is None else run_env(loaded)).items():
+            assert loaded is not None
+            if not said_on_command_line(loaded, key):
+                # A config is for every executor; what this one has no use for waits for another.
+                self.config[key] = value
+            elif key in EXECUTOR_KEYS[executor]:
+                self.command_line[key] = value
+            else:
+                who = "without a profile the job is local" if profile is None else f"profile {profile} is {executor}"
+                raise UserError(f"command line: run.env.{key}: a key of executor {owner_of(key)}, and {who}")
+
+    def layers(self, key: str) -> tuple[Mapping[str, Any], ...]:
+        if key in CONFIG_FIRST:
+            return (self.command_line, self.config, self.profile)
+        return (self.command_line, self.profile, self.config)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key`, or `default` where no source has it, or the first one that does says null."""
+        for layer in self.layers(key):
+            if key in layer:
+                return default if layer[key] is None else layer[key]
+        return default
+
+    def given(self, key: str) -> bool:
+        return any(key in layer for layer in self.layers(key))
+
+    def where(self, *keys: str) -> str:
+        """`env.toml:7: [dgx]`: where the profile says one of `keys`, else where it begins."""
+        if self.file is None or self.name not in self.toml.data:
+            return f"profile {self.name}"
+        for name in reversed(chain_of(self.toml, str(self.name))):
+            for key in keys:
+                if key in self.toml.data[name]:
+                    return f"{self.toml.where(name, key)}: [{name}]"
+        return f"{self.toml.where(str(self.name))}: [{self.name}]"
+
+
+def _check_secrets(settings: _Settings, variables: Mapping[str, str], secrets: tuple[str, ...]) -> None:
+    for name in variables:
+        by_name = f'secrets = ["{name}"] passes it on'
+        if name in secrets:
+            raise UserError(f"{settings.where('env')} env.{name}: stands under secrets too", by_name)
+        # What a job on a cluster gets set is written into the script that is submitted; a secret must not be there.
+        if looks_secret(name) and settings.profile.get("executor", "local") != "local":
+            raise UserError(
+                f"{settings.where('env')} env.{name}: looks like a secret, which has no value here", by_name
+            )
+    missing = [name for name in secrets if not os.environ.get(name)]
+    if missing:
+        at = f"profile {settings.name}: the environment does not set {', '.join(missing)}"
+        raise UserError(at, f"named in {settings.where('secrets')}")
+
+
+def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSettings:
+    get = settings.get
+    resources = Resources() if spec is None else spec.resources
+    gpus: int = get("gpus_per_node", resources.gpus_per_node)
+    image = get("container_image") if settings.given("container_image") else None if spec is None else spec.image
+    ssh, job_dir = _ssh(settings), get("job_dir")
+    if ssh is not None:
+        job_dir = _absolute_there(settings, "job_dir", job_dir)
+    elif job_dir is None:
+        job_dir = str(output_root() / "jobs")
+    else:
+        job_dir = str(located_path(settings.file, job_dir))
+    return SlurmSettings(
+        account=get("account"),
+        partition=_partition(settings, "batch_partition" if batch else "run_partition"),
+        nodes=1 if spec is not None and spec.run.launch == "direct" else get("nodes", resources.nodes),
+        gpus_per_node=gpus,
+        processes_per_node=get("processes_per_node", gpus or 1),
+        cpus_per_task=get("cpus_per_task"),
+        mem=get("mem"),
+        exclusive=get("exclusive", False),
+        time=get("time"),
+        qos=get("qos"),
+        constraint=get("constraint"),
+        container_image=image or None,
+        mounts=tuple(get("mounts", ())),
+        signal=get("signal", SlurmSettings.signal),
+        max_restarts=get("max_restarts", SlurmSettings.max_restarts),
+        job_dir=job_dir,
+        ssh=ssh,
+    )
+
+
+def _partition(settings: _Settings, special: str) -> str | None:
+    # Source by source: `run.env.partition=x` on the command line goes before `run_partition` of the profile.
+    for layer in settings.layers("partition"):
+        for key in (special, "partition"):
+            if key in layer:
+                partition: str | None = layer[key]
+                return partition
+    return None
+
+
+def _ssh(settings: _Settings) -> Ssh | None:
+    get, keys = settings.get, ("host", "user", "port", "identity")
+    if get("tunnel", "local") == "local":
+        # `tunnel = "local"` said in so many words switches off what a profile below has (on the login node itself).
+        stray = [key for key in keys if settings.given(key)]
+        if stray and not settings.given("tunnel"):
+            at = f"{settings.where(*stray)} {stray[0]}: is for an ssh login, and no tunnel is asked for"
+            raise UserError(at, 'write tunnel = "ssh"')
+        return None
+    missing = [key for key in ("host", "user", "job_dir") if get(key) is None]
+    if missing:
+        raise UserError(f'{settings.where("tunnel")} tunnel = "ssh" also needs {", ".join(missing)}')
+    identity = get("identity")
+    if identity is not None:
+        identity = str(located_path(settings.file, identity))
+        if not Path(identity).is_file():
+            raise UserError(f"{settings.where('identity')} identity = {get('identity')!r}: no such file: {identity}")
+    return Ssh(get("host"), get("user"), get("port"), identity)
+
+
+def _absolute_there(settings: _Settings, key: str, text: str) -> str:
+    """A path on the other side of an ssh login, where this machine's folders and home mean nothing."""
+    if not text.startswith("/"):
+        raise UserError(f"{settings.where(key)} {key} = {text!r}: must be an absolute path on the cluster")
+    return text.rstrip("/") or "/"
+
+
+def _ray(settings: _Settings) -> RaySettings:
+    rule = EXECUTOR_KEYS["ray"]["address"]
+    named = os.environ.get(RAY_ADDRESS)
+    if named and "address" not in settings.command_line:
+        if not rule.allows(named):
+            raise UserError(f"{RAY_ADDRESS}={named}: must be {rule.says}")
+        return RaySettings(named)
+    address = settings.get("address")
+    if address is None:
+        at = f"{settings.where('executor')} executor = 'ray': no address of a cluster"
+        raise UserError(at, f'write address = "http://head:8265", or set {RAY_ADDRESS}')
+    return RaySettings(address)
+
+
+def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None:
+    """The root of the registry as the job sees it; None for a local job of a profile that does not name one."""
+    own = settings.profile.get("artifacts")
+    if own is not None:
+        return (
+            _absolute_there(settings, "artifacts", own)
+            if ssh and "://" not in own
+            else located_text(own, settings.file)
+        )
+    if output is None:
+        return None
+    root = settings.toml.data.get("artifacts", {}).get("root")
+    named = os.environ.get(ARTIFACTS_ROOT)
+    # A folder that this machine's environment names is of this machine.
+    if named and (not ssh or is_url(named)):
+        return located_text(named, None)
+    # Behind ssh a path of env.toml counts if it can be there: relative ones and `~` are of this machine too.
+    if root is None or (ssh and not root.startswith("/") and not is_url(root)):
+        return f"{output}/artifacts"
+    return located_text(root, settings.file)
+
+
+def _bytes(size: str) -> int:
+    """`200MB` -> 200,000,000; `1GiB` -> 2**30."""
+    number, unit = re.fullmatch(r"([0-9.]+) ?(.*)B", size).groups()  # type: ignore[union-attr]
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(number) * base ** " KMG".index(unit[:1] or " "))

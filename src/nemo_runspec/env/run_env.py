@@ -1,0 +1,64 @@
+"""`run.env` of a config: the keys of an executor, said by a recipe or on the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.env.file import near_choice, shown_value
+from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL, Rule
+from nemo_runspec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from nemo_runspec.config.loader import LoadedConfig
+
+
+def run_env(loaded: LoadedConfig) -> dict[str, Any]:
+    """The keys of `run.env` of a config, interpolated and checked as those of a profile are; {} where it has none.
+
+    The value None says: none of it (no container, no time limit asked for; counts as the script's block has them).
+
+    Raises:
+        UserError: `run.env` is no mapping, or has an unknown key, a key that belongs in env.toml, or a wrong value.
+    """
+    written = loaded.data.get("run", {}).get("env")
+    if written is None:
+        return {}
+    at = loaded.origin(("run", "env"))
+    if not isinstance(written, dict):
+        raise UserError(f"{at}: run.env = {shown_value(written)}: must be a group of keys", "as in run.env.nodes=2")
+    rules = {key: rule for keys in EXECUTOR_KEYS.values() for key, rule in keys.items()}
+    values: dict[str, Any] = {}
+    for key, value in (vars(loaded.run)["env"] if written else {}).items():
+        at = loaded.origin(("run", "env", key))
+        if key in GENERAL:
+            raise UserError(f"{at}: run.env.{key}: belongs in a profile of env.toml, not in a config")
+        if key not in rules:
+            near = nearest(str(key), rules)
+            hint = f"did you mean run.env.{near}?" if near else f"known keys: {', '.join(rules)}"
+            raise UserError(f"{at}: unknown key run.env.{key}", hint)
+        values[key] = _typed(value, written[key], rules[key], f"{at}: run.env.{key}", said_on_command_line(loaded, key))
+    return values
+
+
+def _typed(value: Any, written: Any, rule: Rule, at: str, on_command_line: bool) -> Any:
+    """`value` as `rule` has it. Text of an interpolation is read as the number it spells; a number that the command
+    line spells (`run.env.time=30`) as text, where text is wanted."""
+    if value is None:
+        return None
+    if isinstance(value, str) and isinstance(written, str) and "${" in written and rule.kind in (int, bool):
+        from nemo_runspec.config.yaml_text import read_scalar
+
+        value = read_scalar(value, at)
+    if on_command_line and rule.kind is str and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not rule.allows(value):
+        raise UserError(f"{at} = {shown_value(value)}: must be {rule.says}", near_choice(value, rule))
+    return value
+
+
+def said_on_command_line(loaded: LoadedConfig, key: str) -> bool:
+    """Whether the command line says `run.env.KEY`, or a part of it (`run.env.mounts[0]`)."""
+    from nemo_runspec.config.loader import COMMAND_LINE
+
+    path = ("run", "env", key)
+    return any(at == COMMAND_LINE and origin[:3] == path for origin, at in loaded.origins.items())

@@ -1,0 +1,123 @@
+"""The two files of a bundle that say how a job is started on a node: `launch.sh` and `launch.json`.
+
+Every node of a job runs `bash launch.sh` in the unpacked bundle. It sets the variables of the job, runs the profile's
+startup commands, and becomes `python -m nemo_runspec.execution.node launch.json`, which starts the script.
+
+Values of secrets are in neither file: `launch.sh` only checks that the names are set, and refuses otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from nemo_runspec.errors import UserError
+from nemo_runspec.runspec import DEFAULT_CMD, LAUNCHERS
+
+SCRIPT_NAME, JSON_NAME = "launch.sh", "launch.json"
+# The folder that all nodes of a job share, and that a requeued attempt finds again.
+JOB_DIR = "RUNSPEC_JOB_DIR"
+_SCHEMA = 1
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What `launch.json` holds. Paths are relative to the bundle.
+
+    `launch`, `cmd`: as in the runspec. `processes_per_node`: worker processes that torchrun starts on each node.
+    """
+
+    name: str
+    launch: str
+    script: str
+    config: str
+    cmd: str = DEFAULT_CMD
+    workdir: str | None = None
+    nodes: int = 1
+    processes_per_node: int = 1
+    secrets: tuple[str, ...] = ()
+
+
+def launch_json(launch: Launch) -> str:
+    """The text of `launch.json`."""
+    return json.dumps({"schema": _SCHEMA, **asdict(launch)}, indent=2) + "\n"
+
+
+def read_launch(path: Path) -> Launch:
+    """Read `launch.json`.
+
+    Raises:
+        UserError: it is not there, or not such a file (of another version, perhaps).
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("schema") != _SCHEMA or data["launch"] not in LAUNCHERS:
+            raise ValueError
+        data["secrets"] = tuple(data.get("secrets", ()))
+        return Launch(**data)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        known = ", ".join(field.name for field in fields(Launch))
+        raise UserError(f"{path}: not a launch file of this version", f"keys: schema ({_SCHEMA}), {known}") from None
+
+
+def launch_script(
+    variables: Mapping[str, str],
+    *,
+    python_path: Sequence[str],
+    startup_commands: Sequence[str] = (),
+    secrets: Sequence[str] = (),
+) -> str:
+    """The text of `launch.sh`.
+
+    Args:
+        variables: set for the job, over what it inherits; any text is a value.
+        python_path: folders of the bundle that hold packages, as in `project/src`.
+        startup_commands: lines of bash, of the profile; the first one that fails ends the job.
+        secrets: names of variables that must be set when the job starts.
+    """
+    for name in (*variables, *secrets):
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{name!r} is not the name of an environment variable")
+    lines = [
+        "#!/usr/bin/env bash",
+        "# Runs on every node of the job.",
+        "set -euo pipefail",
+        "# A request to save comes to every process of the job; until the script listens, nobody may die of it.",
+        "trap '' USR1",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        f'export {JOB_DIR}="${{{JOB_DIR}:-$(dirname "$PWD")}}"',
+    ]
+    folders = ":".join('"$PWD"/' + shlex.quote(folder) if folder != "." else '"$PWD"' for folder in python_path)
+    lines.append(f'export PYTHONPATH={folders}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    if startup_commands:
+        lines += [
+            "",
+            "# startup_commands of the profile; those of others are seldom written for -u",
+            'launch_folder="$PWD"',
+            "set +u",
+            "trap 'echo \"error: a startup command failed on $(hostname): $BASH_COMMAND\" >&2; exit 2' ERR",
+            *startup_commands,
+            "trap - ERR",
+            "set -u",
+            'cd "$launch_folder"',
+        ]
+    if secrets:
+        lines += [
+            "",
+            f"for name in {' '.join(secrets)}; do",
+            '    if [ -z "${!name:-}" ]; then',
+            '        echo "error: $name, a secret of this job, is not set on $(hostname)" >&2',
+            "        exit 2",
+            "    fi",
+            "done",
+        ]
+    lines += ["", f"exec python -m nemo_runspec.execution.node {JSON_NAME}"]
+    return "\n".join(lines) + "\n"

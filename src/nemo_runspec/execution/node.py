@@ -1,0 +1,144 @@
+"""What `launch.sh` starts on every node of a cluster job: `python -m nemo_runspec.execution.node launch.json`.
+
+    torchrun    the script, `processes_per_node` times on each node, under torchrun with a fixed rendezvous
+    direct      the script, once, on the first node
+    ray         the script, once, on the first node, on a Ray cluster over all nodes
+
+Slurm says which node this is (`srun` with one task a node); without Slurm it is the only one. Slurm sends its signals
+to every process of the job, and kills all nodes as soon as one has failed. So the nodes leave together, with the exit
+code of the first: what rank 0 still writes is complete, and the script's own exit code is that of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
+from nemo_runspec.execution.launch_script import JOB_DIR, Launch, read_launch
+from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
+
+# A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
+WAIT_AFTER_FAILURE = 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """This node among those of the job. `attempt` names the files that belong to one start of the job."""
+
+    node: int = 0
+    nodes: int = 1
+    attempt: str = "0"
+
+
+def place() -> Place:
+    """Where this process runs, from what srun sets."""
+    if "SLURM_STEP_ID" not in os.environ:
+        return Place(attempt=str(os.getpid()))
+    attempt = [os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    attempt.insert(1, os.environ.get("SLURM_RESTART_COUNT", "0"))
+    return Place(int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_STEP_NUM_NODES"]), "-".join(attempt))
+
+
+def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
+    """The words that this node runs.
+
+    Args:
+        bundle: the folder that the paths of `launch` are relative to.
+
+    Raises:
+        UserError: several nodes, and nothing says where the first one is.
+    """
+    words = script_words(launch.cmd, bundle / launch.script, bundle / launch.config)
+    if launch.launch != "torchrun" or here.nodes * launch.processes_per_node == 1:
+        return words
+    # Slurm stops the workers itself; torchrun must not kill them while they save (`run_command`).
+    options = [f"--nproc-per-node={launch.processes_per_node}", "--signals-to-handle=SIGHUP,SIGQUIT"]
+    if here.nodes == 1:
+        return under_torchrun(words, "--standalone", *options)
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not address or not port:
+        raise UserError(f"{launch.name}: {here.nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set")
+    nodes = [f"--nnodes={here.nodes}", f"--node-rank={here.node}"]
+    return under_torchrun(words, *nodes, f"--master-addr={address}", f"--master-port={port}", *options)
+
+
+def run_node(file: Path) -> int:
+    """Do this node's part of the job that `file`, a launch.json, describes; return the exit code."""
+    launch, here = read_launch(file), place()
+    bundle = file.absolute().parent
+    job_dir = Path(os.environ.get(JOB_DIR, bundle.parent))
+    workdir = None if launch.workdir is None else bundle / launch.workdir
+    if launch.launch == "direct" and here.node > 0:
+        return DONE
+    command, environment = node_command(launch, bundle, here), local_environment({})
+    if launch.launch == "ray":
+        from nemo_runspec.execution.ray import run_in_allocation
+
+        return leave_together(run_in_allocation(command, environment, workdir), job_dir, here)
+    left = job_dir / f".exit-code-{here.attempt}"
+    code = run_command(command, environment, workdir, left, all_are_signalled="SLURM_STEP_ID" in os.environ)
+    return leave_together(code, job_dir, here)
+
+
+def leave_together(code: int, job_dir: Path, here: Place) -> int:
+    """Wait for the first node where that matters, and return the exit code that all nodes should have.
+
+    Args:
+        code: of the part of this node.
+        job_dir: shared by the nodes; each leaves `.node-…` there.
+    """
+    if here.nodes == 1:
+        return code
+    # Slurm kills the other nodes after the first bad exit; what it does to us must not change the exit code.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if here.node == 0:
+        if code == PREEMPTED and any(_left(job_dir, here, node) == FAILED for node in range(1, here.nodes)):
+            code = FAILED  # stopped because another node failed: not a reason to start again
+        _leave(job_dir, here, code)
+        return code
+    _leave(job_dir, here, code)
+    if code == DONE:
+        return code  # srun waits for the others
+    deadline = time.monotonic() + (WAIT_FOR_RANK_0 if code in (PREEMPTED, INTERRUPTED) else WAIT_AFTER_FAILURE)
+    while time.monotonic() < deadline:
+        first = _left(job_dir, here, 0)
+        if first is not None:
+            return first or code
+        time.sleep(0.2)
+    return code
+
+
+def _node_file(job_dir: Path, here: Place, node: int) -> Path:
+    return job_dir / f".node-{here.attempt}-{node}"
+
+
+def _leave(job_dir: Path, here: Place, code: int) -> None:
+    file = _node_file(job_dir, here, here.node)
+    aside = file.with_name(f"{file.name}.new")
+    aside.write_text(str(code), encoding="utf-8")
+    aside.replace(file)
+
+
+def _left(job_dir: Path, here: Place, node: int) -> int | None:
+    try:
+        return int(_node_file(job_dir, here, node).read_text(encoding="utf-8"))
+    except OSError:
+        return None
+
+
+def main() -> int:
+    """The command line: the path of launch.json."""
+    if len(sys.argv) != 2:
+        report(UserError("usage: python -m nemo_runspec.execution.node launch.json"))
+        return FAILED
+    return run_main(lambda: run_node(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,437 @@
+"""The registry on an S3: publishers at once and killed, damaged objects, machines with caches of their own, one job."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import nemo_runspec
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import RunFailed, UserError
+
+from .s3 import S3, s3_fixture, s3_server_fixture  # noqa: F401
+
+pytestmark = pytest.mark.cluster
+
+SOURCE_ROOT = Path(nemo_runspec.__file__).parents[1]
+
+# One process: publishes COUNT versions of `shared`, each with a payload of its own, and prints a line for each.
+PUBLISHER = """
+import sys
+from pathlib import Path
+from nemo_runspec.artifacts import Registry
+root, worker, count, work = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]) / sys.argv[2]
+work.mkdir()
+registry = Registry(root)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(count):
+    (work / "who").write_text(f"{worker} {number}")
+    print(registry.publish("shared", work, {"type": "T", "who": worker}).version, flush=True)
+"""
+
+
+@pytest.fixture
+def root(s3: S3) -> str:
+    """A registry of the test's own in the bucket, under a name that says nothing: `S3.stall` looks at whole URLs."""
+    return f"s3://test/{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "train.bin").write_bytes(bytes(range(256)))
+    (folder / "tokenizer" / "vocab #1+%?.json").write_text('{"a": 1}')
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+def environment(server: S3, cache: Path, **more: str) -> dict[str, str]:
+    own = {"PYTHONPATH": str(SOURCE_ROOT), "RUNSPEC_OUTPUT_ROOT": str(cache.parent / "output")}
+    return {**os.environ, **server.environment(cache), **own, **more}
+
+
+def start(server: S3, root: str, worker: str, count: int, tmp_path: Path) -> subprocess.Popen[str]:
+    """A publisher on a machine of its own, ready to go."""
+    command = [sys.executable, "-c", PUBLISHER, root, worker, str(count), str(tmp_path)]
+    env = environment(server, tmp_path / f"cache-{worker}")
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def published(root: str) -> list[tuple[str, int]]:
+    """(worker, number) of every version in version order, each checked byte by byte where it lies."""
+    registry = Registry(root)
+    found = []
+    for number in registry.versions("shared"):
+        assert registry.verify(f"shared:{number}") == []
+        version = registry.resolve_verified(f"shared:{number}")
+        worker, index = (version.path / "who").read_text().split()
+        assert worker == version.record["who"]
+        found.append((worker, int(index)))
+    return found
+
+
+def test_the_layout_is_that_of_a_local_registry(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:
+    version = Registry(root).publish("corpus", payload, {"type": "T"})
+    local = Registry(tmp_path / "local").publish("corpus", payload, {"type": "T"})
+    assert version.digest == local.digest
+    s3.requests()
+    folder = tmp_path / "downloaded"
+    fsspec.filesystem("s3").get(f"{version.location.removesuffix('/payload')}/", str(folder), recursive=True)
+    for path in (p for p in local.directory.rglob("*") if p.is_file()):
+        assert (folder / path.relative_to(local.directory)).read_bytes() == path.read_bytes()
+    checked = subprocess.run(["sha256sum", "--strict", "-c", "manifest.sha256"], cwd=folder, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_laptop_reads_what_a_cluster_published_and_fetches_it_once(
+    s3: S3,
+    root: str,
+    payload: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Registry(root).publish("corpus", payload, {"type": "T", "fields": {"train_path": "art://./train.bin"}})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "laptop"))
+    registry = Registry(root)
+    s3.requests()
+    version = registry.resolve("corpus")
+    assert version.digest == made.digest and version.path != made.path
+    assert not any("/payload" in line for line in s3.requests())
+    assert registry.resolve_verified("corpus").record["fields"]["train_path"] == str(version.path / "train.bin")
+    assert sum("GET" in line and "/payload/" in line for line in s3.requests()) == 3
+    assert (version.path / "tokenizer" / "vocab #1+%?.json").read_text() == '{"a": 1}'
+    registry.resolve_verified("corpus")
+    assert not any("/payload" in line for line in s3.requests())
+
+
+def test_processes_publish_one_name_at_once(s3: S3, root: str, tmp_path: Path) -> None:
+    workers = {name: start(s3, root, name, 4, tmp_path) for name in ("a", "b", "c", "d")}
+    for process in workers.values():
+        go(process)
+    reported = {}
+    for name, process in workers.items():
+        reported[name] = [int(line) for line in process.communicate()[0].split()]
+        assert process.returncode == 0
+    found = published(root)
+    assert Counter(found) == Counter({(name, number): 1 for name in workers for number in range(4)})
+    numbers = Registry(root).versions("shared")
+    assert sorted(number for numbers in reported.values() for number in numbers) == numbers
+    for name, mine in reported.items():
+        assert [found[numbers.index(number)][0] for number in mine] == [name] * 4
+    # Every publisher counted on: nothing was claimed twice, and nothing in vain.
+    assert numbers == list(range(1, 17)) and Registry(root).resolve("shared").version == 16
+
+
+@pytest.mark.parametrize("moment", [".claims", "payload/who", "artifact.json", "manifest.sha256"])
+def test_killed_in_the_middle_of_an_upload(s3: S3, root: str, tmp_path: Path, moment: str) -> None:
+    first = start(s3, root, "first", 1, tmp_path)
+    go(first)
+    assert first.wait() == 0
+    victim = start(s3, root, "victim", 1, tmp_path)
+    s3.stall(moment)
+    go(victim)
+    s3.wait_until_stalled()
+    registry = Registry(root)
+    assert registry.versions("shared") == [1] and registry.resolve("shared").version == 1
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL
+    s3.stall("")
+    time.sleep(0.5)
+    # The request for the manifest was on its way: the store has all of it, or it has none of it.
+    whole = (
+        [("first", 0), ("victim", 0)] if moment == "manifest.sha256" and registry.versions("shared") == [1, 2] else None
+    )
+    if whole is None:
+        assert registry.versions("shared") == [1] and registry.verify("shared") == []
+        with pytest.raises(UserError, match="no version 2"):
+            registry.resolve("shared:2")
+    second = start(s3, root, "second", 1, tmp_path)
+    go(second)
+    assert second.wait() == 0
+    assert published(root) == [*(whole or [("first", 0)]), ("second", 0)] and registry.resolve("shared").version == 3
+
+
+def test_killed_at_any_moment_leaves_whole_versions_only(s3: S3, root: str, tmp_path: Path) -> None:
+    for attempt, delay in enumerate([0.0, 0.05, 0.1, 0.2, 0.3]):
+        process = start(s3, root, f"w{attempt}", 1000, tmp_path)
+        go(process)
+        if attempt > 2:  # one at least is published
+            assert process.stdout is not None and process.stdout.readline()
+        time.sleep(delay)
+        process.kill()
+        process.wait()
+    found = published(root)
+    for attempt in range(5):
+        indices = [index for worker, index in found if worker == f"w{attempt}"]
+        assert indices == list(range(len(indices)))
+    assert len(found) >= 2
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_large_file(s3: S3, root: str, tmp_path: Path) -> None:
+    """Of a file that goes in parts, nothing is visible before the last one."""
+    source = tmp_path / "large"
+    with source.open("wb") as stream:
+        for number in range(130):
+            stream.write(bytes([number]) * (1 << 20))
+    script = (
+        "import sys; from nemo_runspec.artifacts import Registry; Registry(sys.argv[1]).publish('big', sys.argv[2], {})"
+    )
+    command = [sys.executable, "-c", script, root, str(source)]
+    s3.stall("partNumber=2")
+    process = subprocess.Popen(command, env=environment(s3, tmp_path / "victim"))
+    s3.wait_until_stalled()
+    process.kill()
+    process.wait()
+    s3.stall("")
+    time.sleep(0.5)
+    assert Registry(root).names() == []
+    assert fsspec.filesystem("s3", use_listings_cache=False).find(f"{root}/big".removeprefix("s3://")) == []
+    assert subprocess.run(command, env=environment(s3, tmp_path / "second")).returncode == 0
+    version = Registry(root).resolve_verified("big")
+    assert version.version == 2 and (version.path / "large").stat().st_size == 130 << 20
+
+
+@pytest.mark.parametrize("file", ["artifact.json", "manifest.sha256", "payload/train.bin"])
+def test_a_flipped_byte_of_an_object_is_found(
+    s3: S3,
+    root: str,
+    payload: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+) -> None:
+    Registry(root).publish("nano3-sft-model-tiny", payload, {"type": "T"})
+    assert Registry(root).verify("nano3-sft-model-tiny:1") == []
+    path = f"{root}/nano3-sft-model-tiny/1/{file}"
+    client = fsspec.filesystem("s3", use_listings_cache=False)
+    data = bytearray(client.cat_file(path))
+    data[len(data) // 2] ^= 1
+    client.pipe_file(path, bytes(data))
+    (problem,) = Registry(root).verify("nano3-sft-model-tiny:1")
+    assert file.startswith("payload") == (problem == f"{path}: content differs from its sha256")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "laptop"))
+    with pytest.raises(UserError, match=r"nano3-sft-model-tiny:1 is corrupt: s3://") as refused:
+        Registry(root).resolve_verified("nano3-sft-model-tiny")
+    assert refused.value.hint == "make it again: nemotron nano3 sft -c tiny --force"
+
+
+def test_processes_fetch_one_version_at_once(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:
+    (payload / "train.bin").write_bytes(os.urandom(3_000_000))
+    Registry(root).publish("corpus", payload, {"type": "T"})
+    script = (
+        "import sys; from nemo_runspec.artifacts import Registry\n"
+        "version = Registry(sys.argv[1]).resolve_verified('corpus')\n"
+        "print(len((version.path / 'train.bin').read_bytes()))\n"
+    )
+    s3.requests()
+    env = environment(s3, tmp_path / "node")
+    command = [sys.executable, "-c", script, root]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["3000000\n"] * 3
+    assert sum("GET" in line and "train.bin" in line for line in s3.requests()) == 1  # the others waited
+
+
+def test_killed_while_it_fetches(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:
+    for number in range(40):
+        (payload / f"shard-{number}").write_bytes(os.urandom(200_000))
+    Registry(root).publish("corpus", payload, {"type": "T"})
+    script = "import sys; from nemo_runspec.artifacts import Registry; Registry(sys.argv[1]).resolve_verified('corpus')"
+    command, env = [sys.executable, "-c", script, root], environment(s3, tmp_path / "node")
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None and process.stderr.readline().startswith("fetching corpus:1 (43 files, 8 MB)")
+    time.sleep(0.1)
+    process.kill()
+    process.wait()
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    home = next((tmp_path / "node").glob("nemotron/artifacts/*"))
+    assert len([path for path in (home / "corpus" / "1").rglob("*") if path.is_file()]) == 43 + 2
+    assert not list((home / ".aside").iterdir())
+
+
+def test_what_the_store_refuses_is_one_line(s3: S3, payload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunFailed, match=r"^s3://nobody: there is no such bucket$"):
+        Registry("s3://nobody").publish("corpus", payload, {})
+    with pytest.raises(
+        UserError, match=r"^s3://nobody/a: artifacts cannot be published there: there is no such bucket$"
+    ):
+        Registry("s3://nobody/a").check_writable()
+    Registry("s3://test/new").check_writable()
+    assert Registry("s3://test/new").names() == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(RunFailed, match=r"^s3://test/new: Could not connect to the endpoint") as failed:
+        Registry("s3://test/new").resolve("corpus")
+    assert "test-secret" not in str(failed.value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+SCRIPT = '''
+"""Read a corpus."""
+# /// script
+# [tool.runspec]
+# schema = "1"
+# name = "toy/train"
+# docs = "Read a corpus."
+# [tool.runspec.config]
+# dir = "./config"
+# default = "tiny"
+# ///
+import json, os, sys, time
+from nemo_runspec.config import load_script_config
+from nemotron.kit import Dataset, open_run
+time.sleep(float(os.environ.get("LATE", "0")))
+run = open_run(load_script_config(__file__), __file__)
+data = run.inputs["data"]
+print(json.dumps({"ref": data.ref, "dir": str(run.dir), "path": str(data.path), "resumed": run.resumed,
+                  "text": (data.path / "train.jsonl").read_text()}), flush=True)
+if os.environ.get("SAVE") and run.rank == 0:
+    (run.output_dir / "train.jsonl").write_text("made")
+    made = Dataset(path=run.output_dir, num_examples=1, train_path=run.output_dir / "train.jsonl").save()
+    print(json.dumps(made.version.record["producer"]))
+run.close(finished=not os.environ.get("STOPPED"))
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "recipe"
+    (folder / "config").mkdir(parents=True)
+    (folder / "train.py").write_text(SCRIPT.lstrip())
+    (folder / "config" / "tiny.yaml").write_text("run: {data: corpus, output: made}\npath: ${art:data,path}\n")
+    return folder / "train.py"
+
+
+def publish(root: str, payload: Path, text: str) -> str:
+    (payload / "train.jsonl").write_text(text)
+    return Registry(root).publish("corpus", payload, {"type": "Dataset", "types": ["Dataset"], "fields": {}}).ref
+
+
+def ranks(
+    server: S3,
+    root: str,
+    script: Path,
+    tmp_path: Path,
+    between: object = None,
+    **more: str,
+) -> list[dict[str, object]]:
+    """Two ranks on two nodes with caches of their own; rank 1 is late. `between` is called when rank 0 is ready."""
+    shared = {"RUNSPEC_ARTIFACTS_ROOT": root, "RUNSPEC_JOB_DIR": str(tmp_path / "job"), "SLURM_JOB_ID": "7"}
+    shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500", **more}
+    processes = []
+    for rank in (0, 1):
+        env = environment(server, tmp_path / f"node{rank}" / "cache", **shared, RANK=str(rank))
+        env["RUNSPEC_OUTPUT_ROOT"] = str(tmp_path / "output")
+        process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
+        processes.append(process)
+        if rank == 0:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            if callable(between):
+                between()
+    outputs = [first, processes[1].communicate(timeout=60)[0]]
+    processes[0].communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    return [json.loads(output.splitlines()[0]) for output in outputs]
+
+
+def test_nodes_and_a_requeued_attempt_agree_though_latest_moves(
+    s3: S3,
+    root: str,
+    payload: Path,
+    script: Path,
+    tmp_path: Path,
+) -> None:
+    publish(root, payload, "one")
+    zero, one = ranks(s3, root, script, tmp_path, lambda: publish(root, payload, "two"), STOPPED="1")
+    assert (zero["ref"], one["ref"]) == ("corpus:1", "corpus:1") and zero["dir"] == one["dir"]
+    assert zero["text"] == one["text"] == "one" and zero["path"] != one["path"]  # two caches, one fingerprint
+    pins = json.loads((tmp_path / "job" / "pins.json").read_text())
+    assert list(pins) == ["corpus"] and pins["corpus"].startswith("corpus:1@")
+    again, other = ranks(s3, root, script, tmp_path, SLURM_RESTART_COUNT="1", STOPPED="1")
+    assert (again["ref"], other["ref"], again["dir"]) == ("corpus:1", "corpus:1", zero["dir"])
+    assert again["resumed"] and other["resumed"]
+    later = {"RUNSPEC_JOB_DIR": str(tmp_path / "another job"), "SLURM_JOB_ID": "8", "STOPPED": "1"}
+    fresh = ranks(s3, root, script, tmp_path, **later)
+    assert {rank["ref"] for rank in fresh} == {"corpus:2"} and fresh[0]["dir"] != zero["dir"]
+
+
+def test_a_job_publishes_to_s3_with_the_digest_of_its_code(
+    s3: S3,
+    root: str,
+    payload: Path,
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish(root, payload, "one")
+    published_dir = tmp_path / "published"
+    published_dir.mkdir()
+    env = environment(s3, tmp_path / "node" / "cache", RUNSPEC_ARTIFACTS_ROOT=root, SAVE="1")
+    env |= {"RUNSPEC_CODE_DIGEST": "c0de" * 16, "RUNSPEC_GIT_COMMIT": "abc-dirty"}
+    env["RUNSPEC_PUBLISHED_DIR"] = str(published_dir)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    producer = json.loads(done.stdout.splitlines()[1])
+    assert (producer["code_digest"], producer["git_commit"]) == ("c0de" * 16, "abc-dirty")
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", root)
+    from nemotron.kit import Dataset
+    from nemotron.kit.lineage import problems, walk
+
+    made = Dataset.load("made")
+    assert made.train_path is not None and made.train_path.read_text() == "made" and made.producer.code_digest
+    assert made.train_path.is_relative_to(tmp_path / "cache")
+    assert Dataset.load(path=made.train_path).ref == "made:1"
+    assert (published_dir / "made").read_text().strip() == made.version.pinned
+    lineage = walk("made")
+    assert [node.ref for node in lineage.inputs] == ["corpus:1"] and "neither" in problems(lineage)[0]
+    # The next step of the pipeline reads what this one made, whatever came after it.
+    (published_dir / "corpus").write_text(Registry(root).resolve("corpus:1").pinned)
+    publish(root, payload, "two")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env)
+    assert json.loads(done.stdout.splitlines()[0])["ref"] == "corpus:1", done.stderr
+
+
+def test_the_commands_read_records_and_no_payload(
+    s3: S3,
+    root: str,
+    payload: Path,
+    script: Path,
+    tmp_path: Path,
+) -> None:
+    publish(root, payload, "one")
+    env = environment(s3, tmp_path / "laptop", RUNSPEC_ARTIFACTS_ROOT=root, NO_COLOR="1")
+    s3.requests()
+
+    def nemotron(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from nemotron.cli.main import main; main()", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=env)
+
+    shown = nemotron("artifacts", "show", "corpus")
+    assert shown.returncode == 0 and f"{root}/corpus/1/payload" in shown.stdout, shown.stderr
+    assert "corpus:1" in nemotron("artifacts", "list").stdout
+    assert "corpus:1" in nemotron("artifacts", "lineage", "corpus").stdout
+    assert not any("/payload/" in line for line in s3.requests()) and not (tmp_path / "laptop").exists()
+    assert nemotron("artifacts", "verify").stdout == "corpus:1: ok\n"
+    assert any("/payload/" in line for line in s3.requests()) and not (tmp_path / "laptop").exists()

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Runs on every node of the job.
+set -euo pipefail
+# A request to save comes to every process of the job; until the script listens, nobody may die of it.
+trap '' USR1
+cd "$(dirname "${BASH_SOURCE[0]}")"
+export RUNSPEC_JOB_DIR="${RUNSPEC_JOB_DIR:-$(dirname "$PWD")}"
+export PYTHONPATH="$PWD"/project/src:"$PWD"/runspec"${PYTHONPATH:+:$PYTHONPATH}"
+export RUNSPEC_OUTPUT_ROOT=/shared/output
+export NOTE='it'"'"'s $HOME'
+
+# startup_commands of the profile; those of others are seldom written for -u
+launch_folder="$PWD"
+set +u
+trap 'echo "error: a startup command failed on $(hostname): $BASH_COMMAND" >&2; exit 2' ERR
+module load cuda/12.8
+source "$HOME/venv/bin/activate"
+trap - ERR
+set -u
+cd "$launch_folder"
+
+for name in HF_TOKEN WANDB_API_KEY; do
+    if [ -z "${!name:-}" ]; then
+        echo "error: $name, a secret of this job, is not set on $(hostname)" >&2
+        exit 2
+    fi
+done
+
+exec python -m nemo_runspec.execution.node launch.json

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_runspec.config.resolve import config_to_ship
-from nemo_runspec.env import ARTIFACTS_ROOT, CODE_DIGEST, FRESH, GIT_COMMIT, OUTPUT_ROOT, Env, wandb_settings
+from nemo_runspec.env import Env, wandb_settings
 from nemo_runspec.errors import DEBUG, debugging
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
 from nemo_runspec.job import Job, job_yaml
 from nemo_runspec.packaging import BundlePlan, megabytes, plan_bundle, write_bundle
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, FRESH, GIT_COMMIT, OUTPUT_ROOT
 
 _SHOWN_UNCOMMITTED = 10
 

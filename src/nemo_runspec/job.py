@@ -28,23 +28,14 @@ from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.display import display_job
-from nemo_runspec.env import (
-    ARTIFACTS_ROOT,
-    ENV_FILE,
-    FRESH,
-    OUTPUT_ROOT,
-    Env,
-    artifacts_root,
-    executor_of,
-    output_root,
-    parse_env,
-)
+from nemo_runspec.env import Env, artifacts_root, executor_of, output_root, parse_env
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
 from nemo_runspec.options import parse_words
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.runspec import parse as parse_runspec
+from nemo_runspec.variables import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT
 
 if TYPE_CHECKING:
     import typer

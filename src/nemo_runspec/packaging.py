@@ -164,6 +164,17 @@ def write_bundle(
     return folder
 
 
+def contents(bundle: Path) -> list[str]:
+    """The entries of a written bundle, a folder as its number of files, with their sizes."""
+    lines = []
+    for entry in sorted(bundle.iterdir()):
+        files = [file for file in entry.rglob("*") if file.is_file()] if entry.is_dir() else [entry]
+        size = sum(file.stat().st_size for file in files)
+        what = f"{entry.name}/  {len(files)} files," if entry.is_dir() else f"{entry.name} "
+        lines.append(f"{what} {size:,} bytes")
+    return lines
+
+
 def megabytes(size: int) -> str:
     """`123456789` -> `123.5 MB`."""
     return f"{size / 1e6:.1f} MB"

@@ -32,7 +32,7 @@ DATA_PREP = SOURCE_ROOT / "nemotron/recipes/nano3/stage0_pretrain/data_prep.py"
 QUICK = ("stdlib.enabled=false", "tasks.num_tasks=60000", "tokenizer.vocab_size=400", "curation.evaluation_tasks=20")
 ON_A_NODE = (
     "import os, sys\nfrom nemo_runspec.errors import run_main\n"
-    "from nemo_runspec.execution.ray import run_in_allocation\n"
+    "from nemo_runspec.execution.ray_allocation import run_in_allocation\n"
     "sys.exit(run_main(lambda: run_in_allocation(sys.argv[1:], dict(os.environ), None)))"
 )
 

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from nemo_runspec.artifacts.naming import parse_reference
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.variables import JOB_DIR, PUBLISHED_DIR
 
-JOB_DIR = "RUNSPEC_JOB_DIR"
-PUBLISHED_DIR = "RUNSPEC_PUBLISHED_DIR"
 PINS_FILE = "pins.json"
 _LAUNCHES = ".launches"  # in the output root
 _SECONDS = 1800.0  # how long other ranks wait for rank 0

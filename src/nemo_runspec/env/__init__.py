@@ -23,26 +23,14 @@ The file is looked for from the current directory upwards; NEMOTRON_ENV_FILE nam
 every key. A config may hold the keys of an executor too, under `run.env`; which source wins: `parse_env`.
 """
 
-from nemo_runspec.env.file import ENV_FILE, find_env_file, load_tables, wandb_settings
+from nemo_runspec.env.file import find_env_file, load_tables, wandb_settings
 from nemo_runspec.env.keys import CODE_LIMIT
 from nemo_runspec.env.profile import RAY_ADDRESS, Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
-from nemo_runspec.env.roots import ARTIFACTS_ROOT, OUTPUT_ROOT, artifacts_root, output_root
+from nemo_runspec.env.roots import artifacts_root, output_root
 from nemo_runspec.env.run_env import run_env
 
-# Set by `--force`: a run starts afresh where an unfinished one of the same fingerprint lies.
-FRESH = "RUNSPEC_FRESH"
-# Set for a job whose code travelled: what it is, and where it came from.
-CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
-GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
-
 __all__ = [
-    "ARTIFACTS_ROOT",
-    "CODE_DIGEST",
     "CODE_LIMIT",
-    "ENV_FILE",
-    "FRESH",
-    "GIT_COMMIT",
-    "OUTPUT_ROOT",
     "RAY_ADDRESS",
     "Env",
     "RaySettings",

@@ -12,8 +12,7 @@ from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL, PROFILE, RESERVED, VAR
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.secrets import public
 from nemo_runspec.toml_text import TomlText, read_toml
-
-ENV_FILE = "NEMOTRON_ENV_FILE"
+from nemo_runspec.variables import ENV_FILE
 
 
 def find_env_file() -> Path | None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.env.file import chain_of, check_executor, load_tables, owner_of, profiles_of
 from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, RESERVED
-from nemo_runspec.env.roots import ARTIFACTS_ROOT, OUTPUT_ROOT, is_url, located_path, located_text, output_root
+from nemo_runspec.env.roots import is_url, located_path, located_text, output_root
 from nemo_runspec.env.run_env import run_env, said_on_command_line
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Resources, Runspec
 from nemo_runspec.secrets import looks_secret
 from nemo_runspec.toml_text import TomlText
+from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 
 if TYPE_CHECKING:
     from nemo_runspec.config.loader import LoadedConfig

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 from nemo_runspec.env.file import load_tables
-
-ARTIFACTS_ROOT = "RUNSPEC_ARTIFACTS_ROOT"
-OUTPUT_ROOT = "RUNSPEC_OUTPUT_ROOT"
+from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 
 
 def artifacts_root() -> Path | str:

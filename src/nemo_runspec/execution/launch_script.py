@@ -17,10 +17,9 @@ from pathlib import Path
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import DEFAULT_CMD, LAUNCHERS
+from nemo_runspec.variables import JOB_DIR
 
 SCRIPT_NAME, JSON_NAME = "launch.sh", "launch.json"
-# The folder that all nodes of a job share, and that a requeued attempt finds again.
-JOB_DIR = "RUNSPEC_JOB_DIR"
 _SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

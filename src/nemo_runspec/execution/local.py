@@ -31,8 +31,8 @@ from nemo_runspec.errors import (
     UserError,
     report,
 )
-from nemo_runspec.execution.launch_script import JOB_DIR
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.variables import JOB_DIR
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Ctrl-C this many times ends a child that does not listen.

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
-from nemo_runspec.execution.launch_script import JOB_DIR, Launch, read_launch
+from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
+from nemo_runspec.variables import JOB_DIR
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
 WAIT_AFTER_FAILURE = 20
@@ -72,12 +73,13 @@ def run_node(file: Path) -> int:
     launch, here = read_launch(file), place()
     bundle = file.absolute().parent
     job_dir = Path(os.environ.get(JOB_DIR, bundle.parent))
+    job_dir.mkdir(parents=True, exist_ok=True)
     workdir = None if launch.workdir is None else bundle / launch.workdir
     if launch.launch == "direct" and here.node > 0:
         return DONE
     command, environment = node_command(launch, bundle, here), local_environment({})
     if launch.launch == "ray":
-        from nemo_runspec.execution.ray import run_in_allocation
+        from nemo_runspec.execution.ray_allocation import run_in_allocation
 
         return leave_together(run_in_allocation(command, environment, workdir), job_dir, here)
     left = job_dir / f".exit-code-{here.attempt}"

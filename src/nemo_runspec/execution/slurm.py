@@ -38,6 +38,7 @@ from nemo_runspec.env import Env, SlurmSettings
 from nemo_runspec.errors import PREEMPTED, RunspecError, UserError
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.execution.remote import Shell, shell_for
+from nemo_runspec.packaging import contents
 
 if TYPE_CHECKING:
     from nemo_run import Experiment, SlurmExecutor
@@ -258,7 +259,7 @@ def submission_text(experiment: Experiment, env: Env) -> str:
             f"# {job.id}: submitted{f' over ssh, on {host[:-1]},' if host else ''} with\n{command}\n",
             f"# {job.id}_sbatch.sh\n{(folder / f'{job.id}_sbatch.sh').read_text(encoding='utf-8').strip()}\n",
             f"# {SCRIPT_NAME}, run on each node\n{(bundle / SCRIPT_NAME).read_text(encoding='utf-8').strip()}\n",
-            f"# what travels, to {host}{remote}/{job.id}/code\n" + "\n".join(_contents(bundle)) + "\n",
+            f"# what travels, to {host}{remote}/{job.id}/code\n" + "\n".join(contents(bundle)) + "\n",
         ]
     shutil.rmtree(folder)
     return "\n".join(parts).replace(experiment._id, f"{experiment._title}_<id>").rstrip()
@@ -320,14 +321,3 @@ def _shared_folders(env: Env) -> list[str]:
 def _job_id(handle: str) -> str:
     """The Slurm job id of a torchx handle, `slurm_tunnel://nemo_run/ID/…`."""
     return handle.partition("://")[2].split("/")[1].partition(";")[0]
-
-
-def _contents(bundle: Path) -> list[str]:
-    """The entries of a bundle, a folder as its number of files, with their sizes."""
-    lines = []
-    for entry in sorted(bundle.iterdir()):
-        files = [file for file in entry.rglob("*") if file.is_file()] if entry.is_dir() else [entry]
-        size = sum(file.stat().st_size for file in files)
-        what = f"{entry.name}/  {len(files)} files," if entry.is_dir() else f"{entry.name} "
-        lines.append(f"{what} {size:,} bytes")
-    return lines

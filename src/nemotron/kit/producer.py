@@ -9,9 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from nemo_runspec.git import git_commit, git_root
-
-CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
-GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
+from nemo_runspec.variables import CODE_DIGEST, GIT_COMMIT
 
 
 class Producer(BaseModel):

@@ -30,10 +30,10 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
-from nemo_runspec.env import FRESH
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.fingerprint import config_fingerprint, inputs_of, plain, run_dir_for
 from nemo_runspec.runspec import Runspec, parse
+from nemo_runspec.variables import FRESH
 from nemotron.kit.environment import describe_environment
 from nemotron.kit.lineage import use_configured_tracker, write_json
 from nemotron.kit.metrics import MetricsLog, append_line, read_metrics

@@ -18,6 +18,7 @@ from nemo_runspec.env import Env, RaySettings
 from nemo_runspec.errors import DONE, UserError
 from nemo_runspec.execution import ray
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
+from nemo_runspec.execution.ray_allocation import run_in_allocation
 from nemo_runspec.runspec import parse
 
 SOURCE_ROOT = Path(ray.__file__).parents[2]
@@ -120,7 +121,7 @@ def test_ray_that_is_not_installed_is_two_lines(bundle: Path, monkeypatch: pytes
     assert caught.value.hint == "install it: pip install 'nemotron[ray]'"
     nodes = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     with pytest.raises(UserError, match='launch = "ray" on 2 nodes needs Ray, which is not installed here'):
-        ray.run_in_allocation(["true"], nodes, None)
+        run_in_allocation(["true"], nodes, None)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +133,15 @@ def test_no_ray_is_started_on_one_node_or_where_there_is_one(tmp_path: Path, var
         "-c",
         "import os, sys; open('seen', 'w').write(os.environ.get('RAY_ADDRESS', '')); sys.exit(2)",
     ]
-    assert ray.run_in_allocation(command, variables, tmp_path) == 2
+    assert run_in_allocation(command, variables, tmp_path) == 2
     assert (tmp_path / "seen").read_text() == variables.get("RAY_ADDRESS", "")
     if variables:
-        assert ray.run_in_allocation(["false"], {**variables, "SLURM_NODEID": "1"}, tmp_path) == DONE
+        assert run_in_allocation(["false"], {**variables, "SLURM_NODEID": "1"}, tmp_path) == DONE
 
 
 def test_without_slurm_s_variables_it_is_refused() -> None:
     with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR and MASTER_PORT are not set"):
-        ray.run_in_allocation(["true"], {"SLURM_STEP_NUM_NODES": "2"}, None)
+        run_in_allocation(["true"], {"SLURM_STEP_NUM_NODES": "2"}, None)
 
 
 def test_without_a_terminal_the_second_ctrl_c_cancels(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nemo_runspec.artifacts.pins import PUBLISHED_DIR
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.env import executor_of
@@ -20,6 +19,7 @@ from nemo_runspec.execution import slurm
 from nemo_runspec.execution.follow import follow
 from nemo_runspec.job import RecipeConfig, display_job, parse_recipe_config
 from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
+from nemo_runspec.variables import PUBLISHED_DIR
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:

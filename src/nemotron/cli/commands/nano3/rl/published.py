@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 import typer
 
-from nemo_runspec.artifacts.pins import PUBLISHED_DIR
 from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, UserError
@@ -14,6 +13,7 @@ from nemo_runspec.execution import slurm
 from nemo_runspec.execution.follow import follow
 from nemo_runspec.job import RecipeConfig, display_job, parse_recipe_config
 from nemo_runspec.pipeline import Step, plan_pipeline, run_pipeline
+from nemo_runspec.variables import PUBLISHED_DIR
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGE = recipe_dir("nano3/stage2_rl")

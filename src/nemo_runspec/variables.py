@@ -1,0 +1,18 @@
+"""The environment variables by which a command and the scripts that it starts, here or elsewhere, know each other."""
+
+from __future__ import annotations
+
+# The env.toml in force.
+ENV_FILE = "NEMOTRON_ENV_FILE"
+# Where runs live, and where the artifact registry is: a path, or for the latter a URL.
+OUTPUT_ROOT = "RUNSPEC_OUTPUT_ROOT"
+ARTIFACTS_ROOT = "RUNSPEC_ARTIFACTS_ROOT"
+# Set by `--force`: a run starts afresh where an unfinished one of the same fingerprint lies.
+FRESH = "RUNSPEC_FRESH"
+
+# Of a job on a cluster: the folder that its nodes share and that a requeued attempt finds again; where the jobs of a
+# pipeline leave what they have published; which code travelled, and the commit that it came from.
+JOB_DIR = "RUNSPEC_JOB_DIR"
+PUBLISHED_DIR = "RUNSPEC_PUBLISHED_DIR"
+CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
+GIT_COMMIT = "RUNSPEC_GIT_COMMIT"

@@ -78,11 +78,11 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
     node, nodes = int(environment.get("SLURM_NODEID", "0")), int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if environment.get(RAY_ADDRESS) or nodes == 1:
         return _run_script(command, environment, workdir) if node == 0 else DONE
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(f'launch = "ray" on {nodes} nodes needs Ray, which is not installed here', INSTALL)
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if not host or not port:
         raise UserError(f"{nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set")
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f'launch = "ray" on {nodes} nodes needs Ray, which is not installed here', INSTALL)
     ours = {
         **environment,
         # Whoever reaches the port may use the cluster, as with torchrun's. A profile may ask for tokens instead.

@@ -257,13 +257,13 @@ def test_a_full_cache_is_one_line(machine, root, payload, monkeypatch, tmp_path)
 
 
 def test_publishing_tells_the_later_jobs_of_its_pipeline(machine, root, payload, monkeypatch, tmp_path):
-    folder = tmp_path / "published"
-    folder.mkdir()
+    folder = tmp_path / "made" / "when needed"
     monkeypatch.setenv("RUNSPEC_PUBLISHED_DIR", str(folder))
     for registry in (Registry(root), Registry(tmp_path / "local")):
         version = registry.publish("corpus", payload, RECORD)
         assert (folder / "corpus").read_text() == f"{version.pinned}\n"
     assert [path.name for path in folder.iterdir()] == ["corpus"]
+    (tmp_path / "nowhere").write_text("a file")
     monkeypatch.setenv("RUNSPEC_PUBLISHED_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(RunFailed, match=r"corpus:2 is published, but .*nowhere cannot be written"):
         Registry(root).publish("corpus", payload, RECORD)

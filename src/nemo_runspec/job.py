@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,10 @@ class RecipeConfig:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Identity of a job: its name, the folder it runs in, and the fingerprint; None where inputs do not exist yet."""
+    """Identity of a job: its name, the folder it runs in, and the fingerprint; None where inputs do not exist yet.
+
+    `name` is the config's `run.name`, with a dash for what may not stand in the name of a folder.
+    """
 
     name: str
     dir: Path
@@ -195,7 +199,8 @@ def build_job_config(
     else:
         digits = config_fingerprint(resolved.data, spec, versions)
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
-    return Job(resolved, RunInfo(str(resolved.run["name"]), folder, digits), env, tuple(argv))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(resolved.run["name"])).strip("-.") or "job"
+    return Job(resolved, RunInfo(name, folder, digits), env, tuple(argv))
 
 
 def registry_of(env: Env) -> Registry:

@@ -125,3 +125,8 @@ def test_what_is_written_is_what_was_planned_and_goes_away(project: Path) -> Non
         assert (folder / "launch.sh").read_text() == bundle.launch_sh
         assert (folder / bundle.plan.script).is_file()
     assert not folder.exists()
+
+
+def test_a_name_that_no_folder_may_have_becomes_one(project: Path) -> None:
+    bundle, _ = bundle_of(project, "here", "run.name=../my run/1")
+    assert bundle.launch.name == "my-run-1"

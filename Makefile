@@ -7,6 +7,7 @@
 
 SHELL     := /bin/sh
 VENV      := .venv
+SKYPILOT  := .venv-skypilot
 BIN       := $(VENV)/bin
 PIP_FLAGS ?=
 PYTHON    ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -38,7 +39,7 @@ test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 # Also replaces four packages of .venv by the older ones that nemo-run wants (constraints-cluster.txt).
-test-cluster: $(VENV)/installed-cluster
+test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	@sh tests/cluster/install-engines.sh
 	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_FLAGS)
 
@@ -85,6 +86,13 @@ $(VENV)/installed-cluster: pyproject.toml constraints-cluster.txt | $(VENV)/crea
 	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints-cluster.txt -e ".[dev,hf,launch,ray,s3,cluster]"
 	@touch $@ $(VENV)/installed $(VENV)/installed-dev
 
+# For tests/cluster/test_fork_skypilot.py, which calls the program sky: it wants an older click than typer does.
+$(SKYPILOT)/installed: | $(VENV)/created
+	@echo "installing SkyPilot in $(SKYPILOT) (about 360 MB)"
+	@$(PYTHON) -m venv $(SKYPILOT)
+	@$(SKYPILOT)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) skypilot==0.14.1 uv
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SKYPILOT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -151,7 +151,7 @@ def test_a_request_to_save_requeues_and_ends_with_the_same_weights(undisturbed: 
     slurm.run(f"scancel --signal=USR1 {job}")
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
-    assert f"job {job} saved its checkpoint and was requeued, restart 1 of 3" in said
+    assert f"job {job} (nano3-pretrain-tiny) requeued: restart 1 of 3" in said, said
     assert re.search(r"^resumed at step \d+ of 40$", said, re.M)
     assert desk.losses() == undisturbed.losses()
     assert desk.digest("nano3-pretrain-model-tiny") == undisturbed.digest("nano3-pretrain-model-tiny")

@@ -158,7 +158,8 @@ def train(
     if run.resumed and (restored := checkpoints.load_latest(model, optimizer)) is not None:
         start, metrics, validated = restored.step, restored.state["metrics"], restored.state["validated"]
         loader.load_state_dict(restored.state["loader"])
-        print(f"resumed at step {start} of {steps}", file=sys.stderr)
+        if ranks.is_main:
+            print(f"resumed at step {start} of {steps}", file=sys.stderr)
     run.metrics.truncate_after(start or -1)
 
     flops_per_token = training_flops_per_token(config, cfg.dataset.seq_length)

@@ -150,7 +150,8 @@ def train(
     if run.resumed and (restored := checkpoints.load_latest(model, optimizer)) is not None:
         start, best = restored.step, Best(**restored.state["best"], weights=restored.best_model)
         loader.load_state_dict(restored.state["loader"])
-        print(f"resumed at step {start} of at most {cfg.train.train_iters}", file=sys.stderr)
+        if ranks.is_main:
+            print(f"resumed at step {start} of at most {cfg.train.train_iters}", file=sys.stderr)
     run.metrics.truncate_after(start or -1)
 
     flops_per_token = training_flops_per_token(model.config, data.seq_len)

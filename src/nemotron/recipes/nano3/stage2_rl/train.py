@@ -162,7 +162,8 @@ def train(
     if run.resumed and (restored := checkpoints.load_latest(model, optimizer)) is not None:
         start = logged = restored.step
         validated = restored.state["validated"]
-        print(f"resumed at step {start} of {grpo.max_num_steps}", file=sys.stderr)
+        if ranks.is_main:
+            print(f"resumed at step {start} of {grpo.max_num_steps}", file=sys.stderr)
     run.metrics.truncate_after(logged)
     samples = MetricsLog(run.dir / "rollouts.jsonl")
     samples.truncate_after(logged)

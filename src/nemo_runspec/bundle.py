@@ -86,17 +86,15 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
     """
     stays = () if env.slurm is None or env.slurm.job_dir is None else (Path(env.slurm.job_dir),)
     plan = plan_bundle(spec, limit=env.code_limit, leave_out=stays)
-    nodes, processes = (1, 1) if env.slurm is None else (env.slurm.nodes, env.slurm.processes_per_node)
     launch = Launch(
         name=str(job.run.name),
         launch=spec.run.launch,
         script=plan.script,
         config=plan.config_name,
         cmd=spec.run.cmd,
-        workdir=plan.workdir,
-        nodes=nodes,
-        processes_per_node=processes,
-        secrets=env.secrets,
+        workdir=plan.workdir or _shared_folder(env),
+        executor=env.executor,
+        processes_per_node=1 if env.slurm is None else env.slurm.processes_per_node,
     )
     all_variables = {**_variables(job, env, plan), **(variables or {})}
     return Bundle(
@@ -108,11 +106,17 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
             python_path=plan.python_path,
             startup_commands=env.startup_commands,
             secrets=env.secrets,
+            inherits_job_dir=env.executor == "ray",
         ),
         launch_json=launch_json(launch),
         job_yaml=job_yaml(job, spec, code=plan.code),
         train_yaml=config_to_ship(job.resolved),
     )
+
+
+def _shared_folder(env: Env) -> str | None:
+    """The folder in which the command was given, where the nodes have it too; paths in a config mean the same there."""
+    return str(Path.cwd()) if env.slurm is not None and env.slurm.ssh is None else None
 
 
 def _variables(job: Job, env: Env, plan: BundlePlan) -> dict[str, str]:

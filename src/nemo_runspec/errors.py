@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 
-DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
+from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
 
-# torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
-# own exit code there, and `execution.local` returns that one.
-EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"
+DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
 
 # How long the other ranks wait for rank 0 to leave it, in seconds, where a signal ended the run.
 WAIT_FOR_RANK_0 = 600

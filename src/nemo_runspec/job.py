@@ -50,6 +50,7 @@ __all__ = [
     "build_env_vars",
     "build_job_config",
     "display_job",
+    "job_name",
     "parse_config",
     "parse_env",
     "parse_recipe_config",
@@ -199,14 +200,21 @@ def build_job_config(
     else:
         digits = config_fingerprint(resolved.data, spec, versions)
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(resolved.run["name"])).strip("-.") or "job"
-    return Job(resolved, RunInfo(name, folder, digits), env, tuple(argv))
+    return Job(resolved, RunInfo(job_name(resolved.run["name"]), folder, digits), env, tuple(argv))
+
+
+def job_name(text: str) -> str:
+    """`text` with a dash for what may not stand in the name of a job, which is that of its folder too."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "job"
 
 
 def registry_of(env: Env) -> Registry:
     """The registry that a job under this profile reads and publishes to."""
     from nemo_runspec.artifacts import Registry
 
+    for name, value in env.variables.items():
+        if name.startswith(("AWS_", "GOOGLE_", "FSSPEC_")):  # an object store is asked from here as the job asks it
+            os.environ.setdefault(name, value)
     return Registry.default() if env.artifacts is None else Registry(env.artifacts)
 
 

@@ -12,8 +12,10 @@ and contents of `project/`: the same tree on two machines has the same one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,7 +90,7 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
     """
     script = spec.script_path.parent.resolve() / spec.script_path.name
     root, paths, repositories = _listed(script)
-    left_out = _left_out(root, leave_out)
+    left_out = (*_left_out(root, leave_out), *_written_by_us(root, paths))
     sources = dict(sorted(_followed(root, _without(root, paths, left_out))))
     if script.relative_to(root).as_posix() not in sources:
         raise UserError(f"{script}: lies where runs write, and would not travel", "move it to where the code is")
@@ -158,7 +160,8 @@ def write_bundle(
         except OSError as error:
             raise RunFailed(f"cannot read {file.source}: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != file.sha256:
-            raise RunFailed(f"{file.source} changed while it was being packed", "the same command tries again")
+            hint = "the same command tries again; what is written all the time, as a log, belongs into .gitignore"
+            raise RunFailed(f"{file.source} changed while it was being packed", hint)
         target.write_bytes(content)
         target.chmod(0o755 if file.executable else 0o644)
     return folder
@@ -176,8 +179,8 @@ def contents(bundle: Path) -> list[str]:
 
 
 def megabytes(size: int) -> str:
-    """`123456789` -> `123.5 MB`."""
-    return f"{size / 1e6:.1f} MB"
+    """`123456789` -> `123.5 MB`; below a tenth of one, `12.3 kB`."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 # What there is
@@ -292,12 +295,31 @@ def _left_out(root: Path, more: Iterable[Path]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _written_by_us(root: Path, paths: Sequence[str]) -> list[str]:
+    """Files that this process's output is redirected into: they grow while they are packed."""
+    ours = set()
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode):
+                ours.add((status.st_dev, status.st_ino))
+    if not ours:
+        return []
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.lstat(root / path)
+            if (status.st_dev, status.st_ino) in ours:
+                found.append(path)
+    return found
+
+
 def _is_below(path: str, folders: Sequence[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def _without(root: Path, paths: Iterable[str], left_out: Sequence[str]) -> list[str]:
-    kept = [path for path in paths if not _is_below(path, left_out)]
+    kept = [path for path in paths if not _is_below(path, left_out) and PurePosixPath(path).name != "env.toml"]
     for path in kept:
         try:
             path.encode()

@@ -16,3 +16,12 @@ JOB_DIR = "RUNSPEC_JOB_DIR"
 PUBLISHED_DIR = "RUNSPEC_PUBLISHED_DIR"
 CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
 GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
+
+# torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
+# own exit code there, and the launcher returns that one.
+EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"
+# What a run that is started within another one must not take over from it, beside JOB_DIR.
+OF_ONE_JOB = (PUBLISHED_DIR, CODE_DIGEST, GIT_COMMIT, EXIT_CODE_FILE, FRESH)
+
+# Ray's own: where a script finds the Ray that it is to use.
+RAY_ADDRESS = "RAY_ADDRESS"

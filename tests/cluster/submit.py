@@ -53,9 +53,7 @@ def write_bundle(folder: Path, options: Options, name: str) -> Path:
         options.launch,
         "project/train.py",
         "train.yaml",
-        nodes=env.slurm.nodes,
         processes_per_node=env.slurm.processes_per_node,
-        secrets=env.secrets,
     )
     text = launch_script(
         env.variables, python_path=["runspec"], startup_commands=env.startup_commands, secrets=env.secrets

@@ -65,6 +65,7 @@ def test_exit_codes(slurm: Slurm, code: int, state: str, accounted: str) -> None
     assert slurm.output(job) == "to the log\n"
 
 
+@pytest.mark.slow
 def test_a_cancelled_job(slurm: Slurm) -> None:
     job = slurm.sbatch("sleep 60")
     slurm.wait_state(job, "RUNNING")
@@ -88,6 +89,7 @@ def test_what_cannot_run_is_refused_at_once(slurm: Slurm, option: str, message: 
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_that_requeues_itself_starts_again_with_a_count(slurm: Slurm) -> None:
     again = "trap 'if [ $? = 143 ]; then scontrol requeue $SLURM_JOB_ID; fi' EXIT\n"
     job = slurm.sbatch(
@@ -201,6 +203,7 @@ def processes_of(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGINT", "SIGKILL", "broken"])
 def test_no_process_stays_behind(tmp_path: Path, end: str) -> None:
     if reason := missing():

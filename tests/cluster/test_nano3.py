@@ -178,6 +178,7 @@ def test_data_on_ray_and_training_over_ssh(
     assert not desk.output.exists()
 
 
+@pytest.mark.slow
 def test_what_batch_prints_works_in_another_shell(undisturbed: Desk, desk: Desk, slurm: Slurm) -> None:
     with_data_of(undisturbed, desk)
     said = desk.run("nano3", "pretrain", "-c", "tiny", "--batch", "slurm", "run.env.nodes=1", *TRAIN)
@@ -203,7 +204,7 @@ def test_a_pipeline_stops_at_the_first_failure(undisturbed: Desk, desk: Desk) ->
     )  # fmt: skip
     assert "[1/7] data-pretrain: skipped, published already: nano3-pretrain-data-tiny:1" in said
     assert "error: loss is nan" in said
-    assert "cancelled behind it: data-sft, sft, data-rl, rl, eval" in said
+    assert "cancelled behind it: nano3-data-prep-sft-tiny, nano3-sft-tiny, " in said
     assert {path.name for path in (desk.output / "artifacts").glob("nano3-*")} == {"nano3-pretrain-data-tiny"}
 
 
@@ -213,7 +214,7 @@ def test_a_pipeline_runs_all_steps_in_order(undisturbed: Desk, desk: Desk) -> No
     with_data_of(undisturbed, desk)
     words = [f"{step}:{word}" for step, all_words in STEPS.items() for word in all_words]
     said = desk.run("nano3", "pipe", "-c", "tiny", "--run", "slurm", *words, code=1)
-    steps = ["pretrain", "data-sft", "sft", "data-rl", "rl"]
+    steps = [f"nano3-{name}-tiny" for name in ("pretrain", "data-prep-sft", "sft", "data-prep-rl", "rl")]
     assert re.findall(r"^job \d+ \(([\w-]+)\) completed$", said, re.M) == steps, said
     assert "numbers are outside their bands" in said
     inputs = desk.record("nano3-eval-results-tiny")["inputs"]

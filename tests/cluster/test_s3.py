@@ -124,6 +124,7 @@ def test_a_laptop_reads_what_a_cluster_published_and_fetches_it_once(
     assert not any("/payload" in line for line in s3.requests())
 
 
+@pytest.mark.slow
 def test_processes_publish_one_name_at_once(s3: S3, root: str, tmp_path: Path) -> None:
     workers = {name: start(s3, root, name, 4, tmp_path) for name in ("a", "b", "c", "d")}
     for process in workers.values():
@@ -142,6 +143,7 @@ def test_processes_publish_one_name_at_once(s3: S3, root: str, tmp_path: Path) -
     assert numbers == list(range(1, 17)) and Registry(root).resolve("shared").version == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [".claims", "payload/who", "artifact.json", "manifest.sha256"])
 def test_killed_in_the_middle_of_an_upload(s3: S3, root: str, tmp_path: Path, moment: str) -> None:
     first = start(s3, root, "first", 1, tmp_path)
@@ -171,6 +173,7 @@ def test_killed_in_the_middle_of_an_upload(s3: S3, root: str, tmp_path: Path, mo
     assert published(root) == [*(whole or [("first", 0)]), ("second", 0)] and registry.resolve("shared").version == 3
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_leaves_whole_versions_only(s3: S3, root: str, tmp_path: Path) -> None:
     for attempt, delay in enumerate([0.0, 0.05, 0.1, 0.2, 0.3]):
         process = start(s3, root, f"w{attempt}", 1000, tmp_path)
@@ -252,6 +255,7 @@ def test_processes_fetch_one_version_at_once(s3: S3, root: str, payload: Path, t
     assert sum("GET" in line and "train.bin" in line for line in s3.requests()) == 1  # the others waited
 
 
+@pytest.mark.slow
 def test_killed_while_it_fetches(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:
     for number in range(40):
         (payload / f"shard-{number}").write_bytes(os.urandom(200_000))
@@ -356,6 +360,7 @@ def ranks(
     return [json.loads(output.splitlines()[0]) for output in outputs]
 
 
+@pytest.mark.slow
 def test_nodes_and_a_requeued_attempt_agree_though_latest_moves(
     s3: S3,
     root: str,

@@ -186,6 +186,7 @@ def test_the_script_s_exit_code_is_the_command_s(submit: Submitter, launch: str,
     assert log and Path(log[1]).is_file()
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_pipeline_run_in_order_and_end_at_the_first_failure(submit: Submitter, slurm: Slurm) -> None:
     done = submit.run(script=HELLO, launch="direct", jobs=("a", "b"))
     assert done.returncode == 0, done.stderr
@@ -202,6 +203,7 @@ def test_the_jobs_of_a_pipeline_run_in_order_and_end_at_the_first_failure(submit
 # -- not to the end
 
 
+@pytest.mark.slow
 def test_a_request_to_save_requeues_and_the_job_goes_on(submit: Submitter, slurm: Slurm) -> None:
     """`scancel --signal` reaches every process, and node2 is done seconds before rank 0 has saved."""
     attached = submit.start(script=SAVES)
@@ -224,6 +226,7 @@ def test_the_time_limit_requeues_too(submit: Submitter) -> None:
     assert "rank 0 goes on from step 7" in done.stdout
 
 
+@pytest.mark.slow
 def test_no_restarts_means_143(submit: Submitter, slurm: Slurm) -> None:
     submit.profile("once", max_restarts=0)
     attached = submit.start(profile="once", script=SAVES, launch="direct")
@@ -242,6 +245,7 @@ def test_a_node_that_dies(submit: Submitter, slurm: Slurm) -> None:
     assert "error: job N (toy) ended NODE_FAIL: a node failed" in lines(attached.text)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cancelled_by_others(submit: Submitter, slurm: Slurm) -> None:
     attached = submit.start(script=SAVES, launch="direct")
     attached.until("rank 0 started")
@@ -251,6 +255,7 @@ def test_a_job_that_is_cancelled_by_others(submit: Submitter, slurm: Slurm) -> N
     assert slurm.scontrol(attached.job)["Restarts"] == "0"
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_second_ctrl_c_cancels(submit: Submitter, slurm: Slurm) -> None:
     attached = submit.start(script=SAVES, jobs=("a", "b"))
     attached.until("rank 0 started")
@@ -264,6 +269,7 @@ def test_without_a_terminal_the_second_ctrl_c_cancels(submit: Submitter, slurm: 
         assert slurm.wait_state(str(cancelled), ("CANCELLED", "COMPLETED", "FAILED")) == "CANCELLED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "expected"), [("y\n", "CANCELLED"), ("n\n", "RUNNING")])
 def test_on_a_terminal_ctrl_c_asks(submit: Submitter, slurm: Slurm, answer: str, expected: str) -> None:
     pid, terminal = pty.fork()
@@ -297,6 +303,7 @@ def test_on_a_terminal_ctrl_c_asks(submit: Submitter, slurm: Slurm, answer: str,
     os.close(terminal)
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_the_job_and_what_is_printed_works_in_another_shell(submit: Submitter, slurm: Slurm) -> None:
     attached = submit.start(script=SLEEPS, launch="direct")
     attached.until("started")
@@ -311,6 +318,7 @@ def test_sigterm_leaves_the_job_and_what_is_printed_works_in_another_shell(submi
     assert slurm.wait_state(attached.job, ("CANCELLED", "COMPLETED", "FAILED")) == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_submitted_job_needs_nobody(submit: Submitter, slurm: Slurm) -> None:
     done = submit.run(script=HELLO, launch="direct", how="batch")
     assert done.returncode == 0, done.stderr
@@ -396,6 +404,7 @@ def test_over_ssh(
     subprocess.run(["bash", "-c", cancel[1]], env=submit.env | away, check=True)
 
 
+@pytest.mark.slow
 def test_a_connection_that_drops_comes_back(
     submit: Submitter, ssh_keys: dict[str, object], away: dict[str, str], slurm: Slurm
 ) -> None:

@@ -77,8 +77,8 @@ def exported(bundle: Bundle) -> dict[str, str]:
 def test_the_four_files_say_the_same_job(project: Path) -> None:
     bundle, _ = bundle_of(project, "here")
     launch = json.loads(bundle.launch_json)
-    assert (launch["nodes"], launch["processes_per_node"]) == (2, 1)
-    assert launch["script"] == bundle.plan.script and launch["secrets"] == ["HF_TOKEN"]
+    assert (launch["executor"], launch["processes_per_node"]) == ("slurm", 1)
+    assert launch["script"] == bundle.plan.script and "for name in HF_TOKEN; do" in bundle.launch_sh
     variables = exported(bundle)
     assert variables["GREETING"] == "it's here"
     assert variables["WANDB_PROJECT"] == "cookbook"
@@ -130,3 +130,15 @@ def test_what_is_written_is_what_was_planned_and_goes_away(project: Path) -> Non
 def test_a_name_that_no_folder_may_have_becomes_one(project: Path) -> None:
     bundle, _ = bundle_of(project, "here", "run.name=../my run/1")
     assert bundle.launch.name == "my-run-1"
+
+
+def test_a_secret_in_the_script_s_block_is_refused_where_it_would_travel(project: Path, write: Write) -> None:
+    text = (
+        (project / "train.py")
+        .read_text()
+        .replace("# [tool.runspec.run]", '# [tool.runspec.env]\n# A_TOKEN = "canary"\n# [tool.runspec.run]')
+    )
+    (project / "train.py").write_text(text)
+    with pytest.raises(UserError, match=r"env\.A_TOKEN: looks like a secret") as caught:
+        bundle_of(project, "here")
+    assert "canary" not in str(caught.value)

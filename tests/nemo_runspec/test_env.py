@@ -213,6 +213,14 @@ def test_ray_and_the_variable_before_its_address(write: Write, monkeypatch: pyte
         parse_env("r")
 
 
+def test_only_a_ray_cluster_has_the_secrets_itself(write: Write) -> None:
+    ray = '[r]\nexecutor = "ray"\naddress = "http://head:8265"\nsecrets = ["HF_TOKEN"]\n'
+    write("env.toml", ray + '[s]\nexecutor = "slurm"\nsecrets = ["HF_TOKEN"]\n')
+    assert parse_env("r").secrets == ("HF_TOKEN",)
+    with pytest.raises(UserError, match="profile s: the environment does not set HF_TOKEN"):
+        parse_env("s")
+
+
 SSH = 'executor = "slurm"\ntunnel = "ssh"\nhost = "h"\nuser = "u"\njob_dir = "/there/jobs"\n'
 
 

@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import os
 import secrets
-import shutil
 import socket
 import sys
 import time
@@ -115,8 +114,9 @@ class FsspecStore:
     def fetch(self, version: Version, inside: str = "") -> None:
         """Bring the payload, or the files whose names begin with `inside`, to this machine; nothing that is here.
 
-        Processes that fetch the same version at once wait for each other where the file system has locks, and do no
-        harm where it has none. Raises UserError for an object that is missing or not what was published.
+        Processes that fetch the same version at once wait for each other where the file system has locks. Where it has
+        none they fetch it twice, and take nothing from each other unless they all find the version of another registry
+        in its place. Raises UserError for an object that is missing or not what was published.
         """
         wanted = [name for name in version.files if name.startswith(inside)]
         if not self._missing(version, wanted):
@@ -248,19 +248,29 @@ class FsspecStore:
 
     def _keep(self, directory: Path, name: str, number: int) -> None:
         """What was published from this machine need not be fetched."""
-        home = self.local_root / name / str(number)
-        with contextlib.suppress(OSError):  # no room, or another process was quicker: it can be fetched
-            if home.exists():
-                shutil.rmtree(home)  # of another registry that had this root before
-            home.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError), self._lock(name, number):  # no room: it can be fetched
+            self._put_in_place(directory, self.local_root / name / str(number))
+
+    def _put_in_place(self, directory: Path, home: Path) -> None:
+        """Rename a version that was built aside to its place in the mirror, unless that very version is there.
+
+        A process that fetches it, or reads it, keeps its files. A version of the same number, of another registry that
+        had this root before, is taken away.
+        """
+        files = _files_listed_in(directory)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        if home.exists() and _files_listed_in(home) != files:
+            with aside_directory(self.local_root) as old, contextlib.suppress(FileNotFoundError):
+                home.rename(old / home.name)
+        try:
             directory.rename(home)
+        except OSError:  # a directory that holds something is not replaced
+            if _files_listed_in(home) != files:
+                raise
 
     def _mirrored(self, version: Version) -> bool:
         """Whether the mirror knows this very version: not none, and not one of the same number, of another registry."""
-        try:
-            return parse_manifest((version.directory / MANIFEST_FILE).read_text(encoding="utf-8"))[1] == version.files
-        except (OSError, ValueError):
-            return False
+        return _files_listed_in(version.directory) == version.files
 
     def _missing(self, version: Version, wanted: list[str]) -> list[str]:
         """Those of the files `wanted` that the mirror lacks."""
@@ -269,15 +279,14 @@ class FsspecStore:
         return [name for name in wanted if not (version.path / name).is_file()]
 
     def _mirror_record(self, version: Version, aside: Path) -> None:
-        """Write record and manifest into the mirror, the manifest last, unless it has them."""
+        """Bring record and manifest into the mirror, both at once, unless it has them."""
         if self._mirrored(version):
             return
-        if version.directory.exists():
-            shutil.rmtree(version.directory)
-        version.directory.mkdir(parents=True)
+        directory = aside / str(version.version)
+        directory.mkdir()
         for file in (RECORD_FILE, MANIFEST_FILE):
-            (aside / file).write_bytes(self.read(version.name, version.version, file))
-            (aside / file).replace(version.directory / file)
+            (directory / file).write_bytes(self.read(version.name, version.version, file))
+        self._put_in_place(directory, version.directory)
 
     def _fetch_file(self, version: Version, name: str, aside: Path) -> None:
         url = self.location(version.name, version.version, f"{PAYLOAD_DIR}/{name}")
@@ -358,12 +367,22 @@ def _file_system(root: str) -> tuple[Any, str]:
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
         raise UserError(
-            f"{root}: {_first_line(error)}", f"pip install 'nemotron[{extra}]'" if extra else None
+            f"{root}: {_first_line(error)}", f"pip install -e '.[{extra}]' in the project's folder" if extra else None
         ) from error
+    except OSError as error:  # some connect at once
+        raise UserError(f"{root}: {_first_line(error)}") from error
     except ValueError as error:
         near = nearest(scheme, fsspec.available_protocols())
         raise UserError(f"{root}: {_first_line(error)}", f"did you mean {near}://?" if near else None) from error
     return file_system, str(path).rstrip("/")
+
+
+def _files_listed_in(directory: Path) -> dict[str, str] | None:
+    """Payload file -> sha256, as the manifest in `directory` says; None where there is none that can be read."""
+    try:
+        return parse_manifest((directory / MANIFEST_FILE).read_text(encoding="utf-8"))[1]
+    except (OSError, ValueError):
+        return None
 
 
 def _in_threads(do: Callable[[Any], Any], items: list[Any]) -> list[Any]:

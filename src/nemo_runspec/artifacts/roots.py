@@ -16,9 +16,14 @@ _LOCAL_SCHEMES = ("file", "local")
 
 
 def is_url(root: Path | str) -> bool:
-    """Whether `root` names an object store; a path, and a URL of this machine (`file:///data`), does not."""
-    match = None if isinstance(root, Path) else _URL.match(root)
-    return match is not None and match[1].lower() not in _LOCAL_SCHEMES
+    """Whether `root` names an object store; a path, and a URL of this machine (`file:///data`), does not.
+
+    What `parse_root` refuses counts as one.
+    """
+    if isinstance(root, Path) or "://" not in root:
+        return False
+    match = _URL.match(root.strip())
+    return match is None or match[1].lower() not in _LOCAL_SCHEMES
 
 
 def parse_root(root: Path | str) -> Path | str:
@@ -27,7 +32,16 @@ def parse_root(root: Path | str) -> Path | str:
     Raises:
         UserError: a URL with a password, a query, a fragment or a chain of file systems in it. A password is not shown.
     """
-    if isinstance(root, Path) or (match := _URL.fullmatch(root.strip())) is None:
+    if isinstance(root, Path):
+        return root.expanduser().absolute()
+    match = _URL.fullmatch(root.strip())
+    # Taken for a path, a URL would become a folder of that name, with the password that may stand in it.
+    if "::" in root or "://" in (match[2] if match else root):
+        raise UserError(
+            f"registry root {root.strip().partition(':')[0]}:***: not the URL of a folder",
+            "write s3://bucket/folder, or a path; no chain of URLs (simplecache::s3://…), no :: or :// in a name",
+        )
+    if match is None:
         return Path(root).expanduser().absolute()
     scheme, rest = match[1].lower(), match[2]
     if scheme in _LOCAL_SCHEMES:
@@ -38,7 +52,7 @@ def parse_root(root: Path | str) -> Path | str:
             f"registry root {scheme}://***@{rest.rsplit('@', 1)[1]}: a URL with a password is refused",
             "it would be printed and recorded; give credentials through the environment",
         )
-    if any(mark in rest for mark in ("?", "#", "::")) or not rest.strip("/"):
+    if any(mark in rest for mark in ("?", "#")) or not rest.strip("/"):
         raise UserError(
             f"registry root {scheme}://{rest.split('?')[0]}: not the URL of a folder", "write s3://bucket/folder"
         )

@@ -25,13 +25,12 @@ every key. A config may hold the keys of an executor too, under `run.env`; which
 
 from nemo_runspec.env.file import find_env_file, load_tables, wandb_settings
 from nemo_runspec.env.keys import CODE_LIMIT
-from nemo_runspec.env.profile import RAY_ADDRESS, Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
+from nemo_runspec.env.profile import Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
 from nemo_runspec.env.roots import artifacts_root, output_root
 from nemo_runspec.env.run_env import run_env
 
 __all__ = [
     "CODE_LIMIT",
-    "RAY_ADDRESS",
     "Env",
     "RaySettings",
     "SlurmSettings",

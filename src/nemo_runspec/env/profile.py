@@ -22,7 +22,7 @@ from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 if TYPE_CHECKING:
     from nemo_runspec.config.loader import LoadedConfig
 
-RAY_ADDRESS = "RAY_API_SERVER_ADDRESS"  # Ray's own name for it
+RAY_API_SERVER = "RAY_API_SERVER_ADDRESS"  # Ray's own name for it
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ def parse_env(
     settings = _Settings(toml, profile, executor, merged, loaded)
     variables, secrets = merged.get("env", {}), tuple(merged.get("secrets", []))
     _check_secrets(settings, variables, secrets)
+    _check_variables(settings, variables, spec)
 
     slurm = _slurm(settings, batch, spec) if executor == "slurm" else None
     ray = _ray(settings) if executor == "ray" else None
@@ -181,6 +182,8 @@ def _merged(toml: TomlText, profile: str | None) -> dict[str, Any]:
     for table in (profiles[name] for name in chain_of(toml, str(profile))):
         variables = {**merged.get("env", {}), **table.get("env", {})}
         secrets = list(dict.fromkeys([*merged.get("secrets", []), *table.get("secrets", [])]))
+        if "partition" in table:  # one setting: what a profile says of it takes the place of all that it extends
+            merged = {key: value for key, value in merged.items() if not key.endswith("_partition")}
         merged = {**merged, **table, "env": variables, "secrets": secrets}
     return merged
 
@@ -196,7 +199,7 @@ class _Settings:
         merged: Mapping[str, Any],
         loaded: LoadedConfig | None,
     ) -> None:
-        self.toml, self.name, self.profile = toml, profile, merged
+        self.toml, self.name, self.executor, self.profile = toml, profile, executor, merged
         self.file = Path(toml.file) if toml.file else None
         self.command_line: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
@@ -247,10 +250,29 @@ def _check_secrets(settings: _Settings, variables: Mapping[str, str], secrets: t
             raise UserError(
                 f"{settings.where('env')} env.{name}: looks like a secret, which has no value here", by_name
             )
+    if settings.executor == "ray":
+        return  # the values are the cluster's own: nothing is sent, and launch.sh looks there
     missing = [name for name in secrets if not os.environ.get(name)]
     if missing:
         at = f"profile {settings.name}: the environment does not set {', '.join(missing)}"
         raise UserError(at, f"named in {settings.where('secrets')}")
+
+
+def _check_variables(settings: _Settings, variables: Mapping[str, str], spec: Runspec | None) -> None:
+    """Refuse variables that something else sets, and secrets in a script's block that would travel with the job."""
+    local = settings.profile.get("executor", "local") == "local"
+    at = settings.where("env")
+    if ARTIFACTS_ROOT in variables:
+        raise UserError(f"{at} env.{ARTIFACTS_ROOT}: is set for the job already", "the key artifacts says where it is")
+    root = variables.get(OUTPUT_ROOT)
+    if root is not None and (local or not root.startswith("/")):
+        hint = "set it where you start the job" if local else "an absolute path on the cluster"
+        raise UserError(f"{at} env.{OUTPUT_ROOT} = {root!r}: cannot be the output root of the job", hint)
+    if spec is None or local:
+        return
+    for name in filter(looks_secret, spec.env):
+        at = f"{spec.script_path}: env.{name}: looks like a secret, which would be written into the job"
+        raise UserError(at, f'take it out of the block; secrets = ["{name}"] in the profile passes it on')
 
 
 def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSettings:
@@ -325,15 +347,15 @@ def _absolute_there(settings: _Settings, key: str, text: str) -> str:
 
 def _ray(settings: _Settings) -> RaySettings:
     rule = EXECUTOR_KEYS["ray"]["address"]
-    named = os.environ.get(RAY_ADDRESS)
+    named = os.environ.get(RAY_API_SERVER)
     if named and "address" not in settings.command_line:
         if not rule.allows(named):
-            raise UserError(f"{RAY_ADDRESS}={named}: must be {rule.says}")
+            raise UserError(f"{RAY_API_SERVER}={named}: must be {rule.says}")
         return RaySettings(named)
     address = settings.get("address")
     if address is None:
         at = f"{settings.where('executor')} executor = 'ray': no address of a cluster"
-        raise UserError(at, f'write address = "http://head:8265", or set {RAY_ADDRESS}')
+        raise UserError(at, f'write address = "http://head:8265", or set {RAY_API_SERVER}')
     return RaySettings(address)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import signal
 import sys
 import time
@@ -210,7 +211,7 @@ def _poll(job: SlurmJob, attempt: int, offset: int, look: bool) -> tuple[State |
     Raises:
         Unreachable: the connection is lost, or Slurm does not answer.
     """
-    read = f"tail -c +{offset + 1} {_quoted(job.log(attempt))} 2>/dev/null | head -c {_READ_AT_MOST}"
+    read = f"tail -c +{offset + 1} {shlex.quote(job.log(attempt))} 2>/dev/null | head -c {_READ_AT_MOST}"
     ask = f"scontrol show job -o {job.id} 2>&1" if look else "true"
     # The state first: a log read after the end is whole.
     done = job.shell.run(f"{ask}; printf '\\n--runspec--\\n'; {read}")
@@ -252,7 +253,9 @@ def _from_accounting(job: SlurmJob) -> State:
             state = State(name.split()[0], exit_code=int(code.partition(":")[0] or 0))
             if state.name == "FAILED":
                 # The accounting says 2 where the exit code was 130; the batch script has written down the true one.
-                wrote = job.shell.run(f"grep -o '^job exited with code [0-9]*' {_quoted(job.batch_log)} | tail -n 1")
+                wrote = job.shell.run(
+                    f"grep -o '^job exited with code [0-9]*' {shlex.quote(job.batch_log)} | tail -n 1"
+                )
                 state = replace(state, exit_code=int(wrote.text.rpartition(" ")[2] or state.exit_code))
             if state.finished:
                 return state
@@ -266,12 +269,8 @@ def _last_words(job: SlurmJob) -> list[str]:
     """What srun and Slurm themselves said at the end, at most three lines."""
     with contextlib.suppress(RunFailed):
         pattern = "'^(srun|slurmstepd|sbatch|slurmd): '"
-        return job.shell.run(f"grep -E {pattern} {_quoted(job.batch_log)} | tail -n 3").text.splitlines()
+        return job.shell.run(f"grep -E {pattern} {shlex.quote(job.batch_log)} | tail -n 3").text.splitlines()
     return []
-
-
-def _quoted(path: str) -> str:
-    return "'" + path.replace("'", "'\\''") + "'"
 
 
 def _listed(jobs: Sequence[SlurmJob]) -> str:

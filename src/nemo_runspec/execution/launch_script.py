@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import DEFAULT_CMD, LAUNCHERS
-from nemo_runspec.variables import JOB_DIR
+from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB
 
 SCRIPT_NAME, JSON_NAME = "launch.sh", "launch.json"
 _SCHEMA = 1
@@ -28,7 +28,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Launch:
     """What `launch.json` holds. Paths are relative to the bundle.
 
-    `launch`, `cmd`: as in the runspec. `processes_per_node`: worker processes that torchrun starts on each node.
+    `launch`, `cmd`: as in the runspec. `executor`: who starts the job, `slurm` or `ray`. `processes_per_node`: worker
+    processes that torchrun starts on each node. `workdir`: where the script starts, None for the bundle; an absolute
+    one that a node does not have is passed over.
     """
 
     name: str
@@ -37,9 +39,8 @@ class Launch:
     config: str
     cmd: str = DEFAULT_CMD
     workdir: str | None = None
-    nodes: int = 1
+    executor: str = "slurm"
     processes_per_node: int = 1
-    secrets: tuple[str, ...] = ()
 
 
 def launch_json(launch: Launch) -> str:
@@ -57,7 +58,6 @@ def read_launch(path: Path) -> Launch:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.pop("schema") != _SCHEMA or data["launch"] not in LAUNCHERS:
             raise ValueError
-        data["secrets"] = tuple(data.get("secrets", ()))
         return Launch(**data)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -72,6 +72,7 @@ def launch_script(
     python_path: Sequence[str],
     startup_commands: Sequence[str] = (),
     secrets: Sequence[str] = (),
+    inherits_job_dir: bool = False,
 ) -> str:
     """The text of `launch.sh`.
 
@@ -80,7 +81,9 @@ def launch_script(
         python_path: folders of the bundle that hold packages, as in `project/src`.
         startup_commands: lines of bash, of the profile; the first one that fails ends the job.
         secrets: names of variables that must be set when the job starts.
+        inherits_job_dir: who starts the job has set RUNSPEC_JOB_DIR; otherwise it is the folder above the bundle.
     """
+    inherited = f"${{{JOB_DIR}:-" if inherits_job_dir else ""
     for name in (*variables, *secrets):
         if not _NAME.fullmatch(name):
             raise UserError(f"{name!r} is not the name of an environment variable")
@@ -91,10 +94,10 @@ def launch_script(
         "# A request to save comes to every process of the job; until the script listens, nobody may die of it.",
         "trap '' USR1",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-        f'export {JOB_DIR}="${{{JOB_DIR}:-$(dirname "$PWD")}}"',
+        # Submitted from within another job, this one is still none of its parts.
+        f"unset {' '.join(OF_ONE_JOB)}",
+        f'export {JOB_DIR}="{inherited}$(dirname "$PWD"){"}" if inherited else ""}"',
     ]
-    folders = ":".join('"$PWD"/' + shlex.quote(folder) if folder != "." else '"$PWD"' for folder in python_path)
-    lines.append(f'export PYTHONPATH={folders}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     if startup_commands:
         lines += [
@@ -108,6 +111,9 @@ def launch_script(
             "set -u",
             'cd "$launch_folder"',
         ]
+    # Last: a module or an environment that is activated may set this, too.
+    folders = ":".join('"$PWD"/' + shlex.quote(folder) for folder in python_path)
+    lines += ["", f'export PYTHONPATH={folders}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     if secrets:
         lines += [
             "",

@@ -32,7 +32,7 @@ from nemo_runspec.errors import (
     report,
 )
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.variables import JOB_DIR
+from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Ctrl-C this many times ends a child that does not listen.
@@ -113,7 +113,9 @@ def execute_local(
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
         raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
     environment = local_environment(env_vars)
-    environment.pop(JOB_DIR, None)  # started within a job, this run is still none of its parts
+    for name in (JOB_DIR, *OF_ONE_JOB):  # started within a job, this run is still none of its parts
+        if name not in env_vars:
+            environment.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="runspec-") as folder:
         return run_command(command, environment, spec.run.workdir, Path(folder) / "exit_code")
 

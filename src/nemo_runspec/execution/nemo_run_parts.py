@@ -112,5 +112,7 @@ def _failure(command: str, done: Completed) -> UserError | RunFailed:
     if "sbatch " in command:
         said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines if "sbatch:" in line]
         return UserError(f"sbatch refused the job: {'; '.join(said or lines[-1:])}", "nothing was submitted")
+    if command.startswith("mkdir "):
+        return UserError(f"job_dir: cannot be made: {lines[-1].removeprefix('mkdir: ')}", "nothing was submitted")
     program = command.split(maxsplit=1)[0]
     return RunFailed(f"{program} failed: {lines[-1]}", f"the command was: {command}")

@@ -21,10 +21,10 @@ from pathlib import Path
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
 from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
-from nemo_runspec.variables import JOB_DIR
+from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
-WAIT_AFTER_FAILURE = 20
+WAIT_AFTER_FAILURE = 60
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Place:
     attempt: str = "0"
 
 
-def place() -> Place:
-    """Where this process runs, from what srun sets."""
-    if "SLURM_STEP_ID" not in os.environ:
+def place(launch: Launch) -> Place:
+    """Where this process runs, from what srun sets. A Ray that was itself started by srun is not meant."""
+    if launch.executor != "slurm" or "SLURM_STEP_ID" not in os.environ:
         return Place(attempt=str(os.getpid()))
     attempt = [os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     attempt.insert(1, os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -70,11 +70,18 @@ def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
 
 def run_node(file: Path) -> int:
     """Do this node's part of the job that `file`, a launch.json, describes; return the exit code."""
-    launch, here = read_launch(file), place()
+    launch = read_launch(file)
+    here = place(launch)
     bundle = file.absolute().parent
     job_dir = Path(os.environ.get(JOB_DIR, bundle.parent))
-    job_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        job_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = f"set {OUTPUT_ROOT}, where you submit, to a folder that the cluster has"
+        raise UserError(f"{job_dir}: the job's folder cannot be made: {error.strerror}", hint) from None
     workdir = None if launch.workdir is None else bundle / launch.workdir
+    if workdir is not None and workdir == Path(launch.workdir or "") and not workdir.is_dir():
+        workdir = None  # in a container, or not shared after all: the script starts in the bundle
     if launch.launch == "direct" and here.node > 0:
         return DONE
     command, environment = node_command(launch, bundle, here), local_environment({})
@@ -83,7 +90,7 @@ def run_node(file: Path) -> int:
 
         return leave_together(run_in_allocation(command, environment, workdir), job_dir, here)
     left = job_dir / f".exit-code-{here.attempt}"
-    code = run_command(command, environment, workdir, left, all_are_signalled="SLURM_STEP_ID" in os.environ)
+    code = run_command(command, environment, workdir, left, all_are_signalled=here.attempt != str(os.getpid()))
     return leave_together(code, job_dir, here)
 
 

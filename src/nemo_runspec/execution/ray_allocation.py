@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from nemo_runspec.errors import (
     DONE,
@@ -33,11 +32,8 @@ from nemo_runspec.errors import (
     report,
 )
 from nemo_runspec.execution.local import die_with_parent, run_command
-
-if TYPE_CHECKING:
-    pass
-
-from nemo_runspec.execution.ray import INSTALL, RAY_ADDRESS, say
+from nemo_runspec.execution.ray import INSTALL
+from nemo_runspec.variables import RAY_ADDRESS
 
 # How long the head may take to answer, and all nodes to join it, in seconds. A node's Ray is up in 5 s on a quiet one.
 START_SECONDS = 180.0
@@ -129,7 +125,7 @@ def _lead(
             code = _run_script(command, {**environment, RAY_ADDRESS: address}, workdir)
             # Slurm sends SIGTERM to all processes of the job, Ray's too: a script may find it gone before it has left.
             if code == FAILED and signal.SIGTERM in seen():
-                say("error: stopped by SIGTERM, and Ray with it")
+                _say("error: stopped by SIGTERM, and Ray with it")
                 code = PREEMPTED
             return code
     except _Stopped as stopped:
@@ -186,7 +182,7 @@ def _ray_folder() -> Iterator[Path]:
         yield folder
     finally:
         if debugging():
-            say(f"logs of Ray: {folder}")
+            _say(f"logs of Ray: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -300,6 +296,10 @@ def _free_port() -> int:
 def _last_line(folder: Path) -> str:
     lines = (folder / "start.log").read_text(encoding="utf-8", errors="replace").splitlines()
     return next((re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in reversed(lines) if line.strip()), "no reason")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def wait_for_nodes(address: str, nodes: int, seconds: float) -> int:

@@ -120,7 +120,8 @@ class SshShell:
         if self._user_shares:
             return
         self.close()
-        self._folder = Path(tempfile.mkdtemp(prefix="runspec-ssh-"))
+        place = tempfile.gettempdir()  # the path of a socket has at most 107 bytes, and ssh adds some of its own
+        self._folder = Path(tempfile.mkdtemp(prefix="runspec-ssh-", dir=place if len(place) <= 50 else "/tmp"))
         with (self._folder / "error").open("wb") as error:
             self._master = subprocess.Popen(
                 [*self.words, "-N", "-o", "ControlMaster=yes", "--", self.target],

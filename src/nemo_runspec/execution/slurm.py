@@ -74,7 +74,7 @@ def load_nemo_run(env: Env) -> Any:
     Raises:
         UserError: it is not installed, or does not import.
     """
-    install = "install it: pip install 'nemotron[launch]'"
+    install = "install it: pip install -e '.[launch]' in the project's folder"
     if importlib.util.find_spec(_NEMO_RUN) is None:
         raise UserError(f"profile {env.profile}: executor slurm needs NeMo-Run, which is not installed", install)
     home, before = str(_staging(env)), os.environ.get("NEMORUN_HOME")
@@ -122,7 +122,8 @@ def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
 
     slurm = _slurm(env)
     if not _SAFE_PATH.fullmatch(f"{slurm.job_dir}"):
-        raise UserError(f"job_dir = {slurm.job_dir!r}: NeMo-Run cannot work with a blank or a quote in this path")
+        at = f"job_dir = {slurm.job_dir!r}: NeMo-Run cannot work with a blank or a quote in this path"
+        raise UserError(at, f"give profile {env.profile} a job_dir without")
     experiments = f"{slurm.job_dir}/experiments"
     tunnel: Any = LocalTunnel(job_dir=experiments)
     if slurm.ssh is not None:
@@ -135,6 +136,7 @@ def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
     shared = _shared_folders(env) if slurm.container_image else []
     executor: SlurmExecutor = run.SlurmExecutor(
         account=slurm.account,
+        job_name_prefix="runspec.",  # without one NeMo-Run makes it of the account, which there may not be
         partition=slurm.partition,
         nodes=slurm.nodes,
         ntasks_per_node=1,
@@ -181,7 +183,7 @@ def setup_lines(max_restarts: int, folders: list[str] | None = None) -> str:
         '  grep -qs "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6',
         "}",
         "while in_use; do MASTER_PORT=$((MASTER_PORT + 1)); done",
-        "# Started again only by the lines below: not after a node failure, which has saved nothing.",
+        "# Started again only by the lines below, not by Slurm itself: who follows the job is told of a failed node.",
         "scontrol update JobId=$SLURM_JOB_ID Requeue=0",
     ]
     if folders:
@@ -313,7 +315,7 @@ def _scratch() -> Path:
 
 def _shared_folders(env: Env) -> list[str]:
     """Folders that the job works in, outermost ones only."""
-    named = [env.output, _slurm(env).job_dir, env.artifacts]
+    named = [env.output, _slurm(env).job_dir, env.artifacts, None if env.cache_dir is None else str(env.cache_dir)]
     folders = sorted({folder.rstrip("/") for folder in named if folder and folder.startswith("/")})
     return [folder for folder in folders if not any(folder.startswith(f"{other}/") for other in folders)]
 

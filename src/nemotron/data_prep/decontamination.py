@@ -69,9 +69,9 @@ def hits(text: str, protected: Mapping[int, np.ndarray], hasher: GramHasher) -> 
 class Decontaminator:
     """Says which training documents overlap with protected texts.
 
-    `protect` every held-out text, then show every training document to `observe`, then ask `is_contaminated`: what is
-    boilerplate is only known once all training documents were seen. Who looks for the `hits` of the documents elsewhere
-    (another process) gives it `protected()` and shows what was found to `count`, then to `is_leak`.
+    `protect` every held-out text. Look for the `hits` of every training document in `protected()`, in other processes
+    if you like, and `count` them; then ask `is_leak` about each: what is boilerplate is only known once all training
+    documents were seen. Where nothing is boilerplate, `observe` answers at once.
     `min_words`: protected texts with fewer words are too short to mean anything and are ignored.
     """
 
@@ -114,7 +114,3 @@ class Decontaminator:
         found = hits(text, self.protected(), self._hasher)
         self.count(found)
         return bool(len(found))
-
-    def is_contaminated(self, text: str) -> bool:
-        """True if the text holds a protected n-gram that at most `boilerplate_documents` observed documents share."""
-        return self.is_leak(hits(text, self.protected(), self._hasher))

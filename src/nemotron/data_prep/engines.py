@@ -31,13 +31,13 @@ from typing import Any, TypeVar
 
 from nemo_runspec.errors import RunFailed, RunspecError, UserError
 from nemo_runspec.execution.local import die_with_parent
+from nemo_runspec.variables import RAY_ADDRESS
 
 Item = TypeVar("Item")
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 Function = Callable[[Item, Shared], Result]
 
-RAY_ADDRESS = "RAY_ADDRESS"
 # Tasks that are begun or done and not yet asked for, per worker: enough that a slow one does not stop the others, few
 # enough that memory holds some megabytes of each.
 AHEAD = 4
@@ -298,7 +298,7 @@ class RayEngine:
         except ImportError as error:
             raise UserError(
                 f"{RAY_ADDRESS}={self.address} is set, but Ray is not installed here ({error})",
-                f"pip install 'nemotron[ray]', or unset {RAY_ADDRESS} to use the CPUs of this machine",
+                f"pip install -e '.[ray]', or unset {RAY_ADDRESS} to use the CPUs of this machine",
             ) from None
         _check_answers(self.address)
         with _signals_wait():

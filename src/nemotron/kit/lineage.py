@@ -63,7 +63,7 @@ class WandbTracker:
     """Mirrors each version as a W&B artifact that refers to the files where they are; inputs become its inputs.
 
     Uses the W&B run that is open, else opens one in `project`; `mode` is W&B's: online, offline or disabled.
-    Needs `pip install "nemotron[wandb]"`.
+    Needs `pip install -e ".[wandb]"`.
     """
 
     def __init__(self, project: str, entity: str | None = None, mode: str | None = None) -> None:
@@ -92,7 +92,7 @@ class WandbTracker:
 class MlflowTracker:
     """Mirrors each version as an MLflow run: identity and inputs as tags, metrics as metrics, the record as a file.
 
-    Needs `pip install "nemotron[mlflow]"`. `tracking_uri` as in MLflow (a SQLite store works offline).
+    Needs `pip install -e ".[mlflow]"`. `tracking_uri` as in MLflow (a SQLite store works offline).
     """
 
     def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
@@ -134,7 +134,7 @@ def use_configured_tracker() -> None:
     if _trackers is not None or settings is None:
         return
     if importlib.util.find_spec("wandb") is None:
-        warn("env.toml has a table [wandb], but wandb is not installed: pip install 'nemotron[wandb]'")
+        warn("env.toml has a table [wandb], but wandb is not installed: pip install -e '.[wandb]'")
         return
     set_lineage_tracker(WandbTracker(settings.get("project", "nemotron"), settings.get("entity"), settings.get("mode")))
 
@@ -289,7 +289,7 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise RuntimeError(f"{module} is not installed: pip install 'nemotron[{module}]'") from error
+        raise RuntimeError(f"{module} is not installed: pip install -e '.[{module}]'") from error
 
 
 def _is_number(value: object) -> bool:

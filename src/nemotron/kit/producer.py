@@ -15,8 +15,8 @@ from nemo_runspec.variables import CODE_DIGEST, GIT_COMMIT
 class Producer(BaseModel):
     """What made an artifact.
 
-    `script` is relative to its git repository (else the bare file name), `name` the script's runspec name, `argv` the
-    command line that the user typed, program first,
+    `script` is relative to its git repository, or to the code that travelled with it (else the bare file name), `name`
+    the script's runspec name, `argv` the command line that the user typed, program first,
     `git_commit` ends in `-dirty` when tracked files were changed, and is None outside a repository. `code_digest` is
     that of the code that travelled to a cluster, changes that nobody has committed included; None where none travelled.
     """
@@ -36,16 +36,18 @@ def producer_of(
 ) -> Producer:
     """The producer for `script` as it stands on disk; `argv` defaults to this process's own.
 
-    Code that travelled has no repository around it: RUNSPEC_GIT_COMMIT says where it came from.
+    Code that travelled is not in its repository any more: RUNSPEC_GIT_COMMIT says where it came from. A repository
+    around the folder where it arrived (`output/jobs` in a checkout) says nothing about it.
     """
     script = script.absolute()
-    root = git_root(script.parent) or _bundle_root(script)
+    bundle = _bundle_root(script)
+    root = bundle or git_root(script.parent)
     relative = script.relative_to(root).as_posix() if root and script.is_relative_to(root) else script.name
     return Producer(
         script=relative,
         name=name,
         fingerprint=fingerprint,
-        git_commit=os.environ.get(GIT_COMMIT) or git_commit(script.parent),
+        git_commit=os.environ.get(GIT_COMMIT) or (None if bundle else git_commit(script.parent)),
         code_digest=os.environ.get(CODE_DIGEST) or None,
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]] if argv is None else argv,
     )

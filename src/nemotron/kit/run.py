@@ -253,7 +253,9 @@ def _fetch_paths(value: Any, run: Run) -> None:
         if not any(path.is_relative_to(version.directory) for version in run.inputs.values()):
             with contextlib.suppress(UserError):
                 version = run.registry.version_at(path)
-                version.fetch(path.relative_to(version.path).as_posix().removeprefix("."))
+                # Its record, beside the payload, comes with the payload.
+                inside = path.relative_to(version.path).as_posix() if path.is_relative_to(version.path) else "."
+                version.fetch("" if inside == "." else inside)
 
 
 def _keep_bundle_files(run: Run) -> None:

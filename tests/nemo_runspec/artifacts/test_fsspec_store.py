@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from nemo_runspec.artifacts import Registry
-from nemo_runspec.artifacts.fsspec_store import cache_folder
+from nemo_runspec.artifacts import Registry, fsspec_store
+from nemo_runspec.artifacts.fsspec_store import FsspecStore, cache_folder
 from nemo_runspec.errors import RunFailed, UserError
 
 RECORD = {"type": "Dataset", "fields": {"train_path": "art://./train.bin", "rows": 3}}
@@ -193,6 +194,73 @@ def test_another_registry_under_the_same_url_is_not_taken_for_the_one_in_the_cac
     os.environ["XDG_CACHE_HOME"] = cache
     version = Registry(root).resolve_verified("corpus:1")
     assert (version.path / "train.bin").read_bytes() == b"something else"
+
+
+def test_what_another_process_has_fetched_while_it_was_published_stays(machine, root, payload, monkeypatch):
+    """The files that somebody reads are not taken away, not even to put the same ones there."""
+    real = type(memory).put_file
+    seen = {}
+
+    def put(self, source, target, **more):
+        real(self, source, target, **more)
+        if target.endswith("manifest.sha256"):  # from now on the version exists
+            reader = Registry(root).resolve_verified("corpus")
+            seen.update({path: path.stat().st_ino for path in reader.path.rglob("*")})
+
+    monkeypatch.setattr(type(memory), "put_file", put)
+    Registry(root).publish("corpus", payload, RECORD)
+    assert len(seen) == 4 and {path: path.stat().st_ino for path in seen} == seen
+
+
+def test_a_version_is_put_into_the_mirror_while_nobody_else_is_at_it(machine, root, payload):
+    registry = Registry(root)
+    publisher = threading.Thread(target=lambda: registry.publish("corpus", payload, RECORD))
+    with registry.store._lock("corpus", 1):
+        publisher.start()
+        publisher.join(0.5)
+        assert publisher.is_alive() and Registry(root).versions("corpus") == [1]  # published, and not yet here
+        assert not (registry.local_root / "corpus").exists()
+    publisher.join(60)
+    assert (registry.local_root / "corpus" / "1" / "payload" / "train.bin").is_file()
+
+
+def test_the_mirror_of_another_registry_gives_way_to_what_is_published(machine, root, payload, read):
+    old = Registry(root).publish("corpus", payload, RECORD)
+    memory.rm(f"/{root.removeprefix('memory://')}", recursive=True)
+    (payload / "train.bin").write_bytes(b"something else")
+    new = Registry(root).publish("corpus", payload, RECORD)
+    assert new.path == old.path and (new.path / "train.bin").read_bytes() == b"something else"
+    assert read == [] and not list((new.registry.local_root / ".aside").iterdir())
+
+
+def test_processes_that_fetch_at_once_without_locks_take_nothing_from_each_other(machine, root, payload, monkeypatch):
+    Registry(root).publish("corpus", payload, RECORD)
+    machine("laptop")
+
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fsspec_store.fcntl, "flock", no_locks)
+    real = FsspecStore._mirror_record
+
+    def mirror_record(self, version, aside):
+        """Another process fetches everything after this one has seen that nothing is there."""
+        monkeypatch.setattr(FsspecStore, "_mirror_record", real)
+        mirrored = FsspecStore._mirrored
+
+        def look(self, version):
+            monkeypatch.setattr(FsspecStore, "_mirrored", mirrored)
+            seen = mirrored(self, version)
+            Registry(root).resolve("corpus").fetch()
+            return seen
+
+        monkeypatch.setattr(FsspecStore, "_mirrored", look)
+        real(self, version, aside)
+
+    monkeypatch.setattr(FsspecStore, "_mirror_record", mirror_record)
+    version = Registry(root).resolve("corpus")
+    version.fetch("tokenizer/")
+    assert sorted(path.name for path in version.path.rglob("*.*")) == ["empty.txt", "train.bin", "vocab.json"]
 
 
 def test_a_number_that_was_claimed_and_not_published_is_no_version(machine, root, payload, monkeypatch):

@@ -30,15 +30,32 @@ def test_a_password_is_refused_and_not_repeated(url):
     assert "***@" in said
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///", "s3://bucket/a?versionId=canary", "simplecache::s3://bucket/a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://",
+        "s3:///",
+        "s3://bucket/a?versionId=canary",
+        "simplecache::s3://me:canary@bucket/a",
+        "s3://me:canary@bucket/a::b",
+        "file:///data::s3://me:canary@bucket/a",
+        "file:///data/s3://me:canary@bucket/a",
+        "3s://me:canary@bucket/a",
+        "folder/s3://me:canary@bucket/a",
+        "zip::/data/a.zip",
+    ],
+)
 def test_what_is_no_folder_is_refused(url, tmp_path, monkeypatch):
+    """It would else be a folder on this machine that is called so."""
     monkeypatch.chdir(tmp_path)
-    if "::" in url:
-        assert parse_root(url) == tmp_path / url  # no URL: a folder of that name
-        return
     with pytest.raises(UserError, match="not the URL of a folder") as refused:
         Registry(url)
-    assert "canary" not in str(refused.value)
+    assert "canary" not in str(refused.value) and "\n" not in refused.value.message
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", url)
+    if "://" in url:
+        with pytest.raises(UserError, match="not the URL of a folder"):
+            Registry.default()
+        assert is_url(url) or url.startswith("file:")
 
 
 def test_an_unknown_kind_and_a_missing_client_are_one_line(monkeypatch):

@@ -69,14 +69,33 @@ def test_every_value_arrives_as_it_is(bundle: Path) -> None:
 
 def test_startup_commands_run_before_and_may_use_what_is_not_set(bundle: Path) -> None:
     commands = ["export MADE=$NOT_SET-here", "cd /"]
-    seen = json.loads(run(bundle, launch_script({}, python_path=["."], startup_commands=commands)).stdout)
+    seen = json.loads(run(bundle, launch_script({}, python_path=["runspec"], startup_commands=commands)).stdout)
     assert seen["env"]["MADE"] == "-here"
     assert seen["cwd"] == str(bundle)
-    assert seen["env"]["PYTHONPATH"] == str(bundle)
+    assert seen["env"]["PYTHONPATH"] == f"{bundle}/runspec"
+
+
+def test_the_code_that_travelled_goes_before_what_an_environment_brings(bundle: Path) -> None:
+    text = launch_script(
+        {"PYTHONPATH": "/of/the/profile"}, python_path=["runspec"], startup_commands=["export PYTHONPATH=/of/a/module"]
+    )
+    assert json.loads(run(bundle, text).stdout)["env"]["PYTHONPATH"] == f"{bundle}/runspec:/of/a/module"
+    text = launch_script({"PYTHONPATH": "/of/the/profile"}, python_path=["runspec"])
+    assert json.loads(run(bundle, text).stdout)["env"]["PYTHONPATH"] == f"{bundle}/runspec:/of/the/profile"
+
+
+def test_a_job_submitted_from_within_another_is_none_of_its_parts(bundle: Path) -> None:
+    outer = {"RUNSPEC_JOB_DIR": "/outer", "RUNSPEC_PUBLISHED_DIR": "/outer", "RUNSPEC_FRESH": "1"}
+    seen = json.loads(run(bundle, launch_script({}, python_path=["runspec"]), **outer).stdout)["env"]
+    assert seen["RUNSPEC_JOB_DIR"] == str(bundle.parent)
+    assert not {"RUNSPEC_PUBLISHED_DIR", "RUNSPEC_FRESH"} & seen.keys()
+    text = launch_script({"RUNSPEC_PUBLISHED_DIR": "/own"}, python_path=["runspec"], inherits_job_dir=True)
+    seen = json.loads(run(bundle, text, **outer).stdout)["env"]
+    assert (seen["RUNSPEC_JOB_DIR"], seen["RUNSPEC_PUBLISHED_DIR"]) == ("/outer", "/own")
 
 
 def test_a_startup_command_that_fails_is_named(bundle: Path) -> None:
-    done = run(bundle, launch_script({}, python_path=["."], startup_commands=["false $SECRET"]), SECRET="canary")
+    done = run(bundle, launch_script({}, python_path=["runspec"], startup_commands=["false $SECRET"]), SECRET="canary")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "a startup command failed on" in done.stderr
@@ -85,7 +104,7 @@ def test_a_startup_command_that_fails_is_named(bundle: Path) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"HF_TOKEN": ""}])
 def test_a_secret_that_is_not_set_is_refused_by_name(bundle: Path, env: dict[str, str]) -> None:
-    text = launch_script({}, python_path=["."], secrets=["OTHER", "HF_TOKEN"])
+    text = launch_script({}, python_path=["runspec"], secrets=["OTHER", "HF_TOKEN"])
     done = run(bundle, text, OTHER="canary", **env)
     assert done.returncode == 2
     assert done.stderr.startswith("error: HF_TOKEN, a secret of this job, is not set on ")
@@ -94,11 +113,11 @@ def test_a_secret_that_is_not_set_is_refused_by_name(bundle: Path, env: dict[str
 
 def test_a_name_that_is_none() -> None:
     with pytest.raises(UserError, match="'A B' is not the name"):
-        launch_script({"A B": "1"}, python_path=["."])
+        launch_script({"A B": "1"}, python_path=["runspec"])
 
 
 def test_launch_json_comes_back(tmp_path: Path) -> None:
-    launch = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", nodes=2, secrets=("HF_TOKEN",))
+    launch = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", executor="ray", processes_per_node=3)
     (tmp_path / "launch.json").write_text(launch_json(launch), encoding="utf-8")
     assert read_launch(tmp_path / "launch.json") == launch
     assert json.loads(launch_json(launch))["schema"] == 1

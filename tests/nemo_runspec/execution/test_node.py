@@ -17,7 +17,7 @@ from nemo_runspec.execution.launch_script import Launch, launch_json
 from nemo_runspec.execution.node import Place, node_command, place
 
 SRC = str(Path(__file__).resolve().parents[3] / "src")
-LAUNCH = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", nodes=2, processes_per_node=4)
+LAUNCH = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", processes_per_node=4)
 
 
 def test_the_command_of_each_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,12 +52,14 @@ def test_several_nodes_need_an_address(tmp_path: Path, monkeypatch: pytest.Monke
 def test_where_this_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     monkeypatch.setenv("SLURM_NNODES", "2")  # inside an allocation, but not under srun
-    assert (place().node, place().nodes) == (0, 1)
+    assert (place(LAUNCH).node, place(LAUNCH).nodes) == (0, 1)
     for name, value in {"STEP_ID": "1", "NODEID": "1", "STEP_NUM_NODES": "2", "JOB_ID": "7"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert place() == Place(1, 2, "7-0-1")
+    assert place(LAUNCH) == Place(1, 2, "7-0-1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert place() == Place(1, 2, "7-2-1")
+    assert place(LAUNCH) == Place(1, 2, "7-2-1")
+    # A Ray that srun started hands all this on to its jobs, which are somewhere else.
+    assert (place(replace(LAUNCH, executor="ray")).node, place(replace(LAUNCH, executor="ray")).nodes) == (0, 1)
 
 
 class Nodes:

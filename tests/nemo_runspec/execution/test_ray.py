@@ -10,17 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nemo_runspec.env import Env, RaySettings
-from nemo_runspec.errors import DONE, UserError
+from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
+from nemo_runspec.execution import follow_ray as following
 from nemo_runspec.execution import ray
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.ray_allocation import run_in_allocation
 from nemo_runspec.runspec import parse
 
+GOLDEN = Path(__file__).parent / "golden"
 SOURCE_ROOT = Path(ray.__file__).parents[2]
 ENV = Env("far", "ray", ray=RaySettings("http://head:8265"), output="/shared/output")
 
@@ -92,6 +98,13 @@ def test_a_dry_run_says_exactly_what_is_submitted(bundle: Path) -> None:
     ]
 
 
+def test_the_golden_file(bundle: Path) -> None:
+    variables = {"RUNSPEC_OUTPUT_ROOT": "/shared/output", "NOTE": "it's $HOME", "WANDB_API_KEY": "canary"}
+    runtime_env = ray.ray_runtime_env(ENV, "nano3-sft-3f9c2a", bundle, ["project/src", "runspec"], variables)
+    text = ray.submission_text(ENV, "nano3-sft-3f9c2a", runtime_env).replace(str(bundle), "<bundle>")
+    assert text + "\n" == (GOLDEN / "ray.txt").read_text(encoding="utf-8")
+
+
 def test_showing_a_submission_imports_no_ray() -> None:
     code = (
         "import sys; from nemo_runspec.execution import ray\n"
@@ -142,6 +155,146 @@ def test_no_ray_is_started_on_one_node_or_where_there_is_one(tmp_path: Path, var
 def test_without_slurm_s_variables_it_is_refused() -> None:
     with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR and MASTER_PORT are not set"):
         run_in_allocation(["true"], {"SLURM_STEP_NUM_NODES": "2"}, None)
+
+
+# --- Following, with a stand-in for Ray's client ----------------------------------------------------------------------
+
+
+class Status(StrEnum):
+    """Ray's JobStatus."""
+
+    RUNNING, SUCCEEDED, FAILED, STOPPED = "RUNNING", "SUCCEEDED", "FAILED", "STOPPED"
+
+    def is_terminal(self) -> bool:
+        return self is not Status.RUNNING
+
+
+@dataclass
+class Details:
+    status: Status
+    driver_exit_code: int | None = None
+    message: str = ""
+
+
+RUNNING = Details(Status.RUNNING)
+
+
+class Client:
+    """A cluster whose answers about the job are `answers`, the last one for ever; an error among them is raised.
+
+    With `cancelled`, two Ctrl-C come with its second answer. `stop` is the error that it answers a cancellation with.
+    """
+
+    def __init__(self, *answers: Details | Exception, stop: Exception | None = None, cancelled: bool = False) -> None:
+        self.answers, self.stop, self.cancelled = list(answers), stop, cancelled
+        self.looks = 0
+
+    def get_job_info(self, job: str) -> Details:
+        self.looks += 1
+        if self.looks == 2 and self.cancelled:
+            for _ in range(2):  # without a terminal the second one cancels
+                os.kill(os.getpid(), signal.SIGINT)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def get_job_logs(self, job: str) -> str:
+        return "begun\n"
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        yield "begun\n"
+
+    def stop_job(self, job: str) -> bool:
+        if self.stop is not None:
+            raise self.stop
+        return True
+
+
+REFUSED = ConnectionError("nothing answers at http://head:8265: Connection refused")
+JOB = ray.RayJob("a-b-1", "http://head:8265")
+TO_FOLLOW = ray.how_to_follow(JOB).splitlines()
+Follow = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Follow:
+    """Follow the job on a clock that a look at moves by 400 s; returns the exit code and the lines of stderr.
+
+    `before` are the errors of the first attempts to reach the cluster.
+    """
+
+    def run(client: Client, before: tuple[Exception, ...] = ()) -> tuple[int, list[str]]:
+        errors, clock = list(before), iter(range(0, 10**6, 400))
+
+        def connect(address: str) -> Client:
+            if errors:
+                raise errors.pop(0)
+            return client
+
+        monkeypatch.setattr(following, "connect", connect)
+        monkeypatch.setattr(following, "time", SimpleNamespace(sleep=lambda s: None, monotonic=lambda: next(clock)))
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        return following.follow_ray(JOB), capsys.readouterr().err.splitlines()
+
+    return run
+
+
+def test_a_cluster_that_is_away_after_the_submission_is_asked_again(follow: Follow) -> None:
+    code, err = follow(Client(Details(Status.SUCCEEDED)), (REFUSED, REFUSED))
+    assert code == DONE
+    assert err == [f"no answer about job a-b-1: {REFUSED}; asking again", "answered again", "job a-b-1 succeeded"]
+
+
+@pytest.mark.parametrize("before", [(), (RUNNING,)])
+def test_a_cluster_that_stays_away_is_a_failure_with_the_commands_to_go_on(
+    follow: Follow, before: tuple[Details, ...]
+) -> None:
+    lost = RuntimeError("Request failed with status code 502")
+    code, err = follow(Client(*before, lost))
+    assert code == FAILED
+    assert err[-5:] == [f"error: no answer about job a-b-1: {lost}; it was not cancelled", *TO_FOLLOW]
+
+
+def test_every_time_that_it_is_away_patience_begins_anew(follow: Follow) -> None:
+    hiccup = OSError("hiccup")
+    answers = [RUNNING, hiccup, hiccup, RUNNING, hiccup, hiccup, RUNNING, hiccup, Details(Status.SUCCEEDED)]
+    assert follow(Client(*answers))[0] == DONE
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Request failed with status code 502"), REFUSED])
+def test_cancelling_while_the_cluster_is_away_says_that_nothing_was_cancelled(follow: Follow, error: Exception) -> None:
+    code, err = follow(Client(RUNNING, stop=error, cancelled=True))
+    assert code == FAILED
+    assert err[-5:] == [f"error: no answer about job a-b-1: {error}; it was not cancelled", *TO_FOLLOW]
+
+
+def test_a_cluster_that_goes_away_when_it_has_been_told_to_stop_the_job(follow: Follow) -> None:
+    hiccup = OSError("hiccup")
+    code, err = follow(Client(RUNNING, RUNNING, hiccup, Details(Status.STOPPED), cancelled=True))
+    assert code == INTERRUPTED
+    assert err[-2:] == ["job a-b-1 stopped", "error: job a-b-1 cancelled"]
+    code, err = follow(Client(RUNNING, RUNNING, hiccup, cancelled=True))
+    assert code == FAILED
+    assert err[-5:] == ["error: no answer about job a-b-1: hiccup; it was told to stop", *TO_FOLLOW]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "code", "said", "hint"),
+    [
+        (-9, FAILED, "was killed by SIGKILL", "out of memory, perhaps; "),
+        (-15, FAILED, "was killed by SIGTERM", ""),
+        (137, FAILED, "failed with exit code 137", ""),
+        (2, 2, "failed with exit code 2", ""),
+        (143, PREEMPTED, "failed with exit code 143", ""),
+        (None, FAILED, "failed: no node left", ""),
+    ],
+)
+def test_how_a_job_failed_is_said_once(follow: Follow, exit_code: int | None, code: int, said: str, hint: str) -> None:
+    got, err = follow(Client(Details(Status.FAILED, exit_code, "no node left\nmore")))
+    assert got == code
+    log = f"{hint}log: ray job logs --address http://head:8265 a-b-1"
+    assert err == ["job a-b-1 failed", f"error: job a-b-1 {said}", log]
 
 
 def test_without_a_terminal_the_second_ctrl_c_cancels(

@@ -80,6 +80,11 @@ def test_the_submission_is_the_golden_one(name: str, bundle: Path) -> None:
     assert submission(CASES[name], bundle) == (GOLDEN / f"slurm_{name}.txt").read_text(encoding="utf-8")
 
 
+def test_a_cluster_without_accounts(bundle: Path) -> None:
+    text = submission(env_with(account=None), bundle)
+    assert "--account" not in text and "#SBATCH --job-name=train\n" in text
+
+
 def test_the_jobs_of_a_pipeline_wait_for_each_other(bundle: Path) -> None:
     text = submission(ENV, bundle, "prep", "train")
     assert "sbatch --requeue --parsable /shared/jobs/experiments/demo/demo_<id>/prep_sbatch.sh\n" in text

@@ -121,3 +121,12 @@ def test_a_command_file_differs_from_the_model_only_as_intended(file: str) -> No
     ours, model = ((COMMANDS / name).read_text().splitlines() for name in (file, MODEL))
     changed = [line for line in difflib.ndiff(model, ours) if line[:2] in ("- ", "+ ")]
     assert sorted(line[0] + line[2:] for line in changed) == sorted(INTENDED[file])
+
+
+def test_the_two_pipelines_are_submitted_alike() -> None:
+    def submit(file: str) -> str:
+        text = (COMMANDS / file).read_text()
+        body = text[text.index("def _submit(") :].partition("\n\n\n")[0].rstrip()
+        return body.replace('"nano3-rl-', '"nano3-pipe-')
+
+    assert submit("nano3/rl/published.py") == submit("nano3/pipe.py")

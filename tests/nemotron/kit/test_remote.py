@@ -1,6 +1,8 @@
 """Runs whose registry is behind a URL, and runs of code that travelled to a cluster."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +97,23 @@ def test_the_run_and_its_fingerprint_are_the_same_on_every_machine(script, raw, 
     assert Path(second.config["data_path"]).read_text() == '{"text": "a"}\n'  # of an artifact that is no input
 
 
+@pytest.mark.parametrize("named", ["/.vocab", "/../artifact.json", "/..", "", "/../manifest.sha256"])
+def test_a_config_may_name_any_path_of_a_version_that_is_no_input(script, out, machine, tmp_path, named):
+    (out / ".vocab").write_text("{}")
+    raw = Dataset(path=out, num_examples=2, train_path=out / "train.jsonl", sources=["python-stdlib 3.11.7"]).save(
+        "raw"
+    )
+    (script.parent / "config" / "tiny.yaml").write_text("run: {data: toy-train-model-tiny}\ndata_path: ''\n")
+    schema = script.with_name("schema.py")
+    schema.write_text(schema.read_text().replace("lr: float", "data_path: str | None = None\n    lr: float"))
+    Model(path=tmp_path / "made", step=1, dataset_path=raw.path).save("toy-train-model-tiny")
+    machine("another")
+    path = Path(os.path.normpath(f"{Registry.default().resolve('raw').path}{named}"))
+    with opened(script, f"data_path={path}"):
+        assert path.exists()
+        assert (Registry.default().resolve("raw").path / "train.jsonl").exists() == (named != "/.vocab")
+
+
 def test_every_node_fetches_for_itself(script, raw, machine, monkeypatch):
     first = opened(script)
     machine("node1")
@@ -155,6 +174,21 @@ def test_code_that_travelled_is_recorded_as_it_was_at_home(bundle, raw, monkeypa
     assert (run.dir / "job.yaml").read_bytes() == (bundle / "job.yaml").read_bytes()
     assert (run.dir / "train.yaml").read_bytes() == (bundle / "train.yaml").read_bytes()
     assert json.loads((bundle.parent / "pins.json").read_text()) == {"raw": raw.version.pinned}
+
+
+def test_a_repository_around_the_job_is_not_that_of_the_code(bundle, monkeypatch):
+    """The default job_dir is `output/jobs` in the user's checkout."""
+    home = bundle.parents[1]
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", "-C", str(home), *command], check=True)
+    script = bundle / "project" / "recipe" / "train.py"
+    producer = producer_of(script)
+    assert (producer.script, producer.git_commit) == ("recipe/train.py", "abc-dirty")
+    monkeypatch.delenv("RUNSPEC_GIT_COMMIT")  # code that came from no repository
+    assert producer_of(script).git_commit is None
+    monkeypatch.delenv("RUNSPEC_CODE_DIGEST")  # no code that travelled
+    assert producer_of(script).script == "job/code/project/recipe/train.py"
 
 
 def test_code_that_did_not_travel_has_no_digest(script, monkeypatch):

@@ -47,7 +47,7 @@ def find_source(source: str, revision: str | None) -> tuple[Path, str]:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise UserError(f"no directory {source}; models of the Hub need: pip install 'nemotron[hf]'") from None
+        raise UserError(f"no directory {source}; models of the Hub need: pip install -e '.[hf]'") from None
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
     try:
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))

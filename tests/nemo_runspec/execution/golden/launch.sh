@@ -4,8 +4,8 @@ set -euo pipefail
 # A request to save comes to every process of the job; until the script listens, nobody may die of it.
 trap '' USR1
 cd "$(dirname "${BASH_SOURCE[0]}")"
-export RUNSPEC_JOB_DIR="${RUNSPEC_JOB_DIR:-$(dirname "$PWD")}"
-export PYTHONPATH="$PWD"/project/src:"$PWD"/runspec"${PYTHONPATH:+:$PYTHONPATH}"
+unset RUNSPEC_PUBLISHED_DIR RUNSPEC_CODE_DIGEST RUNSPEC_GIT_COMMIT RUNSPEC_EXIT_CODE_FILE RUNSPEC_FRESH
+export RUNSPEC_JOB_DIR="$(dirname "$PWD")"
 export RUNSPEC_OUTPUT_ROOT=/shared/output
 export NOTE='it'"'"'s $HOME'
 
@@ -18,6 +18,8 @@ source "$HOME/venv/bin/activate"
 trap - ERR
 set -u
 cd "$launch_folder"
+
+export PYTHONPATH="$PWD"/project/src:"$PWD"/runspec"${PYTHONPATH:+:$PYTHONPATH}"
 
 for name in HF_TOKEN WANDB_API_KEY; do
     if [ -z "${!name:-}" ]; then

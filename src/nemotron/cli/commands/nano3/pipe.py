@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,9 +18,9 @@ from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError, did_you_mean
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.follow import follow
-from nemo_runspec.job import RecipeConfig, display_job, parse_recipe_config
+from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_env, parse_recipe_config, registry_of
 from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
-from nemo_runspec.variables import PUBLISHED_DIR
+from nemo_runspec.variables import ARTIFACTS_ROOT, PUBLISHED_DIR
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     results = run_pipeline(steps, cfg)
     if cfg.dry_run:
         return DONE
-    last = results[-1]
-    evaluation = _evaluation(last)
+    last, registry = results[-1], registry_of(parse_env(cfg.profile))
+    evaluation = _evaluation(last, registry)
     if evaluation is None:
         return last.exit_code
     # 3. What came of it. An evaluation outside its bands has published its numbers, and then failed.
-    page = _write_report(evaluation, last)
+    page = _write_report(evaluation, last, registry)
     _show_table(evaluation, results)
     typer.echo(f"report: {page}")
     if evaluation.record["metrics"]["in_band"]:
@@ -111,7 +112,9 @@ def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
         raise UserError(
             f"profile {env.profile}: executor {env.executor} runs one step at a time", "a pipeline needs executor slurm"
         )
-    name, published = f"nano3-pipe-{cfg.config_name or 'default'}", published_dir(env)
+    name, published = job_name(f"nano3-pipe-{plan[0].job.resolved.loaded.name}"), published_dir(env)
+    if not env.registry_is_reachable:
+        typer.echo("what is published already cannot be seen from here: every step runs")
     run = slurm.load_nemo_run(env)
     with (
         ExitStack() as bundles,
@@ -129,9 +132,9 @@ def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
             # What the steps before this one publish is found in `published`: the very versions, not the latest.
             bundle = create_bundle(job, spec, job.env, {PUBLISHED_DIR: published})
             folder = bundles.enter_context(bundle.written())
-            executor = slurm.create_executor(job.env, folder, planned.step.name)
+            executor = slurm.create_executor(job.env, folder, job.run.name)
             script = run.Script(path="launch.sh", entrypoint="bash")
-            before = [experiment.add(script, executor=executor, name=planned.step.name, dependencies=before)]
+            before = [experiment.add(script, executor=executor, name=job.run.name, dependencies=before)]
         if not before:
             return DONE
         typer.echo(bundle.summary())
@@ -159,31 +162,34 @@ def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]
     return list(by_name.values())
 
 
-def _evaluation(last: StepResult) -> Version | None:
+def _evaluation(last: StepResult, registry: Registry) -> Version | None:
     """The results that the step `eval` published, also when they made it fail; None where there are none.
 
     They are known by what they hold, not by their name, which the config and `eval:run.results=NAME` may choose.
     """
     if last.step.name != "eval" or last.exit_code not in (DONE, FAILED):
         return None
-    versions = last.versions.values() if last.exit_code == DONE else _published_by(last.run_dir)
+    versions = last.versions.values() if last.exit_code == DONE else _published_by(last.run_dir, registry)
     return next((version for version in versions if "bands" in version.record["metrics"]), None)
 
 
-def _published_by(run_dir: Path) -> list[Version]:
+def _published_by(run_dir: Path, registry: Registry) -> list[Version]:
     """What the job in `run_dir` published before it failed, from the record of the job."""
     import yaml
 
     job = yaml.safe_load((run_dir / "job.yaml").read_text(encoding="utf-8"))
-    found = [Registry.default().find_published(name, job["fingerprint"]) for name in job["outputs"]]
+    found = [registry.find_published(name, job["fingerprint"]) for name in job["outputs"]]
     return [version for version in found if version is not None]
 
 
-def _write_report(evaluation: Version, last: StepResult) -> Path:
+def _write_report(evaluation: Version, last: StepResult, registry: Registry) -> Path:
     """Start the script that turns the records behind an evaluation into one HTML page; returns the page's path."""
     page = last.run_dir.parent.with_name(f"report-{last.run_dir.name.rpartition('-')[0]}.html")
     script = recipe_dir("tools") / "report.py"
-    done = subprocess.run([sys.executable, str(script), evaluation.ref, "--output", str(page)], check=False)
+    environment = {**os.environ, ARTIFACTS_ROOT: str(registry.root)}
+    done = subprocess.run(
+        [sys.executable, str(script), evaluation.ref, "--output", str(page)], env=environment, check=False
+    )
     if done.returncode:
         raise RunFailed("the report was not written", f"try it alone: python {script} {evaluation.ref}")
     return page

@@ -11,7 +11,7 @@ from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, UserError
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.follow import follow
-from nemo_runspec.job import RecipeConfig, display_job, parse_recipe_config
+from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_recipe_config
 from nemo_runspec.pipeline import Step, plan_pipeline, run_pipeline
 from nemo_runspec.variables import PUBLISHED_DIR
 from nemotron.cli.recipe_dir import recipe_dir
@@ -50,7 +50,9 @@ def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
         raise UserError(
             f"profile {env.profile}: executor {env.executor} runs one step at a time", "a pipeline needs executor slurm"
         )
-    name, published = f"nano3-rl-{cfg.config_name or 'default'}", published_dir(env)
+    name, published = job_name(f"nano3-rl-{plan[0].job.resolved.loaded.name}"), published_dir(env)
+    if not env.registry_is_reachable:
+        typer.echo("what is published already cannot be seen from here: every step runs")
     run = slurm.load_nemo_run(env)
     with (
         ExitStack() as bundles,
@@ -68,9 +70,9 @@ def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
             # What the steps before this one publish is found in `published`: the very versions, not the latest.
             bundle = create_bundle(job, spec, job.env, {PUBLISHED_DIR: published})
             folder = bundles.enter_context(bundle.written())
-            executor = slurm.create_executor(job.env, folder, planned.step.name)
+            executor = slurm.create_executor(job.env, folder, job.run.name)
             script = run.Script(path="launch.sh", entrypoint="bash")
-            before = [experiment.add(script, executor=executor, name=planned.step.name, dependencies=before)]
+            before = [experiment.add(script, executor=executor, name=job.run.name, dependencies=before)]
         if not before:
             return DONE
         typer.echo(bundle.summary())

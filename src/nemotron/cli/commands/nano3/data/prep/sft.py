@@ -7,6 +7,7 @@ import typer
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.execution import ray, slurm
 from nemo_runspec.execution.follow import follow
+from nemo_runspec.execution.follow_ray import follow_ray
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.job import (
     RecipeConfig,
@@ -45,10 +46,10 @@ def _execute_sft(cfg: RecipeConfig) -> int:
         return execute_local(spec, job_dir, build_env_vars(job_config, env))  # secrets by name
     # 4. There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
     bundle, name = create_bundle(job_config, spec, env), job_config.run.name
-    print(bundle.summary())
     if env.executor == "ray":
         ray.check_launch(spec, env)
         with bundle.written() as folder:
+            print(bundle.summary())
             job_id = ray.new_job_id(name)
             runtime_env = ray.ray_runtime_env(env, job_id, folder, bundle.plan.python_path, bundle.variables)
             if cfg.dry_run:
@@ -56,7 +57,7 @@ def _execute_sft(cfg: RecipeConfig) -> int:
                 return 0
             job = ray.submit(env, job_id, runtime_env)
         if cfg.attached:
-            return ray.follow_ray(job)  # a failed job is a failed command
+            return follow_ray(job)  # a failed job is a failed command
         print(ray.how_to_follow(job))
         return 0
     # ... and NeMo-Run to Slurm, here or over SSH.
@@ -66,6 +67,7 @@ def _execute_sft(cfg: RecipeConfig) -> int:
         run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
         slurm.submitting(experiment),
     ):
+        print(bundle.summary())
         executor = slurm.create_executor(env, folder, name)
         experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
         if cfg.dry_run:

@@ -68,7 +68,7 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
     for name, value in {**settings, **spec.env, **env.variables}.items():
         row("env", f"{name}={public(name, value)}")
     for name in env.secrets:
-        row("secret", f"{name} (from the environment)")
+        row("secret", f"{name} (from the {'cluster' if env.ray else 'environment'})")
     return "\n".join(lines)
 
 

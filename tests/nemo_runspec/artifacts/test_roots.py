@@ -70,4 +70,4 @@ def test_an_unknown_kind_and_a_missing_client_are_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UserError, match="Install s3fs") as refused:
         Registry("s3://bucket/a")
-    assert refused.value.hint == "pip install 'nemotron[s3]'"
+    assert refused.value.hint == "pip install -e '.[s3]' in the project's folder"

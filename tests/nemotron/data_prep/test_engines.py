@@ -228,7 +228,7 @@ def test_ray_address_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -
         open_engine(),
     ):
         pass
-    assert "pip install 'nemotron[ray]'" in str(caught.value.hint)
+    assert "pip install -e '.[ray]'" in str(caught.value.hint)
 
 
 def test_ray_is_imported_by_nobody_who_does_not_use_it() -> None:

@@ -1,0 +1,288 @@
+"""examples/forks/skypilot: its patch fits the project as it is, its page works, and the real `sky` accepts its task.
+
+`sky` gets a HOME, an API server and a port of its own; it knows the login node of the Slurm of these tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import sshd
+from .slurm import Slurm, free_ports, missing
+from .sshd import LoginNode
+
+ROOT = Path(__file__).parents[2]
+FORK = ROOT / "examples/forks/skypilot"
+PATCH = FORK / "skypilot.patch"
+BASH = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SKY = shutil.which("sky", path=f"{ROOT / '.venv-skypilot/bin'}:{os.environ.get('PATH', '')}")
+needs_sky = pytest.mark.skipif(
+    SKY is None, reason="no program sky: `make test-cluster` installs it, or: pipx install skypilot==0.14.1"
+)
+ENV_TOML = """
+[sky]
+executor = "skypilot"
+infra = "slurm/test"
+artifacts = "/shared/artifacts"
+nodes = 2
+gpus_per_node = 0
+cpus = "2+"
+idle_minutes = 0
+secrets = ["HF_TOKEN"]
+"""
+
+
+def bash(folder: Path, script: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script in a checkout as somebody would who has it installed; stops at the first command that fails."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": path} | (environment or {})
+    command = ["bash", "-ec", script]
+    return subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def checkout(folder: Path) -> Path:
+    """The project as it is, what is not committed included, as the one commit of a new repository."""
+    listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT)
+    for name in filter(None, listed.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    done = bash(folder, "git init -q; git add -A; git -c user.name=t -c user.email=t@example.org commit -qm all")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project after the commands of the page, with env.toml."""
+    folder = checkout(tmp_path_factory.mktemp("fork") / "project")
+    done = bash(folder, f"git apply --check {PATCH}")
+    if done.returncode:
+        pytest.fail(
+            f"the patch does not fit any more; the end of {FORK}/README.md says how to renew it:\n{done.stderr}"
+        )
+    (folder / "env.toml").write_text(ENV_TOML)
+    for script in BASH.findall((FORK / "README.md").read_text()):
+        done = bash(folder, script, {"HF_TOKEN": "canary-1"})
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return folder
+
+
+def test_the_fork_knows_nothing_of_nemo_run(fork: Path) -> None:
+    assert bash(fork, "git grep --cached -inP 'nemo[-_ ]run\\b' -- src || true").stdout == ""
+
+
+def test_the_patch_is_what_the_page_makes_of_it(tmp_path: Path) -> None:
+    """The recipe for bringing it up to date, where there is nothing to merge, gives the same patch."""
+    folder = checkout(tmp_path / "project")
+    page = (FORK / "README.md").read_text().partition("## Bring the patch up to date")[2]
+    (commands,) = re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    done = bash(folder, commands.replace("/tmp/", f"{tmp_path}/"))
+    assert done.returncode == 0, done.stderr
+    again = folder / PATCH.relative_to(ROOT)
+    # Not the names of blobs and the numbers of lines: what is around the changes may have moved.
+    before, after = (re.sub(r"^(index|@@) .*\n", "", path.read_text(), flags=re.M) for path in (PATCH, again))
+    assert before == after
+    assert bash(folder, "git status --porcelain").stdout in ("", f" M {PATCH.relative_to(ROOT)}\n")
+
+
+def nemotron(fork: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from nemotron.cli.main import main; main()", "nano3", *words]
+    env = os.environ | {"PYTHONPATH": str(fork / "src"), "HF_TOKEN": "canary-1"} | environment
+    return subprocess.run(command, cwd=fork, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def dry_run(fork: Path, *words: str) -> str:
+    done = nemotron(fork, {}, *words, "--run", "sky", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "canary-1" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_pipeline_plans_a_task_for_each_step(fork: Path) -> None:
+    said = dry_run(fork, "pipe", "-c", "tiny")
+    assert re.findall(r"^\[\d/7\] (\S+)", said, re.M) == [
+        "data-pretrain",
+        "pretrain",
+        "data-sft",
+        "sft",
+        "data-rl",
+        "rl",
+        "eval",
+    ]
+    assert len(re.findall(r"^sky launch ", said, re.M)) == 7
+    assert re.findall(r"^num_nodes: (\d)", said, re.M) == ["1", "2", "1", "2", "1", "2", "1"]
+
+
+def test_without_sky_it_says_so(fork: Path) -> None:
+    done = nemotron(fork, {"PATH": "/usr/bin:/bin"}, "pretrain", "-c", "tiny", "--run", "sky")
+    assert done.returncode == 2
+    says = "error: profile sky: executor skypilot needs the program sky, which is not installed"
+    assert done.stderr.splitlines()[0] == says
+
+
+@contextlib.contextmanager
+def sky_environment(home: Path, login_node: LoginNode) -> Iterator[dict[str, str]]:
+    """The environment of a `sky` that knows one place, the cluster `test`; nothing of it is left afterwards."""
+    assert SKY is not None
+    (home / ".slurm").mkdir(parents=True)
+    hosts = (login_node.client_home / ".ssh" / "config").read_text()
+    (home / ".slurm" / "config").write_text(re.sub(r"^Host .*", "Host test", hosts))
+    user = secrets.token_hex(4)
+    environment = os.environ | {
+        "HOME": str(home),
+        "SKYPILOT_USER_ID": user,
+        "PATH": f"{login_node.bin}:{os.environ['PATH']}:{Path(SKY).parent}",
+        "SKYPILOT_API_SERVER_LOCAL_PORT": str(free_ports(1)[0]),
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "HF_TOKEN": "canary-1",
+    }
+    environment.pop("PYTHONPATH", None)
+    try:
+        yield environment
+    finally:
+        # Its ssh connections have a title in place of an environment, and their sockets in /tmp, whatever TMPDIR says.
+        end_all(f"HOME={home}", f"ssh: /tmp/sky_ssh_{user}/")
+        shutil.rmtree(f"/tmp/sky_ssh_{user}", ignore_errors=True)
+
+
+def end_all(variable: str, title: str) -> None:
+    """End every process with this variable (the API server, its workers) or with a title that begins like this."""
+    for look in range(60):
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                variables = (process / "environ").read_bytes().split(b"\0")
+                words = (process / "cmdline").read_bytes()
+                if variable.encode() in variables or words.startswith(title.encode()):
+                    found.append(int(process.name))
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if look < 30 else signal.SIGKILL)
+        time.sleep(0.1)
+    raise RuntimeError(f"still running: {found}")
+
+
+@needs_sky
+def test_the_real_sky_plans_the_task(fork: Path, login_node: LoginNode, tmp_path: Path) -> None:
+    said = dry_run(fork, "pretrain", "-c", "tiny")
+    parts = re.split(r"\n\n# (?=[a-z])", said.partition("# submitted with\n")[2])
+    command, task, launch = parts[0], *(part.partition("\n")[2] for part in parts[1:3])
+    assert command.startswith("sky launch ") and "--secret HF_TOKEN" in command
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "launch.sh").write_text(launch)
+    # The folder that the dry run shows was a temporary one.
+    (there,) = re.findall(r"^workdir: (.*)/code$", task, re.M)
+    (tmp_path / "task.yaml").write_text(task.replace(there, str(tmp_path)) + "\n")
+    command = command.replace(there, str(tmp_path))
+    words = ["bash", "-c", f"{command} --dryrun < /dev/null"]
+    with sky_environment(tmp_path / "home", login_node) as environment:
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Considered resources (2 nodes)" in done.stdout
+    assert re.search(r"^ Slurm \(test\) +- +2 ", done.stdout, re.M)
+    assert "Dryrun finished" in done.stdout
+
+
+JOB = """
+# /// script
+# [tool.runspec]
+# schema = "1"
+# name = "mine/job"
+# [tool.runspec.run]
+# launch = "torchrun"
+# ///
+import os, socket, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+token = "the token" if os.environ["HF_TOKEN"] == "canary-1" else "no token"
+print(f"rank {dist.get_rank()} of {int(total)} on {socket.gethostname()} with {token}", flush=True)
+dist.barrier()
+sys.exit(int(os.environ.get("EXIT_CODE", 0)))
+"""
+
+
+@needs_sky
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_real_job_on_two_nodes_of_slurm(fork: Path, tmp_path: Path, startup_command: str) -> None:
+    """SkyPilot gets an allocation, installs itself there, copies the bundle, and torchrun forms a group.
+
+    It writes to `~root` on the nodes, and installs uv from a site of its own: in a mount namespace both are here.
+    """
+    uv = Path(str(SKY)).with_name("uv")
+    if reason := missing():
+        pytest.skip(f"Slurm: {reason}")
+    if not uv.exists():
+        pytest.skip(f"no uv beside {SKY}: `make test-cluster` installs it")
+    home = tmp_path / "root"
+    home.mkdir()
+    (tmp_path / "passwd").write_text(re.sub(r":/root:", f":{home}:", Path("/etc/passwd").read_text()))
+    # The nodes are to have Python 3.10; this one will do.
+    (tmp_path / "uv").write_text(f'#!/bin/bash\nexec {uv} "${{@/#3.10/{sys.executable}}}"\n')
+    (tmp_path / "install-uv").write_text(f'mkdir -p "$UV_INSTALL_DIR" && cp {tmp_path}/uv "$UV_INSTALL_DIR"\n')
+    (tmp_path / "curl").write_text(f"#!/bin/sh\nexec cat {tmp_path}/install-uv\n")
+    for program in ("uv", "curl"):
+        (tmp_path / program).chmod(0o755)
+    desk = tmp_path / "desk"
+    (desk / "config").mkdir(parents=True)
+    (desk / "config" / "default.yaml").write_text("value: 1\n")
+    (desk / "job.py").write_text(JOB)
+    output = f'RUNSPEC_OUTPUT_ROOT = "{tmp_path}/output"'
+    (desk / "env.toml").write_text(
+        f"{ENV_TOML}startup_commands = [{json.dumps(startup_command)}]\nenv = {{ {output} }}\n"
+        '[fails]\nextends = "sky"\nenv = { EXIT_CODE = "3" }\n'
+    )
+    inside = "import sys; from cluster.test_fork_skypilot import on_slurm; on_slurm(*sys.argv[1:])"
+    mounts = f"mount --bind {tmp_path}/passwd /etc/passwd; mount --bind {tmp_path}/curl {shutil.which('curl')}"
+    command = shlex.join([sys.executable, "-c", inside, str(tmp_path), str(fork)])
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-ec", f"{mounts}; exec {command}"],
+        cwd=ROOT / "tests", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    well, failed, left = json.loads(done.stdout.splitlines()[-1])
+    assert well["code"] == 0, well["said"]
+    ranks = sorted(re.findall(r"rank (\d of 2 on node\d) with the token", well["said"]))
+    assert ranks == ["0 of 2 on node1", "1 of 2 on node2"]
+    assert failed["code"] == 1 and "error: the job of mine-job-default-" in failed["said"], failed["said"]
+    assert "canary-1" not in well["said"] + failed["said"]
+    assert left == ""
+
+
+def on_slurm(folder: str, fork: str) -> None:
+    """Run the job under both profiles, on a Slurm started here; prints exit codes, outputs and jobs left, as JSON."""
+    here = Path(folder)
+    with Slurm(here / "slurm") as slurm, contextlib.ExitStack() as stack:
+        certificates = {key: os.environ[key] for key in ("SSL_CERT_FILE",) if key in os.environ}
+        login_node = sshd.start(here / "login", {"SLURM_CONF": str(slurm.conf)} | certificates)
+        stack.callback(login_node.stop)
+        environment = stack.enter_context(sky_environment(here / "home", login_node))
+        results: list[object] = []
+        for profile in ("sky", "fails"):
+            command = [sys.executable, "-m", "nemo_runspec", "run", "job.py", "--run", profile]
+            done = subprocess.run(
+                command, cwd=here / "desk", env=environment | {"PYTHONPATH": f"{fork}/src"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            results.append({"code": done.returncode, "said": done.stdout})
+        print(json.dumps([*results, slurm.run("squeue -h").stdout]))

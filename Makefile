@@ -33,7 +33,7 @@ demo: $(VENV)/installed
 	$(BIN)/nemotron nano3 pipe -c tiny
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow and not e2e and not cluster" $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not e2e and not cluster" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

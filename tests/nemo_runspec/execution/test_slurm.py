@@ -156,7 +156,8 @@ def test_without_nemo_run_one_line_says_how_to_get_it(bundle: Path, monkeypatch:
     with pytest.raises(UserError) as error:
         create_executor(ENV, bundle, "train")
     assert str(error.value) == (
-        "profile dgx: executor slurm needs NeMo-Run, which is not installed\ninstall it: pip install -e '.[launch]' in the project's folder"
+        "profile dgx: executor slurm needs NeMo-Run, which is not installed\n"
+        "install it: pip install -e '.[launch]' in the project's folder"
     )
 
 

@@ -25,8 +25,10 @@ HELLO = """
 import os, sys
 rank, size = os.environ.get("RANK", "-"), os.environ.get("WORLD_SIZE", "-")
 secret = "".join(reversed(os.environ["MY_SECRET"]))
-print(f"rank {rank}/{size} on {os.uname().nodename} {os.environ['NASTY']} {secret!r}")
-print("gpus", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+line = f"rank {rank}/{size} on {os.uname().nodename} {os.environ['NASTY']} {secret!r}"
+# In one write each: print() makes two of it, and the lines of several ranks run into each other.
+os.write(1, f"{line}\n".encode())
+os.write(1, f"gpus {os.environ.get('CUDA_VISIBLE_DEVICES')}\n".encode())
 """
 
 # Ends with CODE, as a script of ours does.

@@ -1,8 +1,8 @@
 """The engines behave as the real things they are, so that what runs on them says something about a cluster."""
 
-from __future__ import hashlib
-import annotations
+from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess

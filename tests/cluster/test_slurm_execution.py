@@ -27,8 +27,8 @@ rank, size = os.environ.get("RANK", "-"), os.environ.get("WORLD_SIZE", "-")
 secret = "".join(reversed(os.environ["MY_SECRET"]))
 line = f"rank {rank}/{size} on {os.uname().nodename} {os.environ['NASTY']} {secret!r}"
 # In one write each: print() makes two of it, and the lines of several ranks run into each other.
-os.write(1, f"{line}\n".encode())
-os.write(1, f"gpus {os.environ.get('CUDA_VISIBLE_DEVICES')}\n".encode())
+os.write(1, (line + os.linesep).encode())
+os.write(1, f"gpus {os.environ.get('CUDA_VISIBLE_DEVICES')}{os.linesep}".encode())
 """
 
 # Ends with CODE, as a script of ours does.

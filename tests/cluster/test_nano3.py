@@ -157,6 +157,25 @@ def test_a_request_to_save_requeues_and_ends_with_the_same_weights(undisturbed: 
     assert desk.digest("nano3-pretrain-model-tiny") == undisturbed.digest("nano3-pretrain-model-tiny")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_time_limit_requeues_and_ends_with_the_same_weights(
+    undisturbed: Desk, desk: Desk, slurm: Slurm, tmp_path: Path, startup_command: str
+) -> None:
+    """A minute is the shortest limit that Slurm has: steps enough that it comes in the middle of them."""
+    long = ["train.train_iters=600", "train.eval_interval=600", "evaluation.tasks_per_family=8"]
+    with_data_of(undisturbed, desk)
+    command = ("nano3", "pretrain", "-c", "tiny", "--run", "slurm", *TRAIN, *long)
+    said = desk.run(*command, "run.env.time=1", "run.env.signal=USR1@30", "run.env.max_restarts=9")
+    assert "requeued: restart 1 of 9" in said, said
+    whole = with_data_of(undisturbed, desk_in(tmp_path / "whole", slurm, startup_command))
+    said = whole.run(*command)
+    assert "requeued" not in said
+    assert len(whole.losses()) == 600
+    assert desk.losses() == whole.losses()
+    assert desk.digest("nano3-pretrain-model-tiny") == whole.digest("nano3-pretrain-model-tiny")
+
+
 def test_data_on_ray_and_training_over_ssh(
     undisturbed: Desk, desk: Desk, login_node: LoginNode, startup_command: str
 ) -> None:

@@ -142,3 +142,9 @@ def test_a_secret_in_the_script_s_block_is_refused_where_it_would_travel(project
     with pytest.raises(UserError, match=r"env\.A_TOKEN: looks like a secret") as caught:
         bundle_of(project, "here")
     assert "canary" not in str(caught.value)
+
+
+def test_what_was_asked_of_the_executor_does_not_travel(project: Path) -> None:
+    bundle, env = bundle_of(project, "here", "run.env.time=30", "run.env.nodes=3")
+    assert env.slurm is not None and (env.slurm.time, env.slurm.nodes) == ("30", 3)
+    assert yaml.safe_load(bundle.train_yaml)["run"]["env"] is None

@@ -137,6 +137,8 @@ def config_to_ship(resolved: ResolvedConfig) -> str:
     loads this file like any other; its fingerprint there is the one here.
     """
     spec, data = resolved.spec, copy.deepcopy(resolved.data)
+    if data["run"].get("env") is not None:  # what the job was to ask its executor for: it has asked
+        data["run"]["env"] = None
     for key, version in resolved.inputs.items():
         if version is not None:
             data["run"][key] = f"{version.ref}@{version.digest[:12]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import re
 import secrets
 import shlex
@@ -236,7 +237,9 @@ def test_a_real_job_on_two_nodes_of_slurm(fork: Path, tmp_path: Path, startup_co
         pytest.skip(f"no uv beside {SKY}: `make test-cluster` installs it")
     home = tmp_path / "root"
     home.mkdir()
-    (tmp_path / "passwd").write_text(re.sub(r":/root:", f":{home}:", Path("/etc/passwd").read_text()))
+    (tmp_path / "passwd").write_text(
+        Path("/etc/passwd").read_text().replace(f":{pwd.getpwuid(0).pw_dir}:", f":{home}:")
+    )
     # The nodes are to have Python 3.10; this one will do.
     (tmp_path / "uv").write_text(f'#!/bin/bash\nexec {uv} "${{@/#3.10/{sys.executable}}}"\n')
     (tmp_path / "install-uv").write_text(f'mkdir -p "$UV_INSTALL_DIR" && cp {tmp_path}/uv "$UV_INSTALL_DIR"\n')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -383,6 +382,6 @@ def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None
 
 def _bytes(size: str) -> int:
     """`200MB` -> 200,000,000; `1GiB` -> 2**30."""
-    number, unit = re.fullmatch(r"([0-9.]+) ?(.*)B", size).groups()  # type: ignore[union-attr]
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(number) * base ** " KMG".index(unit[:1] or " "))
+    number = size.rstrip("KMGiB ")
+    unit = size[len(number) :].strip().removesuffix("B")
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** " KMG".index(unit[:1] or " "))

@@ -9,6 +9,7 @@ OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch")
 
 
 RECIPE_ORDER = ("pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model")
+DATA_ORDER = ("curate", "tokenize", "pack", "inspect", "preview")
 
 
 class FamilyGroup(TyperGroup):
@@ -18,6 +19,16 @@ class FamilyGroup(TyperGroup):
         """Names in RECIPE_ORDER, then the others."""
         return [name for name in RECIPE_ORDER if name in self.commands] + [
             name for name in self.commands if name not in RECIPE_ORDER
+        ]
+
+
+class DataGroup(TyperGroup):
+    """Data for any family: commands in the order of the work."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Names in DATA_ORDER, then the others."""
+        return [name for name in DATA_ORDER if name in self.commands] + [
+            name for name in self.commands if name not in DATA_ORDER
         ]
 
 

@@ -8,6 +8,7 @@ import typer
 
 from nemo_runspec.errors import UserError, run_main
 from nemotron.cli.commands.artifacts.app import artifacts
+from nemotron.cli.commands.data.app import data
 from nemotron.cli.commands.models.app import models
 from nemotron.cli.commands.nano3.app import nano3
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(nano3, name="nano3")
+app.add_typer(data, name="data")
 app.add_typer(models, name="models")
 app.add_typer(artifacts, name="artifacts")
 

@@ -1,0 +1,1 @@
+"""Commands that prepare data for any family."""

@@ -1,0 +1,1 @@
+"""Recipes that turn raw text into text worth training on."""

@@ -1,0 +1,1 @@
+"""Nemotron-CC: a crawl, curated in the published order."""

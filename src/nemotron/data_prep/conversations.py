@@ -9,29 +9,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.decontamination import Decontaminator, words
 from nemotron.data_prep.documents import Split, split_of, stable_hash
-from nemotron.data_prep.sources import expand_paths, read_rows
+from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, described, read_piece, row_id, whole
 from nemotron.kit.chat import CONTROL_TOKENS, check_messages
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as `nemotron.kit.chat` defines them, the name of their source, and their split."""
+    """Messages as `nemotron.kit.chat` defines them, the name of their source, and their split.
+
+    `tools`: what is declared to the model. `low_effort`: the answers are those to a user who asks for little reasoning.
+    """
 
     source: str
     messages: list[dict[str, Any]]
     split: Split
+    tools: list[dict[str, Any]] | None = None
+    low_effort: bool = False
 
     def key(self) -> str:
-        """Canonical JSON of the messages: equal conversations have equal keys."""
-        return json.dumps(self.messages, sort_keys=True, ensure_ascii=False)
+        """Canonical JSON of the messages, and of tools if there are any: equal conversations have equal keys."""
+        content = [self.messages, self.tools] if self.tools else self.messages
+        return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
 
 @dataclass
@@ -64,29 +69,49 @@ def _outcome_order(item: tuple[str, int]) -> tuple[int, str]:
     return {"read": 0, "kept": 1}.get(item[0], 2), item[0]
 
 
-def read_conversations(
-    name: str, paths: Sequence[str], messages_field: str, valid_fraction: float, seed: int
-) -> Iterator[Conversation]:
-    """The user's conversations from JSONL or Parquet, with empty optional fields removed.
+CONVERSATION_FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 
-    UserError with file and row for a missing field or messages that no template can render; also when there are none.
+
+def read_conversations(
+    name: str,
+    files: Sequence[SourceFile],
+    messages_field: str,
+    valid_fraction: float,
+    seed: int,
+    on_error: Literal["stop", "skip"] = "stop",
+    report: ReadReport | None = None,
+) -> Iterator[Conversation]:
+    """The user's conversations from JSONL, Parquet or Arrow files, with empty optional fields removed.
+
+    Under `skip`, what is not right is counted in `report`. UserError with file and row, under `stop`: a record that
+    cannot be read, a missing field, messages that no template can render; always, when there is no record at all.
     """
-    count = 0
-    for path in expand_paths(paths, (".jsonl", ".parquet")):
-        for number, row in read_rows(path):
-            count += 1
-            messages = row.get(messages_field)
-            if not isinstance(messages, list) or not messages:
-                raise UserError(
-                    f"{path}:{number}: field {messages_field!r} must be a list of messages",
-                    f"fields there: {', '.join(row)}; set messages_field",
-                )
-            check_messages(messages, where=f"{path}:{number}: message")
+    report = ReadReport() if report is None else report
+    reading = Reading(on_error, columns={"messages": messages_field}, required=(), present=("messages",))
+    for file in files:
+        piece = whole(file)
+        for row in read_piece(piece, reading, report):
+            messages = row.value["messages"]
+            place = row_id(piece, row.index)
+            try:
+                if not isinstance(messages, list) or not messages:
+                    problem = f"field {messages_field!r} must be a list of messages"
+                    raise UserError(f"{place}: {problem}", "set messages_field")
+                check_messages(messages, where=f"{place}: message")
+            except UserError as error:
+                if on_error == "stop":
+                    raise
+                report.records -= 1
+                report.skip("malformed messages", place, error.message)
+                continue
             clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
             conversation = Conversation(name, clean, "train")
             yield Conversation(name, clean, split_of(conversation.key(), valid_fraction, seed))
-    if count == 0:
-        raise UserError(f"source {name!r} is empty: no conversation in {', '.join(paths)}")
+    if report.records == 0:
+        raise UserError(
+            f"source {name!r} is empty: no conversation in {len(files)} files, the first of them {files[0].uri}",
+            f"not read: {described(report.skipped)}" if report.skipped else None,
+        )
 
 
 def curate_conversations(
@@ -141,23 +166,24 @@ def control_reasoning(
                 if cut:
                     message["reasoning_content"] = cut
             messages.append(message)
-        yield Conversation(conversation.source, messages, conversation.split)
+        yield replace(conversation, messages=messages)
 
 
-def training_spans(conversation: Conversation) -> Iterator[Conversation]:
+def training_spans(conversation: Conversation, template: str = "nano3") -> Iterator[Conversation]:
     """The sequences to train on so that every assistant turn is trained exactly as it is produced.
 
-    The template drops the reasoning of turns before the last user turn, and such turns are not trained. A conversation
-    in which that happens is therefore also emitted up to each earlier user turn's answer; any other stays one sequence.
+    nano3 and super3 drop the reasoning of turns before the last user turn, and such turns are not trained. A
+    conversation in which that happens is therefore also emitted up to each earlier user turn's answer; any other stays
+    one sequence. nano2 writes every earlier turn in another way than it was produced: each ends a sequence of its own.
     """
     messages = conversation.messages
+    if template == "nano2":
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                yield replace(conversation, messages=messages[: i + 1])
+        return
     user_turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
     for i, following in pairwise(user_turns):
         if any(message.get("reasoning_content") for message in messages[i + 1 : following]):
-            yield Conversation(conversation.source, messages[:following], conversation.split)
+            yield replace(conversation, messages=messages[:following])
     yield conversation
-
-
-def conversation_file_paths(paths: Sequence[str]) -> list[Path]:
-    """Files behind the user's paths, for their digests."""
-    return expand_paths(paths, (".jsonl", ".parquet"))

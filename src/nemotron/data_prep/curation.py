@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, groupby, islice
@@ -22,7 +22,7 @@ import numpy as np
 from rensa import RMinHash, RMinHashLSH
 
 from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits, words
-from nemotron.data_prep.documents import Document, Part, Split, in_parts, stable_hash
+from nemotron.data_prep.documents import Document, Part, Skipped, Split, in_parts, stable_hash
 from nemotron.data_prep.engines import Engine, SerialEngine
 from nemotron.data_prep.quality import defect, normalise
 
@@ -67,6 +67,7 @@ class CurationTable:
     """What came in, what was kept and what was dropped, by source and reason, with a few samples of each reason."""
 
     read: dict[str, Tally] = field(default_factory=dict)
+    not_read: dict[str, dict[str, int]] = field(default_factory=dict)  # source -> reason -> records
     kept: dict[str, Tally] = field(default_factory=dict)
     dropped: dict[str, dict[str, Tally]] = field(default_factory=dict)  # source -> reason -> tally
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # reason -> [{id, text}]
@@ -80,11 +81,24 @@ class CurationTable:
         samples.sort(key=lambda sample: (sample["source"], sample["id"]))
         del samples[SAMPLES_PER_REASON:]
 
+    def skip(self, skipped: Skipped) -> None:
+        """Record what no document was made of."""
+        reasons = self.not_read.setdefault(skipped.source, {})
+        reasons[skipped.reason] = reasons.get(skipped.reason, 0) + skipped.count
+        samples = self.samples.setdefault(f"not read: {skipped.reason}", [])
+        samples += [{"source": skipped.source, "id": where, "text": what} for where, what in skipped.samples]
+        del samples[SAMPLES_PER_REASON:]
+
     def rows(self) -> list[dict[str, str | int]]:
-        """The table as flat rows: source, outcome ("read", "kept" or the reason of the drop), documents, bytes."""
+        """The table as flat rows: source, outcome, documents, bytes.
+
+        Outcomes: "read", "kept", "not read: REASON" of a record that is no document, and the reason of a drop.
+        """
         rows: list[dict[str, str | int]] = []
-        for source in sorted(self.read):
-            outcomes = {"read": self.read[source], "kept": self.kept.get(source, Tally())}
+        for source in sorted({*self.read, *self.not_read}):
+            outcomes = {"read": self.read.get(source, Tally()), "kept": self.kept.get(source, Tally())}
+            not_read = sorted(self.not_read.get(source, {}).items())
+            outcomes.update({f"not read: {reason}": Tally(count) for reason, count in not_read})
             outcomes.update(sorted(self.dropped.get(source, {}).items()))
             for outcome, tally in outcomes.items():
                 rows.append({"source": source, "outcome": outcome, "documents": tally.documents, "bytes": tally.bytes})
@@ -132,15 +146,17 @@ class Corpus:
 
 
 def curate(
-    documents: Iterable[Document | Part],
+    documents: Iterable[Document | Part | Skipped],
     work_dir: Path,
     protected_texts: Iterable[str] = (),
     settings: CurationSettings | None = None,
     engine: Engine | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> Corpus:
     """Curate documents into a corpus whose texts lie in `work_dir`.
 
     A `Part` among the documents is extracted where it is judged: on a worker of `engine` (default: this process).
+    Of a source in `limits` the first so many documents are taken, and the rest is not read.
     `protected_texts` are the prompts of the evaluation sets; the held-out split is protected without being named.
     Returns the corpus with its table of drops. Peak memory grows by some 1.5 kB a document, not with their length.
     """
@@ -150,7 +166,7 @@ def curate(
     table = CurationTable()
     staged_path = work_dir / "normalised.jsonl"
     with staged_path.open("wb") as staged:
-        ranked, signatures = _normalise_and_judge(documents, staged, table, settings, engine)
+        ranked, signatures = _normalise_and_judge(documents, staged, table, settings, engine, limits or {})
 
     with staged_path.open("rb") as staged:
         near = _NearDuplicates(settings)
@@ -223,10 +239,13 @@ class _Judged:
     signature: RMinHash | None = None
 
 
-def _judge(part: Part, settings: CurationSettings) -> list[_Judged]:
+def _judge(part: Part, settings: CurationSettings) -> list[_Judged | Skipped]:
     """A task of the first pass: extract, normalise, judge, sign."""
-    judged = []
+    judged: list[_Judged | Skipped] = []
     for document in part.documents():
+        if isinstance(document, Skipped):
+            judged.append(document)
+            continue
         document = Document(document.source, document.id, normalise(document.text), document.kind, document.split)
         size = len(document.text.encode())
         if reason := defect(document.text, document.kind):
@@ -251,11 +270,12 @@ def _judge(part: Part, settings: CurationSettings) -> list[_Judged]:
 
 
 def _normalise_and_judge(
-    documents: Iterable[Document | Part],
+    documents: Iterable[Document | Part | Skipped],
     staged: BinaryIO,
     table: CurationTable,
     settings: CurationSettings,
     engine: Engine,
+    limits: Mapping[str, int],
 ) -> tuple[list[Entry], dict[int, RMinHash]]:
     """Write what is worth a closer look to `staged`.
 
@@ -264,8 +284,18 @@ def _normalise_and_judge(
     best: dict[bytes, tuple[tuple[bool, str, str], Entry]] = {}  # text digest -> who keeps it
     signatures: dict[int, RMinHash] = {}
     losers: list[int] = []
-    for judged in chain.from_iterable(engine.map_ordered(_judge, _as_parts(documents), settings)):
-        table.read.setdefault(judged.source, Tally()).add(judged.size)
+    full: set[str | None] = set()  # sources that have reached their limit
+    wanted = (item for item in documents if item.source not in full)
+    for judged in chain.from_iterable(engine.map_ordered(_judge, _as_parts(wanted), settings)):
+        if judged.source in full:
+            continue
+        if isinstance(judged, Skipped):
+            table.skip(judged)
+            continue
+        read = table.read.setdefault(judged.source, Tally())
+        read.add(judged.size)
+        if read.documents == limits.get(judged.source):
+            full.add(judged.source)
         if judged.document is not None:
             table.drop(judged.document, str(judged.reason))
             continue
@@ -292,7 +322,7 @@ def _normalise_and_judge(
     return sorted((entry for _, entry in best.values()), key=lambda e: (e.split == "train", e.order)), signatures
 
 
-def _as_parts(documents: Iterable[Document | Part]) -> Iterator[Part]:
+def _as_parts(documents: Iterable[Document | Part | Skipped]) -> Iterator[Part]:
     """Parts as they are; documents between them in parts of their own."""
     for is_part, items in groupby(documents, lambda item: isinstance(item, Part)):
         if is_part:

@@ -28,27 +28,43 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """Records that no document was made of. `samples`: where some of them are, and what is wrong with each."""
+
+    source: str
+    reason: str
+    count: int
+    samples: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Documents that are yet to be extracted: `read(*arguments)` yields them, in whichever process it is called.
 
     `name` says in an error what they are. `read` is a module's function, so that another process can import it.
+    `source`: whose they are, if all are of one.
     """
 
     name: str
-    read: Callable[..., Iterable[Document]]
+    read: Callable[..., Iterable[Document | Skipped]]
     arguments: tuple[Any, ...]
+    source: str | None = None
 
-    def documents(self) -> Iterable[Document]:
+    def documents(self) -> Iterable[Document | Skipped]:
         """Extract the documents."""
         return self.read(*self.arguments)
 
 
-def in_parts(documents: Iterable[Document], size: int = 256) -> Iterator[Part]:
+def in_parts(documents: Iterable[Document | Skipped], size: int = 256) -> Iterator[Part]:
     """Documents that are there already, `size` of them a part; the last one may be smaller."""
     iterator = iter(documents)
     while batch := list(islice(iterator, size)):
         first, last = batch[0], batch[-1]
-        yield Part(f"{first.source} {first.id} to {last.source} {last.id}", iter, (batch,))
+        yield Part(f"{_name(first)} to {_name(last)}", iter, (batch,))
+
+
+def _name(item: Document | Skipped) -> str:
+    return f"{item.source} {item.id if isinstance(item, Document) else item.reason}"
 
 
 def stable_hash(*parts: str) -> int:

@@ -17,6 +17,7 @@ from nemotron.data_prep.conversations import (
     read_conversations,
     training_spans,
 )
+from nemotron.data_prep.sources import list_files
 from nemotron.kit.chat import render_with_mask
 
 
@@ -31,7 +32,7 @@ def conversation(*turns: list[dict[str, Any]]) -> Conversation:
 def test_reading_drops_empty_fields_and_splits_by_content(tmp_path: Path) -> None:
     rows = [{"messages": [{**m, "reasoning_content": None} for m in turn(f"question {i}")]} for i in range(200)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = list(read_conversations("mine", [str(tmp_path / "a.jsonl")], "messages", 0.2, seed=0))
+    found = list(read_conversations("mine", list_files([str(tmp_path / "a.jsonl")]), "messages", 0.2, seed=0))
     assert found[0].messages == turn("question 0")
     assert 20 < sum(item.split == "valid" for item in found) < 60  # 40 expected, standard deviation 5.7
 
@@ -39,7 +40,7 @@ def test_reading_drops_empty_fields_and_splits_by_content(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"message": []}, r"a\.jsonl:1: field 'messages' must be a list of messages"),
+        ({"message": []}, r"a\.jsonl:1: field 'messages' is missing, did you mean 'message'\?"),
         ({"messages": []}, r"a\.jsonl:1: field 'messages' must be a list of messages"),
         (
             {"messages": [{"role": "usr", "content": "x"}]},
@@ -50,13 +51,13 @@ def test_reading_drops_empty_fields_and_splits_by_content(tmp_path: Path) -> Non
 def test_bad_rows_name_file_and_line(tmp_path: Path, row: dict[str, Any], complaint: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match=complaint):
-        list(read_conversations("mine", [str(tmp_path / "a.jsonl")], "messages", 0.2, seed=0))
+        list(read_conversations("mine", list_files([str(tmp_path / "a.jsonl")]), "messages", 0.2, seed=0))
 
 
 def test_empty_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UserError, match="source 'mine' is empty"):
-        list(read_conversations("mine", [str(tmp_path / "a.jsonl")], "messages", 0.2, seed=0))
+        list(read_conversations("mine", list_files([str(tmp_path / "a.jsonl")]), "messages", 0.2, seed=0))
 
 
 def test_curation_of_conversations() -> None:

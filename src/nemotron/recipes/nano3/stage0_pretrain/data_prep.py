@@ -20,7 +20,7 @@
 """Nemotron 3 Nano, stage 0: raw text -> curated documents -> tokenizer -> Megatron token streams and their blend.
 
     nemotron nano3 data prep pretrain -c tiny
-    python data_prep.py --config tiny 'sources=[{name: notes, paths: [notes/*.jsonl], weight: 0.3}]'
+    python data_prep.py --config tiny 'sources=[{name: mine, paths: [my-folder], weight: 0.3}]'
 
 The published model reads 25 T tokens of 15 categories (tech report 2.1 to 2.3). Here the sources are those that every
 machine has: the standard library of the running Python as code and as prose, worked tasks from the generators that the
@@ -39,14 +39,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep import blend, curation, sources, stdlib
 from nemotron.data_prep import tokenizer as bpe
-from nemotron.data_prep.documents import Document, Part
+from nemotron.data_prep.documents import Document, Part, Skipped
 from nemotron.data_prep.engines import open_engine
 from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.data_prep.signals import leave_on_signals
@@ -73,9 +72,11 @@ def main() -> None:
             source.text_field,
             source.valid_fraction,
             apply_scale(source.max_documents, cfg.scale),
+            source.on_error,
         )
         for source in cfg.sources
     ]
+    user_files = {source.name: source.files() for source in user_sources}
     files = stdlib.module_files() if cfg.stdlib.enabled else []
     tasks_per_family = apply_scale(cfg.tasks.num_tasks, cfg.scale) if cfg.tasks.num_tasks else 0
     names = ["stdlib_code", "stdlib_docs"] * bool(files) + ["tasks"] * bool(tasks_per_family)
@@ -90,7 +91,7 @@ def main() -> None:
     task_documents = [
         Document("tasks", f"{task.family}:{i}", plain_text(task), "task", "train") for i, task in enumerate(tasks)
     ]
-    raw = [Source(**digest) for digest in _digests(cfg, files, task_documents, user_sources)]
+    raw = [Source(**digest) for digest in _digests(cfg, files, task_documents, user_files)]
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
@@ -100,14 +101,18 @@ def main() -> None:
         # The evaluation prompts are protected, besides being held out by the hash of the task itself.
         with run.phase("curate"):
             protected = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
-            documents: Iterator[Document | Part] = chain(
+            documents: Iterator[Document | Part | Skipped] = chain(
                 stdlib.parts(files, cfg.stdlib.max_code_chars, cfg.stdlib.max_docs_chars),
                 task_documents,
-                *(sources.user_documents(source, cfg.seed) for source in user_sources),
+                *(sources.user_documents(source, user_files[source.name], cfg.seed) for source in user_sources),
             )
             settings = curation.CurationSettings(seed=cfg.seed, **cfg.curation.model_dump(exclude={"evaluation_tasks"}))
-            corpus = curation.curate(documents, work_dir, protected, settings, engine)
+            limits = {source.name: source.max_documents for source in user_sources if source.max_documents}
+            corpus = curation.curate(documents, work_dir, protected, settings, engine, limits)
         print(corpus.table, file=sys.stderr)
+        for source in user_sources:
+            if source.name not in corpus.table.read:
+                raise UserError(f"source {source.name!r} is empty: no document in {', '.join(source.paths)}")
         blend.check_documents(corpus, phases)
 
         # --- Tokenizer: BPE on a sample mixed as the model will see it ----------------------------------------------
@@ -163,8 +168,8 @@ def _digests(
     cfg: PretrainDataConfig,
     files: list[stdlib.ModuleFile],
     task_documents: list[Document],
-    user: list[sources.UserSource],
-) -> Iterator[dict[str, str]]:
+    user: dict[str, list[sources.SourceFile]],
+) -> Iterator[dict[str, str | None]]:
     """Name, sha256 and description of everything raw that goes in, for the lineage."""
     if files:
         held_out = sorted({file.top for file in files if file.split == "valid"})
@@ -183,10 +188,9 @@ def _digests(
             "sha256": total.hexdigest(),
             "detail": f"{len(task_documents)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
         }
-    for source in user:
-        for digest in sources.file_digests(sources.expand_paths(source.paths)):
-            path = Path(str(digest["path"]))
-            yield {"name": str(path), "sha256": str(digest["sha256"]), "detail": f"source {source.name}"}
+    for name, found in user.items():
+        for digest in sources.file_digests(found):
+            yield {**digest, "detail": f"source {name}, {digest['detail']}"}
 
 
 if __name__ == "__main__":

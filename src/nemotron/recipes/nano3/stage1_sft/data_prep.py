@@ -38,7 +38,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
@@ -50,6 +49,7 @@ from nemotron.data_prep.documents import Split
 from nemotron.data_prep.engines import open_engine
 from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.sources import ReadReport, SourceFile, file_digests, list_files
 from nemotron.data_prep.tokenizer import load_tokenizer
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
@@ -67,7 +67,8 @@ def main() -> None:
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
-    files = {source.name: conv.conversation_file_paths(source.paths) for source in cfg.sources}
+    files = {source.name: list_files(source.paths, conv.CONVERSATION_FORMATS) for source in cfg.sources}
+    reports = {name: ReadReport() for name in files}
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
@@ -83,7 +84,13 @@ def main() -> None:
             own = chain.from_iterable(
                 islice(
                     conv.read_conversations(
-                        source.name, source.paths, source.messages_field, source.valid_fraction, cfg.seed
+                        source.name,
+                        files[source.name],
+                        source.messages_field,
+                        source.valid_fraction,
+                        cfg.seed,
+                        source.on_error,
+                        reports[source.name],
                     ),
                     apply_scale(source.max_conversations, cfg.scale),
                 )
@@ -91,6 +98,9 @@ def main() -> None:
             )
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
             curated = [*generated, *conv.curate_conversations(own, protected, table)]
+            for name, report in reports.items():
+                for reason, count in report.skipped.items():
+                    table.count(name, f"not read: {reason}", count)
 
         # --- Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole ------------
         controlled = conv.control_reasoning(
@@ -149,6 +159,7 @@ def main() -> None:
             seq_len=cfg.packing.seq_length,
             metrics={
                 "curation": table.rows(),
+                "not_read_samples": {name: report.samples for name, report in reports.items() if report.samples},
                 "packs": {split: asdict(pack) for split, pack in packs.items()},
             },
             sources=list(_raw(cfg, generated, files)),
@@ -167,7 +178,7 @@ def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[S
                 yield split, task
 
 
-def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, list[Path]]) -> Iterator[Source]:
+def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, list[SourceFile]]) -> Iterator[Source]:
     """Name, sha256 and description of everything raw that went in, for the lineage."""
     if generated:
         total = hashlib.sha256()
@@ -178,9 +189,9 @@ def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, lis
             sha256=total.hexdigest(),
             detail=f"{len(generated)} conversations of {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
         )
-    for name, paths in files.items():
-        for path in paths:
-            yield Source.of_file(path, detail=f"source {name}")
+    for name, found in files.items():
+        for digest in file_digests(found):
+            yield Source(name=digest["name"], sha256=digest["sha256"], detail=f"source {name}, {digest['detail']}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -152,8 +153,13 @@ class SourceConfig(Group):
     """A source of your own conversations."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the table of what was kept")
-    paths: list[str] = Field(min_length=1, description="files or globs: .jsonl, .parquet")
-    messages_field: str = Field("messages", description="column of [{role, content, reasoning_content?, …}]")
+    paths: list[str] = Field(
+        min_length=1, description="files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
+    )
+    messages_field: str = Field("messages", description="field with [{role, content, reasoning_content?, …}], or path")
+    on_error: Literal["stop", "skip"] = Field(
+        "stop", description="at a record or file that cannot be read: stop and name it, or skip and count it"
+    )
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share held out, by hash of the conversation")
     max_conversations: int = Field(1_000_000, ge=1, description="conversations read at most, at scale full")
     state: str = Field("", description="digest over the files' sizes and times of change, filled in")
@@ -162,20 +168,28 @@ class SourceConfig(Group):
     @classmethod
     def _files_exist(cls, paths: list[str]) -> list[str]:
         for path in paths:
-            if not glob.glob(str(Path(path).expanduser()), recursive=True):  # noqa: PTH207  takes absolute patterns too
+            if "://" not in path and not _local_files(path):
                 raise ValueError(f"no such file: {path}" if not glob.has_magic(path) else f"no file matches {path}")
         return paths
 
     @model_validator(mode="after")
     def _note_state(self) -> Self:
-        # Changed files make another run, although the config reads the same.
+        # Changed files make another run, although the config reads the same. What is elsewhere is not asked here.
         state = hashlib.sha256()
-        patterns = [str(Path(path).expanduser()) for path in self.paths]
-        for name in sorted({n for pattern in patterns for n in glob.glob(pattern, recursive=True)}):  # noqa: PTH207
-            status = Path(name).stat()
+        for name in sorted({name for path in self.paths if "://" not in path for name in _local_files(path)}):
+            status = os.lstat(name)
             state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         self.state = state.hexdigest()[:16]
         return self
+
+
+def _local_files(path: str) -> set[str]:
+    """What a path or glob of this machine stands for, with all that lies below a folder."""
+    found = set(glob.glob(str(Path(path).expanduser()), recursive=True))  # noqa: PTH207  takes absolute patterns too
+    found |= {str(Path(path).expanduser())} if Path(path).expanduser().exists() else set()  # brackets may be its name
+    for folder in [name for name in found if Path(name).is_dir()]:
+        found |= {os.path.join(base, name) for base, _, names in os.walk(folder) for name in names}  # noqa: PTH118
+    return found
 
 
 class ReasoningConfig(Group):

@@ -38,7 +38,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
@@ -46,9 +45,18 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.conversations import ConversationTable
 from nemotron.data_prep.documents import stable_hash
 from nemotron.data_prep.engines import Engine, open_engine
-from nemotron.data_prep.jsonl import read_jsonl, write_jsonl
+from nemotron.data_prep.jsonl import write_jsonl
 from nemotron.data_prep.signals import leave_on_signals
-from nemotron.data_prep.sources import expand_paths
+from nemotron.data_prep.sources import (
+    Reading,
+    ReadReport,
+    SourceFile,
+    file_digests,
+    list_files,
+    read_piece,
+    row_id,
+    whole,
+)
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
 from nemotron.stack.environments import (
     FAMILIES,
@@ -63,8 +71,10 @@ from nemotron.stack.environments import (
     verify,
 )
 
+_TASK_FIELDS = ("family", "prompt", "canonical", "spec", "solution")
+
 if TYPE_CHECKING:
-    from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig
+    from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig, SourceConfig
 
 
 def main() -> None:
@@ -75,7 +85,8 @@ def main() -> None:
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
-    files = {source.name: expand_paths(source.paths, (".jsonl",)) for source in cfg.sources}
+    files = {source.name: list_files(source.paths, ("jsonl", "parquet", "arrow")) for source in cfg.sources}
+    reports = {name: ReadReport() for name in files}
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
@@ -89,7 +100,7 @@ def main() -> None:
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
-            for name, split, task in _all_tasks(cfg, per_family, difficulties, engine):
+            for name, split, task in _all_tasks(cfg, per_family, difficulties, engine, files, reports):
                 table.count(name, "read")
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
@@ -102,6 +113,9 @@ def main() -> None:
                 else:
                     table.count(name, "kept")
                     tasks[split][task.canonical] = task
+            for name, report in reports.items():
+                for reason, count in report.skipped.items():
+                    table.count(name, f"not read: {reason}", count)
         print(table, file=sys.stderr)
         if not tasks["train"]:
             raise UserError("no training prompt is left", "the table above says what was dropped and why")
@@ -122,14 +136,21 @@ def main() -> None:
             train_path=run.output_dir / "train.jsonl",
             valid_path=run.output_dir / "valid.jsonl" if tasks["valid"] else None,
             families=sorted({task.family for task in tasks["train"].values()}),
-            metrics={"curation": table.rows()},
+            metrics={
+                "curation": table.rows(),
+                "not_read_samples": {name: report.samples for name, report in reports.items() if report.samples},
+            },
             sources=[
                 Source(
                     name="task-generators",
                     sha256=generated.hexdigest(),
                     detail=f"families: {', '.join(cfg.tasks.families) or 'none'}; seed {cfg.tasks.seed}",
                 ),
-                *(Source.of_file(path, detail=f"source {name}") for name, paths in files.items() for path in paths),
+                *(
+                    Source(name=digest["name"], sha256=digest["sha256"], detail=f"source {name}, {digest['detail']}")
+                    for name, found in files.items()
+                    for digest in file_digests(found)
+                ),
             ],
         )
         dataset.save(move=True)
@@ -138,7 +159,12 @@ def main() -> None:
 
 
 def _all_tasks(
-    cfg: RLDataConfig, per_family: dict[Split, int], difficulties: dict[str, Difficulty], engine: Engine
+    cfg: RLDataConfig,
+    per_family: dict[Split, int],
+    difficulties: dict[str, Difficulty],
+    engine: Engine,
+    files: dict[str, list[SourceFile]],
+    reports: dict[str, ReadReport],
 ) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of generated and of the user's tasks; theirs too goes by the hash of the task."""
     wanted = [(family, split, count) for family in cfg.tasks.families for split, count in per_family.items()]
@@ -146,15 +172,27 @@ def _all_tasks(
     for (family, split, _), tasks in zip(wanted, streams, strict=True):
         yield from ((family, split, task) for task in tasks)
     for source in cfg.sources:
-        records = (
-            (path, number, row) for path in expand_paths(source.paths, (".jsonl",)) for number, row in read_jsonl(path)
-        )
-        number = 0
-        for path, number, row in islice(records, apply_scale(source.max_tasks, cfg.scale)):
-            task = _own_task(path, number, row)
-            yield source.name, split_of(task.canonical), task
-        if number == 0:
+        own = _own_tasks(source, files[source.name], reports[source.name])
+        yield from islice(own, apply_scale(source.max_tasks, cfg.scale))
+        if reports[source.name].records == 0:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
+
+
+def _own_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
+    """(source, split, task) of a user's records; `report` counts what is skipped."""
+    columns = {name: source.columns.get(name, name) for name in _TASK_FIELDS} if source.columns else {}
+    reading = Reading(source.on_error, columns=columns, required=())
+    for piece in map(whole, files):
+        for row in read_piece(piece, reading, report):
+            try:
+                task = _own_task(row_id(piece, row.index), row.value)
+            except UserError as error:
+                if source.on_error == "stop":
+                    raise
+                report.records -= 1
+                report.skip("not a valid task", row_id(piece, row.index), error.message)
+                continue
+            yield source.name, split_of(task.canonical), task
 
 
 def _generate(wanted: tuple[str, Split, int], shared: tuple[int, dict[str, Difficulty]]) -> list[Task]:
@@ -163,18 +201,18 @@ def _generate(wanted: tuple[str, Split, int], shared: tuple[int, dict[str, Diffi
     return list(islice(iter_tasks(family, split, seed, difficulties[family], distinct=True), count))
 
 
-def _own_task(path: Path, number: int, row: dict[str, Any]) -> Task:
+def _own_task(place: str, row: dict[str, Any]) -> Task:
     """A user's record as a task; UserError with file and line unless its own solution passes its own check."""
     try:
         task = Task.from_dict(row)
         make_difficulty(task.family)  # knows the families
     except UserError as error:
-        raise UserError(f"{path}:{number}: {error.message}", error.hint) from error
+        raise UserError(f"{place}: {error.message}", error.hint) from error
     verdict = verify(task, task.solution.answer, thinking=False)
     if verdict.status != "score":
         said = "is wrong under its own spec" if verdict.status == "wrong" else "cannot be verified"
         raise UserError(
-            f"{path}:{number}: solution.answer {said}: {verdict.reason}",
+            f"{place}: solution.answer {said}: {verdict.reason}",
             f"spec must be what family {task.family} verifies; compare train.jsonl of generated tasks",
         )
     return task

@@ -1,0 +1,180 @@
+"""A piece of a file -> its records, under a policy for what is not right; and the exact place of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nemo_runspec.errors import RunspecError, UserError
+from nemotron.data_prep.sources.json_lines import lines_before, read_json_lines
+from nemotron.data_prep.sources.pieces import Piece
+from nemotron.data_prep.sources.reading import (
+    DAMAGED,
+    EMPTY,
+    NO_FIELD,
+    NOT_ERRORS,
+    NOT_TEXT,
+    UNREADABLE,
+    Bad,
+    Reading,
+    ReadReport,
+    Row,
+    lacking,
+)
+from nemotron.data_prep.sources.streams import DamagedError
+from nemotron.data_prep.sources.text import read_text
+
+_KINDS = {"jsonl": "JSON Lines", "parquet": "Parquet", "arrow": "Arrow", "text": "text", "warc": "WARC"}
+# A sample's line number is worth reading so much of the file before it; beyond, its byte is given.
+_CHEAP = 64 << 20
+
+
+def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row]:
+    """The records of a piece, one at a time; `report` counts them and what is skipped.
+
+    A text file's rows are {"text", "path"}, those of a crawl {"html" or "text", "url", "date", …}. An empty file and
+    the records of a crawl that are no pages are counted and are no error.
+
+    Raises:
+        UserError: under `stop`, at the first record or file that is not right; names file, row and nearest field.
+        RunFailed: a remote file has changed, or its store does not answer.
+    """
+    at = -1  # the last place that was looked at
+    before = report.bytes
+    try:
+        for item in _items(piece, reading, report):
+            if isinstance(item, Row):
+                at = item.index
+                value = _fitted(item.value, piece, reading)
+                if not isinstance(value, Bad):
+                    report.records += 1
+                    yield Row(at, value)
+                    continue
+                bad = replace(value, index=at)
+            else:
+                bad = item
+                at = (bad.index or 0) + bad.count - 1
+            _skip(piece, bad, reading, report)
+    except (DamagedError, OSError) as error:
+        rest = f"; what follows {_place(piece, at)} is not read" if at >= 0 else ""
+        if isinstance(error, DamagedError):
+            kind = piece.file.compression if piece.file.compression != "none" else _KINDS[piece.file.format]
+            bad = Bad(None, DAMAGED, f"not a readable {kind} file ({error}){rest}")
+        else:
+            bad = Bad(None, UNREADABLE, f"{error.strerror or error}{rest}")
+        _skip(piece, bad, reading, report)
+    else:
+        if _is_whole(piece):
+            report.bytes = before + piece.size
+            if at < 0:
+                _skip(piece, Bad(None, EMPTY), reading, report)
+
+
+def where(piece: Piece, index: int) -> str:
+    """`notes.jsonl:17`: the file and the exact number, from 1, of a line, row, document or record.
+
+    It counts what lies before the piece, which for plain JSON Lines means reading that.
+    """
+    try:
+        return f"{piece.file.name}:{_before(piece) + index + 1}"
+    except (DamagedError, OSError, RunspecError):  # it is gone, or no longer what it was
+        return row_id(piece, index)
+
+
+def row_id(piece: Piece, index: int) -> str:
+    """A name of a record, unique among all files, that costs nothing to find: `notes.jsonl:17` as `where` gives it in a
+    file's first piece, `notes.jsonl@33554432:17` (counted from the piece's beginning) in others."""
+    return f"{piece.file.name}{f'@{piece.begin}' if piece.begin else ''}:{index + 1}"
+
+
+def _before(piece: Piece) -> int:
+    """Lines or rows of the file before the piece."""
+    if not piece.begin:
+        return 0
+    if piece.file.format == "jsonl":
+        return lines_before(piece.file, piece.begin)
+    from nemotron.data_prep.sources.tables import rows_before
+
+    return rows_before(piece.file, piece.begin)
+
+
+def _is_whole(piece: Piece) -> bool:
+    return piece.begin == 0 and piece.size == piece.file.size
+
+
+def _items(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+    """Rows and what is wrong, by the file's format."""
+    if piece.file.format == "jsonl":
+        return read_json_lines(piece, reading, report)
+    if piece.file.format == "text":
+        return read_text(piece, reading, report)
+    if piece.file.format == "warc":
+        from nemotron.data_prep.sources.warc import read_warc
+
+        return read_warc(piece, reading, report)
+    from nemotron.data_prep.sources.tables import read_arrow, read_parquet
+
+    return (
+        read_parquet(piece, reading, report) if piece.file.format == "parquet" else read_arrow(piece, reading, report)
+    )
+
+
+def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str, Any] | Bad:
+    """The record with the names that are wanted, or what it lacks."""
+    own_names = piece.file.format in ("text", "warc")
+    value = record
+    if reading.columns and not own_names:
+        value = {}
+        for name, field in (reading.names or {}).items():
+            found, content = _lookup(record, field)
+            if found:
+                value[name] = content
+    for name in (*reading.required, *reading.present):
+        content = value.get(name)
+        if content is not None and (isinstance(content, str) or name not in reading.required):
+            continue
+        if own_names and "html" in value:
+            hint = "curate it first: nemotron data curate takes the text out of pages"
+            return Bad(None, NO_FIELD, "an HTML page, of which no text was taken yet", hint)
+        field = name if own_names else reading.columns.get(name, name)
+        problem = "is missing" if name not in value else "is null" if content is None else "is not text"
+        return lacking(field, list(record), problem)
+    return value
+
+
+def _lookup(record: Mapping[str, Any], name: str) -> tuple[bool, Any]:
+    """A field by its name, or by its path in nested objects."""
+    if name in record:
+        return True, record[name]
+    value: Any = record
+    for step in name.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            return False, None
+        value = value[step]
+    return True, value
+
+
+def _skip(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> None:
+    """Count what is not given out, or stop because of it."""
+    if reading.on_error == "stop" and bad.reason not in NOT_ERRORS:
+        place = piece.file.name if bad.index is None else where(piece, bad.index)
+        raise UserError(f"{place}: {_message(bad)}", bad.hint)
+    place = ""
+    if report.has_room(bad.reason):
+        place = piece.file.name if bad.index is None else _place(piece, bad.index)
+        if bad.count > 1:
+            place += f" and {bad.count - 1} more"
+    report.skip(bad.reason, place, bad.detail, bad.count)
+
+
+def _message(bad: Bad) -> str:
+    if bad.reason in (NO_FIELD, NOT_TEXT, DAMAGED):
+        return bad.detail
+    return f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
+
+
+def _place(piece: Piece, index: int) -> str:
+    """As `where`, unless that would read much."""
+    cheap = piece.file.format != "jsonl" or piece.begin <= (_CHEAP if piece.file.is_local else 0)
+    return where(piece, index) if cheap else row_id(piece, index)

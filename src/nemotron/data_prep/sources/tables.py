@@ -1,0 +1,210 @@
+"""Parquet and Arrow: batches of columns, turned into rows a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from nemo_runspec.errors import RunspecError
+from nemotron.data_prep.sources.files import SourceFile, open_binary
+from nemotron.data_prep.sources.pieces import TO_THE_END, Piece
+from nemotron.data_prep.sources.reading import NO_VALUE, NOT_UTF8, TOO_LONG, Bad, Reading, ReadReport, Row, lacking
+from nemotron.data_prep.sources.streams import DamagedError
+
+_BATCH_BYTES = 8 << 20  # of rows that are Python objects at one time
+_BATCH_ROWS = 1024
+_ARROW_MAGIC = b"ARROW1"
+
+Result = TypeVar("Result")
+
+
+def read_parquet(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+    """Rows of the piece's row groups; of other columns than those asked for nothing is read."""
+    with open_binary(piece.file) as stored:
+        table = _checked(pq.ParquetFile, stored, buffer_size=1 << 20, page_checksum_verification=True)
+        metadata = table.metadata
+        groups = range(piece.begin, metadata.num_row_groups if piece.end == TO_THE_END else piece.end)
+        if groups.stop > metadata.num_row_groups:
+            raise DamagedError(f"{metadata.num_row_groups} row groups instead of {groups.stop} or more")
+        chosen = [metadata.row_group(i) for i in groups]
+        rows = sum(group.num_rows for group in chosen)
+        if bad := _missing(_checked(getattr, table.schema_arrow, "names"), reading, rows):
+            yield bad
+            return
+        unpacked = sum(group.total_byte_size for group in chosen)
+        batches = table.iter_batches(
+            batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, unpacked))),
+            row_groups=list(groups),
+            columns=sorted(set(reading.names.values())) if reading.names else None,
+        )
+        index = 0
+        while batch := _checked(_next, batches):
+            yield from _rows(batch, index, reading)
+            index += batch.num_rows
+            report.bytes += piece.size * index // rows - piece.size * (index - batch.num_rows) // rows
+        if index != rows:
+            raise DamagedError(f"{index} rows instead of {rows}")
+
+
+def read_arrow(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+    """Rows of the piece's record batches: of an Arrow file (Feather, too), or of a whole stream."""
+    with open_binary(piece.file) as stored:
+        index = 0
+        for batch, size in (_file_batches if is_file_format(stored) else _stream_batches)(stored, piece):
+            report.bytes += size
+            names: list[str] = _checked(getattr, batch.schema, "names")
+            if bad := _missing(names, reading, batch.num_rows):
+                yield replace(bad, index=index)
+                index += batch.num_rows
+                continue
+            if reading.names:
+                tops = {_top(name, names) for name in reading.names.values()}
+                batch = batch.select([i for i, name in enumerate(names) if name in tops])
+            for column in batch.columns:
+                _check(column)
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+            for begin in range(0, batch.num_rows, rows):
+                part = batch.slice(begin, rows)
+                yield from _rows(part, index, reading)
+                index += part.num_rows
+
+
+def is_file_format(stored: BinaryIO) -> bool:
+    """Whether a stream of bytes is an Arrow file, which says where each batch is, rather than an Arrow stream."""
+    stored.seek(0)
+    begin = stored.read(len(_ARROW_MAGIC))
+    stored.seek(0)
+    if begin[:4] == b"FEA1":
+        raise DamagedError("Feather of version 1, which is not read any more: write it anew as Parquet")
+    return begin == _ARROW_MAGIC
+
+
+def _file_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordBatch, int]]:
+    reader = _checked(pa.ipc.open_file, stored)
+    count = reader.num_record_batches
+    end = count if piece.end == TO_THE_END else piece.end
+    if end > count:
+        raise DamagedError(f"{count} record batches instead of {end} or more")
+    for i in range(piece.begin, end):
+        size = piece.size * (i + 1 - piece.begin) // (end - piece.begin)
+        yield _checked(reader.get_batch, i), size - piece.size * (i - piece.begin) // (end - piece.begin)
+
+
+def _stream_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordBatch, int]]:
+    if piece.begin:
+        raise DamagedError("it is an Arrow stream now, and was an Arrow file when it was cut into pieces")
+    reader = _checked(pa.ipc.open_stream, stored)
+    before = 0
+    while batch := _checked(_next, reader):
+        at = stored.tell()
+        yield batch, at - before
+        before = at
+    # A stream ends with four or eight bytes that say so; without them it may have been cut between two batches.
+    stored.seek(-8, 2)
+    if stored.read(8)[4:] != b"\0\0\0\0":
+        raise DamagedError("it ends without the mark of an end")
+
+
+def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return next(batches, None)
+
+
+def _checked(function: Callable[..., Result], *arguments: Any, **settings: Any) -> Result:
+    """Call into pyarrow. What it raises for damaged bytes is of many kinds: Arrow's own, OSError, ValueError, …"""
+    try:
+        return function(*arguments, **settings)
+    except (RunspecError, DamagedError):
+        raise
+    except OSError as error:
+        if error.strerror is not None:  # of the disk, not of the format
+            raise
+        raise DamagedError(_first_line(error)) from error
+    except Exception as error:
+        raise DamagedError(_first_line(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check(column: pa.Array) -> None:
+    """Offsets and lengths of a column read from disk: wrong ones would be read as memory of another owner."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        # Of strings the offsets are checked before their bytes, which are looked at again, row by row.
+        if "UTF8" not in str(error) or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise DamagedError(_first_line(error)) from error
+
+
+def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row | Bad]:
+    """A batch's rows. A value that has no Python equal (bytes that are not UTF-8, a giant) costs only its own row."""
+    if not batch.num_columns:  # none of those asked for is there
+        yield from (Row(first + i, {}) for i in range(batch.num_rows))
+        return
+    batch = _as_json(batch)
+    too_long: set[int] = set()
+    if batch.nbytes > reading.max_record_bytes:
+        too_long = {i for i in range(batch.num_rows) if batch.slice(i, 1).nbytes > reading.max_record_bytes}
+    values: list[dict[str, Any]] | None = None
+    if not too_long:
+        with suppress(Exception):  # found again below, in its row
+            values = batch.to_pylist()
+    if values is not None:
+        yield from map(Row, count(first), values)
+        return
+    for i in range(batch.num_rows):
+        row = batch.slice(i, 1)
+        if i in too_long:
+            yield Bad(first + i, TOO_LONG, f"{row.nbytes} bytes, more than {reading.max_record_bytes}")
+            continue
+        try:
+            [value] = row.to_pylist()
+        except UnicodeDecodeError as error:
+            yield Bad(first + i, NOT_UTF8, f"byte {error.start} of a value")
+        except Exception as error:  # SystemError and OverflowError among them
+            yield Bad(first + i, NO_VALUE, _first_line(error))
+        else:
+            yield Row(first + i, value)
+
+
+def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times and decimals as the strings that JSON would hold; nanoseconds have no Python type at all."""
+    columns = []
+    for column in batch.columns:
+        kind = column.type
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
+            column = _checked(column.cast, pa.string())
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _missing(names: Sequence[str], reading: Reading, rows: int) -> Bad | None:
+    """What is wrong with a whole table: a column that is not there."""
+    for wanted in (*reading.required, *reading.present):
+        name = reading.columns.get(wanted, wanted)
+        if _top(name, names) is None:
+            return replace(lacking(name, names), index=0, count=rows)
+    return None
+
+
+def _top(name: str, names: Sequence[str]) -> str | None:
+    """The column that holds a field, which may be nested."""
+    return name if name in names else (top if (top := name.split(".")[0]) in names else None)
+
+
+def rows_before(file: SourceFile, unit: int) -> int:
+    """Rows in the row groups or record batches before one of them."""
+    with open_binary(file) as stored:
+        if file.format == "parquet":
+            metadata = pq.read_metadata(stored)
+            return sum(metadata.row_group(i).num_rows for i in range(unit))
+        reader = pa.ipc.open_file(stored)
+        return sum(reader.get_batch(i).num_rows for i in range(unit))

@@ -1,0 +1,156 @@
+"""What a location stands for: names, globs, folders with everything in them, links, and what is passed over."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources import SourceFile, described, format_of, list_files, open_binary
+
+from .written import json_lines, zstd
+
+
+def names(files: list[SourceFile], base: Path) -> list[str]:
+    return [Path(file.uri).relative_to(base).as_posix() for file in files]
+
+
+def write(path: Path, content: bytes = b'{"text": "x"}\n') -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("a.jsonl", ("jsonl", "none")),
+        ("A.JSONL.GZ", ("jsonl", "gzip")),
+        ("a.b.ndjson.zst", ("jsonl", "zstd")),
+        ("a.json", ("jsonl", "none")),
+        ("a.pq", ("parquet", "none")),
+        ("a.feather", ("arrow", "none")),
+        ("a.md", ("text", "none")),
+        ("a.py.gz", ("text", "gzip")),
+        ("CC-MAIN-1.warc.gz", ("warc", "gzip")),
+        ("CC-MAIN-1.warc.wet.gz", ("warc", "gzip")),
+        ("a.parquet.gz", None),
+        ("a.csv", None),
+        ("README", None),
+        ("a.gz", None),
+        (".jsonl", None),
+    ],
+)
+def test_format_by_name(name: str, known: tuple[str, str] | None) -> None:
+    assert format_of(name) == known
+
+
+def test_a_folder_is_all_that_is_in_it_and_says_what_it_passes_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("b.jsonl", "deep/er/a.md", "deep/c.parquet", "deep/d.txt.gz"):
+        write(tmp_path / name)
+    for name in ("t.csv", "deep/u.csv", "deep/setup.json", "README", ".hidden.jsonl", ".git/e.jsonl", "deep/x.csv.gz"):
+        write(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    passed_over: Counter[str] = Counter()
+    files = list_files([str(tmp_path)], passed_over=passed_over)
+    assert names(files, tmp_path) == ["b.jsonl", "deep/c.parquet", "deep/d.txt.gz", "deep/er/a.md"]
+    expected = {
+        ".csv": 2, ".json": 1, "no suffix": 1, "hidden file": 1, "hidden folder": 1, ".csv.gz": 1,
+        "pipe, socket or device": 1, "link that leads nowhere": 1,
+    }  # fmt: skip
+    assert passed_over == expected
+    assert described(passed_over).startswith("2 x .csv, 1 x .csv.gz, ")
+    assert capsys.readouterr().err == ""
+    assert list_files([str(tmp_path)]) == files
+    assert capsys.readouterr().err == f"not read: {described(passed_over)}\n"
+
+
+def test_order_and_repetition_do_not_matter(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl"), write(tmp_path / "deep" / "er" / "b.jsonl")
+    locations = [str(b), f"file://{a}", str(a), str(tmp_path / "**" / "*.jsonl"), str(tmp_path)]
+    assert names(list_files(locations), tmp_path) == ["a.jsonl", "deep/er/b.jsonl"]
+    assert list_files(locations) == list_files(locations[::-1])
+
+
+def test_links_in_a_circle_end_and_a_file_with_two_names_is_read_once(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl")
+    write(tmp_path / "out" / "b.jsonl")
+    (tmp_path / "in" / "again").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "out").symlink_to(tmp_path / "out")
+    (tmp_path / "out" / "back").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "z.jsonl").symlink_to(tmp_path / "in" / "a.jsonl")
+    passed_over: Counter[str] = Counter()
+    found = names(list_files([str(tmp_path / "in")], passed_over=passed_over), tmp_path)
+    assert found == ["in/a.jsonl", "in/out/b.jsonl"]
+    assert passed_over == {"second name of a file": 1}
+
+
+def test_globs(tmp_path: Path) -> None:
+    write(tmp_path / "a.json")
+    write(tmp_path / "b.csv")
+    write(tmp_path / "sub" / "c.jsonl")
+    write(tmp_path / "data[1].jsonl")
+    passed_over: Counter[str] = Counter()
+    found = list_files([str(tmp_path / "*")], passed_over=passed_over)
+    assert names(found, tmp_path) == ["a.json", "data[1].jsonl"]  # named by the glob, so JSON is JSON Lines
+    assert passed_over == {".csv": 1, "folder": 1}
+    assert names(list_files([str(tmp_path / "data[1].jsonl")]), tmp_path) == ["data[1].jsonl"]
+    assert names(list_files([str(tmp_path / "**")]), tmp_path) == ["a.json", "data[1].jsonl", "sub/c.jsonl"]
+
+
+def test_the_bytes_say_the_compression(tmp_path: Path) -> None:
+    body = json_lines([{"text": "x"}])
+    write(tmp_path / "a.jsonl", gzip.compress(body))
+    write(tmp_path / "b.jsonl", zstd(body))
+    write(tmp_path / "c.jsonl.gz", body)
+    assert [file.compression for file in list_files([str(tmp_path)])] == ["gzip", "zstd", "none"]
+
+
+def test_only_some_formats(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    write(tmp_path / "b.md")
+    passed_over: Counter[str] = Counter()
+    assert names(list_files([str(tmp_path)], ("jsonl",), passed_over), tmp_path) == ["a.jsonl"]
+    assert passed_over == {".md": 1}
+    with pytest.raises(UserError, match=r"b\.md: unknown file type '\.md'") as caught:
+        list_files([str(tmp_path / "b.md")], ("jsonl",))
+    assert caught.value.hint == "known: .jsonl, .ndjson, .jsonlines, each also with .gz or .zst"
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "notes.jsonl")
+    write(tmp_path / "a.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"no such file: .*note\.jsonl") as caught:
+        list_files([str(tmp_path / "note.jsonl")])
+    assert caught.value.hint == f"did you mean {tmp_path / 'notes.jsonl'}?"
+    with pytest.raises(UserError, match=r"no file matches .*\.parquet"):
+        list_files([str(tmp_path / "*.parquet")])
+    with pytest.raises(UserError, match=r"cannot read .*a\.csv: unknown file type '\.csv'"):
+        list_files([str(tmp_path / "*.csv")])
+    with pytest.raises(UserError, match="empty holds no file that is read"):
+        list_files([str(tmp_path / "empty")])
+    write(tmp_path / "empty" / "b.csv")
+    with pytest.raises(UserError, match=r"empty holds no file that is read, only 1 x \.csv"):
+        list_files([str(tmp_path / "empty")])
+    with pytest.raises(UserError, match="no file matches"):
+        list_files([str(tmp_path / "emp*")])
+    with pytest.raises(UserError, match=r"cannot read from s4://"):
+        list_files(["s4://bucket/key.jsonl"])
+
+
+def test_a_file_that_changed_after_it_was_listed_is_not_opened(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl")
+    [file] = list_files([str(path)])
+    assert SourceFile.from_json(file.to_json()) == file
+    assert open_binary(file).read() == path.read_bytes()
+    path.write_bytes(b"{}\n")
+    with pytest.raises(OSError, match="changed after it was listed"):
+        open_binary(file)

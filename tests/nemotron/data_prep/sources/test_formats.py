@@ -1,0 +1,149 @@
+"""Rows read are the rows written, whatever they were written with."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .written import every_format, json_lines, read, response, warc, zstd
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), min_size=1, max_size=3)
+ROWS = st.lists(st.fixed_dictionaries({"text": TEXT, "n": st.integers(0, 9), "m": MESSAGES}), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(ROWS, st.integers(50, 3000))
+def test_every_format_gives_the_rows_that_were_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], target_bytes: int
+) -> None:
+    for path in every_format(tmp_path_factory.mktemp("rows"), rows).values():
+        found, report = read(path, target_bytes=target_bytes)
+        assert [value for _, value in found] == rows, path.name
+        assert (report.records, report.skipped) == (len(rows), {})
+
+
+def test_several_members_and_frames_are_one_file(tmp_path: Path) -> None:
+    parts = [json_lines([{"text": f"{i}"}]) for i in range(3)]
+    # A line may go on in the next member.
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(parts[0][:5]) + gzip.compress(parts[0][5:] + parts[1]))
+    (tmp_path / "b.jsonl.zst").write_bytes(zstd(parts[0][:5]) + zstd(parts[0][5:]) + zstd(parts[1] + parts[2]))
+    found, _ = read(tmp_path)
+    texts = [value["text"] for _, value in found]
+    assert texts == ["0", "1", "0", "1", "2"]
+
+
+def test_columns_are_renamed_projected_and_found_in_objects(tmp_path: Path) -> None:
+    rows = [{"body": f"b{i}", "meta": {"url": {"s": f"u{i}"}, "n": 1}, "more": [1]} for i in range(3)]
+    columns = {"text": "body", "url": "meta.url.s", "date": "meta.date"}
+    for path in every_format(tmp_path, rows).values():
+        found, _ = read(path, columns=columns)
+        assert [value for _, value in found] == [{"text": f"b{i}", "url": f"u{i}"} for i in range(3)], path.name
+
+
+def test_a_name_with_a_dot_is_a_name_first(tmp_path: Path) -> None:
+    rows = [{"a.b": "dotted", "a": {"b": "nested"}}]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(rows))
+    assert read(tmp_path, columns={"text": "a.b"})[0] == [("a.jsonl:1", {"text": "dotted"})]
+
+
+def test_optional_columns_that_a_table_lacks_cost_no_row(tmp_path: Path) -> None:
+    for path in every_format(tmp_path, [{"other": i} for i in range(10)]).values():
+        found, report = read(path, columns={"url": "link"}, required=())
+        assert [value for _, value in found] == [{}] * 10
+        assert report.records == 10
+
+
+def test_other_types_of_text_and_of_values(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "text": pa.array(["a", "b"]).dictionary_encode(),
+            "large": pa.array(["c", "d"], pa.large_string()),
+            "when": pa.array([1, 1_700_000_000_123_456_789], pa.timestamp("ns")),
+            "day": pa.array([datetime.date(2024, 2, 29), None]),
+            "price": pa.array([decimal.Decimal("1.50"), None]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    found, _ = read(tmp_path)
+    first = {"text": "a", "large": "c", "when": "1970-01-01 00:00:00.000000001", "day": "2024-02-29", "price": "1.50"}
+    assert [found[0][1], found[2][1]] == [first] * 2
+    assert found[1][1]["when"] == "2023-11-14 22:13:20.123456789"
+    json.dumps(found)  # what was read can be written
+
+
+def test_byte_order_marks_and_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n')
+    (tmp_path / "b.md").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
+    assert [value["text"] for _, value in read(tmp_path)[0]] == ["a", "b", "one\ntwo\nthree\n"]
+
+
+def test_text_is_a_document_a_file_and_long_ones_are_cut_at_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    paragraph = "word " * 2000 + "\n\n"
+    (tmp_path / "book.txt.gz").write_bytes(gzip.compress((paragraph * 25).encode()))
+    found, _ = read(tmp_path)
+    assert found[0] == ("a.py:1", {"text": "x = 1\n", "path": str(tmp_path / "a.py")})
+    assert [(place, len(value["text"])) for place, value in found[1:]] == [
+        ("book.txt.gz:1", 100_020), ("book.txt.gz:2", 100_020), ("book.txt.gz:3", 50_010)
+    ]  # fmt: skip
+    assert "".join(value["text"] for _, value in found[1:]) == paragraph * 25
+
+
+@pytest.mark.parametrize("gz", [True, False])
+def test_pages_and_texts_of_a_crawl(tmp_path: Path, gz: bool) -> None:
+    page = "<html><body>café – ok</body></html>"
+    packed = gzip.compress(page.encode())
+    chunked = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (packed[:9], packed[9:])) + b"0\r\n\r\n"
+    (tmp_path / ("a.warc.gz" if gz else "a.warc")).write_bytes(
+        warc(
+            [
+                response("http://e.org/1", page.encode(), Content_Type="text/html; charset=UTF-8"),
+                ("request", "http://e.org/1", b"GET / HTTP/1.1\r\n\r\n", None),
+                response("http://e.org/2", b"moved", "301 Moved"),
+                response("http://e.org/3", b"\x89PNG", Content_Type="image/png"),
+                response("http://e.org/4", page.encode("cp1252"), Content_Type="text/html; charset=iso-8859-1"),
+                response("http://e.org/5", b'<meta charset="koi8-r">' + "да".encode("koi8-r")),
+                response("http://e.org/6", chunked, Transfer_Encoding="chunked", Content_Encoding="gzip"),
+                response("http://e.org/7", b"plain \xff", Content_Type="text/plain"),
+                response("http://e.org/8", b"?", Content_Encoding="br"),
+                ("conversion", "http://e.org/1", "café".encode(), None),
+            ],
+            gz=gz,
+        )
+    )
+    found, report = read(tmp_path, required=())
+    date = "2024-05-06T07:08:09Z"
+    kinds = {"html": "text/html", "text": "text/plain"}
+    texts = [
+        (2, "html", 1, page),
+        (6, "html", 4, page),
+        (7, "html", 5, '<meta charset="koi8-r">да'),
+        (8, "html", 6, page),
+        (9, "text", 7, "plain ÿ"),
+    ]
+    name = "a.warc.gz" if gz else "a.warc"
+    assert found == [
+        (f"{name}:{number}", {kind: text, "url": f"http://e.org/{i}", "date": date, "content_type": kinds[kind]})
+        for number, kind, i, text in texts
+    ] + [(f"{name}:11", {"text": "café", "url": "http://e.org/1", "date": date})]
+    assert report.records == 6
+    assert report.skipped == {
+        "WARC record of another kind": 2,
+        "HTTP status other than 200": 1,
+        "neither HTML nor text": 1,
+        "content encoding that is not read": 1,
+    }
+    assert report.errors() == {}

@@ -1,0 +1,321 @@
+"""Bad input, one kind at a time: `stop` names file, record and field; `skip` counts it and loses nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources import Reading, ReadReport, list_files, read_piece
+
+from .written import arrow, every_format, json_lines, parquet, pieces, read, response, warc, zstd
+
+FINE = b'{"text": "fine"}\n'
+
+
+def both(path: Path, complaint: str, reason: str, left: int, count: int = 1, **how: Any) -> UserError:
+    """`stop` complains so; `skip` leaves so many records and counts so many of the reason."""
+    with pytest.raises(UserError, match=complaint) as caught:
+        read(path, **how)
+    rows, report = read(path, on_error="skip", **how)
+    assert len(rows) == report.records == left
+    assert report.skipped == {reason: count}
+    assert 1 <= len(report.samples) <= 5
+    assert all(sample["where"].startswith(str(path)) for sample in report.samples)
+    assert all(sample["reason"].startswith(reason) for sample in report.samples)
+    assert ReadReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint", "reason"),
+    [
+        (b'{"text": "x"', r"malformed JSON: Expecting ',' delimiter \(column 13\)", "malformed JSON"),
+        (b"[1]", "not a JSON object: expected a JSON object, found list", "not a JSON object"),
+        (b"not json", "malformed JSON", "malformed JSON"),
+        (b'{"txt": "x"}', r"field 'text' is missing, did you mean 'txt'\?", "field is missing"),
+        (b'{"text": 3}', "field 'text' is not text", "field is not text"),
+        (b'{"text": null}', "field 'text' is null", "field is missing"),
+        (b'{"text": "\xff"}', r"not UTF-8: byte 10 of the line", "not UTF-8"),
+        (b'{"text": "\xed\xa0\x80"}', "not UTF-8", "not UTF-8"),
+        (b'{"text": "\\ud800"}', "malformed JSON: half of a surrogate pair", "malformed JSON"),
+        (b'{"text": "x", "more": [{"\\ud800": [1]}]}', "malformed JSON: half of a surrogate pair", "malformed JSON"),
+        (b"[" * 100_000, "malformed JSON", "malformed JSON"),
+        (b'{"\\n": ' + b"[" * 800 + b"]" * 800 + b"}", "malformed JSON: maximum recursion depth", "malformed JSON"),
+        (b'{"text": %s}' % (b"9" * 5000), "malformed JSON", "malformed JSON"),
+        (b'{"text": "%s"}' % (b"x" * 5000), "longer than max_record_bytes: 5013 bytes", "longer than max_record_bytes"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_bad_line(tmp_path: Path, line: bytes, complaint: str, reason: str, packed: bool) -> None:
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    content = FINE + b"\n" + line + b"\n" + FINE
+    path.write_bytes(gzip.compress(content) if packed else content)
+    limit = 4000 if "longer" in reason else 200_000
+    both(path, rf"{path.name}:3: {complaint}", reason, left=2, max_record_bytes=limit)
+    # A half of a pair is whole with the other half.
+    path.write_bytes(gzip.compress(b'{"text": "\\ud83d\\ude00"}') if packed else b'{"text": "\\ud83d\\ude00"}')
+    assert read(path)[0][0][1] == {"text": "😀"}
+
+
+def test_the_exact_line_in_a_later_piece(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(FINE * 1000 + b"{\n" + FINE * 10)
+    both(path, r"a\.jsonl:1001: malformed JSON", "malformed JSON", left=1010, target_bytes=500)
+    _, report = read(path, on_error="skip", target_bytes=500)
+    assert report.samples[0]["where"] == f"{path}:1001"
+
+
+def test_fields_of_every_format_are_named_with_the_nearest(tmp_path: Path) -> None:
+    for name, path in every_format(tmp_path / "missing", [{"txt": "x", "n": i} for i in range(20)]).items():
+        error = both(path, rf"{name}:1: field 'text' is missing, did you mean 'txt'\?", "field is missing", 0, 20)
+        assert error.hint == "fields there: txt, n"
+    for name, path in every_format(tmp_path / "typed", [{"text": i} for i in range(20)]).items():
+        both(path, rf"{name}:1: field 'text' is not text", "field is not text", 0, 20)
+    for name, path in every_format(tmp_path / "nested", [{"a": {"b": i}} for i in range(20)]).items():
+        both(path, rf"{name}:1: field 'a\.c' is missing", "field is missing", 0, 20, columns={"text": "a.c"})
+    for name, path in every_format(tmp_path / "null", [{"text": "x", "m": i or None} for i in range(20)]).items():
+        both(path, rf"{name}:1: field 'm' is null", "field is missing", 19, present=("m",))
+
+
+def test_a_schema_that_changes_midway(tmp_path: Path) -> None:
+    (tmp_path / "1.parquet").write_bytes(parquet([{"text": "a"}] * 5))
+    (tmp_path / "2.parquet").write_bytes(parquet([{"body": "b", "n": 1}] * 5))
+    (tmp_path / "3.parquet").write_bytes(parquet([{"text": 7}] * 5))
+    (tmp_path / "4.jsonl").write_bytes(FINE + b'{"text": ["a"]}\n' + FINE)
+    with pytest.raises(UserError, match=r"2\.parquet:1: field 'text' is missing"):
+        read(tmp_path)
+    rows, report = read(tmp_path, on_error="skip")
+    assert len(rows) == 7
+    assert report.skipped == {"field is missing": 5, "field is not text": 6}
+
+
+def test_bytes_that_are_no_text_in_tables(tmp_path: Path) -> None:
+    values = [b"fine", b"\xff\xfe", b"fine"]
+    buffers = pa.array(values, pa.binary()).buffers()
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, buffers)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        both(tmp_path / name, rf"{name}:2: not UTF-8", "not UTF-8", left=2)
+
+
+def test_a_giant_row_of_a_table(tmp_path: Path) -> None:
+    for name, path in every_format(tmp_path, [{"text": "a"}, {"text": "x" * 9000}, {"text": "b"}]).items():
+        both(path, rf"{name}:2: longer than max_record_bytes", "longer than max_record_bytes", 2, max_record_bytes=5000)
+
+
+def test_text_files(tmp_path: Path) -> None:
+    blank = b"word " * 21_000 + b"\n\n"
+    (tmp_path / "a.txt").write_bytes(blank + b"fine\xff\n\n" + b"more\n" * 30_000 + b"\n" + blank)
+    both(tmp_path / "a.txt", r"a\.txt:2: not UTF-8: byte 105006", "not UTF-8", left=2)
+    (tmp_path / "b.txt").write_bytes(blank + b"word " * 50_000 + b"\n\n" + blank)
+    both(tmp_path / "b.txt", r"b\.txt:2: longer than", "longer than max_record_bytes", 2, max_record_bytes=200_000)
+
+
+def test_an_empty_file_is_counted_and_stops_nothing(tmp_path: Path) -> None:
+    for name, content in {
+        "a.jsonl": b"", "b.txt": b"", "c.jsonl.gz": gzip.compress(b""), "d.warc": b"", "e.jsonl": b"\n\n"
+    }.items():  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "f.parquet")
+    rows, report = read(tmp_path)
+    assert rows == []
+    assert report.skipped == {"empty file": 6}
+    assert report.errors() == {}
+    for name in ("g.jsonl.gz", "g.parquet", "g.arrow", "g.warc.gz"):  # nothing at all is no file of these
+        (tmp_path / name).write_bytes(b"")
+        both(tmp_path / name, rf"{name}: not a readable ", "damaged file", left=0)
+
+
+def test_files_of_another_kind_than_their_names_say(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 but not really PAR1")
+    both(tmp_path / "a.parquet", r"a\.parquet: not a readable Parquet file \(", "damaged file", left=0)
+    (tmp_path / "b.arrow").write_bytes(FINE * 3)
+    both(tmp_path / "b.arrow", r"b\.arrow: not a readable Arrow file \(", "damaged file", left=0)
+    (tmp_path / "c.warc.gz").write_bytes(gzip.compress(FINE))
+    both(tmp_path / "c.warc.gz", r"c\.warc\.gz: not a readable gzip file \(Invalid WARC", "damaged file", left=0)
+    (tmp_path / "d.jsonl").write_bytes(parquet([{"text": "x"}]))
+    both(tmp_path / "d.jsonl", r"d\.jsonl: .*its bytes are Parquet", "damaged file", left=0)
+    (tmp_path / "e.feather").write_bytes(b"FEA1....FEA1")
+    both(tmp_path / "e.feather", r"e\.feather: .*Feather of version 1", "damaged file", left=0)
+
+
+def files() -> dict[str, bytes]:
+    """A file of each format in which a cut can be seen; 40 records."""
+    rows = [{"text": f"row {i}", "m": [{"role": "user", "content": "é" * (i % 3)}]} for i in range(40)]
+    pages = [response(f"http://e.org/{i}", b"<p>text</p>" * 5) for i in range(40)]
+    return {
+        "a.jsonl.gz": gzip.compress(json_lines(rows)),
+        "a.jsonl.zst": zstd(json_lines(rows)),
+        "a.parquet": parquet(rows, 10),
+        "a.arrow": arrow(rows, 10),
+        "s.arrow": arrow(rows, 10, stream=True),
+        "a.warc": warc(pages, gz=False),
+        "a.warc.gz": warc(pages),
+    }
+
+
+FILES = files()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(FILES)), st.floats(0, 1, exclude_max=True))
+def test_a_file_that_was_cut_off_is_one_damaged_file(
+    tmp_path_factory: pytest.TempPathFactory, name: str, share: float
+) -> None:
+    data = FILES[name]
+    path = tmp_path_factory.mktemp("cut") / name
+    path.write_bytes(data[: int(share * len(data))])
+    rows, report = read(path, on_error="skip", required=(), target_bytes=1000)
+    if path.stat().st_size and data[path.stat().st_size :][:2] == b"\x1f\x8b" and name == "a.warc.gz":
+        return  # between two members: whole, as far as anybody can tell
+    if name == "a.warc" and "damaged file" not in report.skipped:
+        rest = data[path.stat().st_size :].lstrip(b"\r\n")
+        assert not rest or rest.startswith(b"WARC/1.0")  # between two records
+        return
+    assert report.skipped["damaged file"] == 1
+    [sample] = report.samples_of("damaged file")
+    assert sample["where"] == str(path)
+    path.write_bytes(data)
+    assert [value for _, value in read(path, required=())[0]][: len(rows)] == [value for _, value in rows]
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(UserError, match=rf"{name}: not a readable "):
+        read(path, required=(), target_bytes=1000)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(FILES)), st.integers(0, 1 << 30), st.binary(min_size=1, max_size=6))
+def test_any_damage_is_an_error_of_the_user_and_no_crash(
+    tmp_path_factory: pytest.TempPathFactory, name: str, place: int, damage: bytes
+) -> None:
+    data = bytearray(FILES[name])
+    place %= len(data)
+    data[place : place + len(damage)] = damage
+    path = tmp_path_factory.mktemp("damage") / name
+    path.write_bytes(data)
+    for on_error in ("stop", "skip"):
+        report = ReadReport()
+        try:
+            for piece in pieces(path, target_bytes=1000):
+                for row in read_piece(piece, Reading(on_error, required=()), report):  # type: ignore[arg-type]
+                    json.dumps(row.value, ensure_ascii=False).encode()
+        except UserError as error:
+            assert on_error == "stop"
+            assert name in error.message
+
+
+def test_damage_in_one_row_group_leaves_the_others(tmp_path: Path) -> None:
+    rows = [{"text": f"{i:04d} " + os.urandom(20).hex()} for i in range(4000)]
+    data = bytearray(parquet(rows, 1000))
+    group = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(1).column(0)
+    begin = group.data_page_offset
+    data[begin : begin + 30] = b"\xff" * 30
+    path = tmp_path / "a.parquet"
+    path.write_bytes(data)
+    found, report = read(path, on_error="skip", target_bytes=20_000)
+    assert report.skipped == {"damaged file": 1}
+    assert {value["text"] for _, value in found} == {row["text"] for i, row in enumerate(rows) if i // 1000 != 1}
+    with pytest.raises(UserError, match=r"a\.parquet: not a readable Parquet file"):
+        read(path)
+
+
+def test_the_rest_behind_good_records_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(FINE * 3) + gzip.compress(FINE * 500_000)[:-9])
+    with pytest.raises(
+        UserError, match=r"not a readable gzip file \(.*\); what follows .*a\.jsonl\.gz:\d{5,} is not read"
+    ):
+        read(path)
+
+
+def test_a_file_that_vanishes(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.parquet", "a.txt"):
+        path = tmp_path / name
+        path.write_bytes(FINE if name != "a.parquet" else parquet([{"text": "x"}]))
+        [piece] = pieces(path)
+        path.unlink()
+        with pytest.raises(UserError, match=rf"{name}: unreadable file: No such file or directory"):
+            list(read_piece(piece, Reading(), ReadReport()))
+        report = ReadReport()
+        assert list(read_piece(piece, Reading("skip"), report)) == []
+        assert report.skipped == {"unreadable file": 1}
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(FINE)
+    (tmp_path / "a.jsonl").chmod(0)
+    [piece] = pieces(tmp_path)
+    report = ReadReport()
+    with as_nobody():
+        with pytest.raises(UserError, match=r"a\.jsonl: unreadable file: Permission denied"):
+            list(read_piece(piece, Reading(), ReadReport()))
+        assert list(read_piece(piece, Reading("skip"), report)) == []
+    assert report.skipped == {"unreadable file": 1}
+    (tmp_path / "shut").mkdir(mode=0)
+    with as_nobody(), pytest.raises(UserError, match="Permission denied"):
+        list_files([str(tmp_path / "shut" / "x.jsonl")])
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """As another user than root, who may read everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_page_is_no_text_yet(tmp_path: Path) -> None:
+    path = tmp_path / "a.warc.gz"
+    path.write_bytes(warc([response("http://e.org/", b"<p>x"), ("conversion", "http://e.org/", b"text", None)]))
+    with pytest.raises(UserError, match=r"a\.warc\.gz:2: an HTML page, of which no text was taken yet"):
+        read(path)
+    rows, report = read(path, on_error="skip")
+    assert [value["text"] for _, value in rows] == ["text"]
+    assert report.errors() == {"field is missing": 1}
+
+
+def test_a_broken_response_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.warc.gz"
+    good = response("http://e.org/", b"<p>good</p>")
+    data = warc([good, response("http://e.org/", b"bad"), good], gz=False)
+    before, middle, after = data.rpartition(b"HTTP/1.1 200 OK")[0].rpartition(b"HTTP/1.1 200 OK")
+    path.write_bytes(gzip.compress(before + b"this is no HTTP" + after + data[len(before + middle + after) :]))
+    bomb = response("http://e.org/", gzip.compress(b"x" * 10_000_000), Content_Encoding="gzip")
+    rows, report = read(path, required=())
+    assert len(rows) == 2
+    assert report.skipped == {"malformed HTTP response": 1, "WARC record of another kind": 1}
+    path.write_bytes(warc([good, bomb, good]))
+    rows, report = read(path, on_error="skip", required=(), max_record_bytes=1 << 20)
+    assert len(rows) == 2
+    assert report.errors() == {"longer than max_record_bytes": 1}
+
+
+def test_reports_add_up(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(FINE * 3 + b"{\n" * 9 + b"[]\n")
+    whole, parts = ReadReport(), ReadReport()
+    for target, total in ((1 << 20, whole), (7, parts)):
+        for piece in pieces(tmp_path, target_bytes=target):
+            report = ReadReport()
+            list(read_piece(piece, Reading("skip"), report))
+            total.add(report)
+    assert whole == parts
+    assert whole.skipped == {"malformed JSON": 9, "not a JSON object": 1}
+    assert [sample["where"].rpartition(":")[2] for sample in whole.samples] == ["4", "5", "6", "7", "8", "13"]

@@ -102,6 +102,32 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+class StatusLine:
+    """The last line of a stream: rewritten in place on a terminal; elsewhere each showing is a line of its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """Put `text` there, cut to the width of the terminal."""
+        if self.on_terminal:
+            columns = shutil.get_terminal_size().columns
+            self._stream.write("\r\x1b[2K" + text[: columns - 1])
+            self._open = True
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """End the line, so that what is printed next starts on a new one."""
+        if self._open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._open = False
+
+
 class Progress:
     """One line that says how far a run is: step, loss, tokens/s, share of the measured matmul peak, ETA.
 
@@ -131,14 +157,13 @@ class Progress:
         self.label = label
         self.peak_flops = peak_flops
         self._stream = stream if stream is not None else sys.stderr
-        self._tty = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._line = StatusLine(self._stream)
         self._clock = clock
         self._tokens = 0
         self._flops = 0.0
         # (clock, step, tokens so far, FLOPs so far) at the end of each of the last steps
         self._marks: deque[tuple[float, int, int, float]] = deque([(clock(), start, 0, 0.0)], maxlen=_WINDOW_STEPS + 1)
         self._shown_at: float | None = None
-        self._line_open = False
 
     def update(self, step: int, *, tokens: int = 0, flops: float = 0.0, **values: Any) -> None:
         """Tell that `step` steps are done. `tokens` and `flops` are those since the last update; `values` are shown."""
@@ -146,9 +171,11 @@ class Progress:
         self._flops += flops
         now = self._clock()
         self._marks.append((now, step, self._tokens, self._flops))
-        due = self._shown_at is None or now - self._shown_at >= (_TTY_SECONDS if self._tty else _PLAIN_SECONDS)
+        due = self._shown_at is None or now - self._shown_at >= (
+            _TTY_SECONDS if self._line.on_terminal else _PLAIN_SECONDS
+        )
         if due or step >= self.total:
-            self._show(self.line(**values))
+            self._line.show(self.line(**values))
             self._shown_at = now
 
     def line(self, **values: Any) -> str:
@@ -169,34 +196,19 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line of its own (a validation result, a checkpoint) without tearing the progress line."""
-        self._end_line()
+        self._line.end()
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def close(self) -> None:
         """End the line, so that what is printed next starts on a new one."""
-        self._end_line()
+        self._line.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
-
-    def _show(self, line: str) -> None:
-        if self._tty:
-            columns = shutil.get_terminal_size().columns
-            self._stream.write("\r\x1b[2K" + line[: columns - 1])
-            self._line_open = True
-        else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
-
-    def _end_line(self) -> None:
-        if self._line_open:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._line_open = False
 
 
 def format_seconds(seconds: float) -> str:

@@ -1,0 +1,536 @@
+"""What is in a folder or file of data, whatever it is: documents, conversations, token streams, blends, packed rows.
+
+`inspect` reads what it takes to say so and no more: all of a small thing, of a large one a sample, and then says that.
+Counts come from indexes and footers where there are any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.blend_file import BLEND_FILE
+from nemotron.data_prep.curation_step import StepTable
+from nemotron.data_prep.indexed_dataset import IndexedDataset
+from nemotron.data_prep.mixture import MIXTURE_FILE
+from nemotron.data_prep.shards import PLAN_FILE, RECEIPTS, Plan, Receipt, Shard
+from nemotron.kit.metrics import read_metrics
+from nemotron.kit.run import PUBLISHED_FILE, STATE_FILE, read_state
+
+READ_ALL_BYTES = 16 * 2**20  # stored bytes below which every record is read
+SAMPLE_FILES, SAMPLE_RECORDS = 16, 4096
+SAMPLE_ROW_GROUPS = 8
+SHOWN_CHARS = 240  # of a sample
+_CONVERSATIONS = ("messages", "conversations", "conversation")
+_TEXTS = ("text", "html", "content")
+_COUNTED = ("documents", "tokens", "bytes")
+_MIXTURE = ("source", "documents", "tokens", "requested", "realised", "drawn", "epochs", "repeats")
+
+Table = list[dict[str, Any]]
+
+
+@dataclass
+class Lengths:
+    """How long things are. `bins`: (from, to, how many), `to` not included, each twice as wide as the one before."""
+
+    of: str
+    unit: str
+    count: int
+    mean: float
+    least: int
+    median: int
+    most: int
+    bins: list[tuple[int, int, int]]
+
+
+@dataclass
+class Report:
+    """What was found. `read`: how much of it lengths, fields and samples are from. `tables`: title -> rows."""
+
+    path: str
+    kind: str
+    counts: dict[str, int | float | str] = field(default_factory=dict)
+    read: str = ""
+    lengths: Lengths | None = None
+    fields: Table = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    samples: list[dict[str, str]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `json.dumps` takes it."""
+        return asdict(self)
+
+
+def inspect(location: str, num_samples: int = 3, tokenizer_path: Path | None = None) -> Report:
+    """Look at `location`: a file, a folder, a bin/idx prefix, a glob, an address of a store or of the Hub.
+
+    Args:
+        num_samples: documents, conversations or rows shown.
+        tokenizer_path: decodes tokens; default: the folder `tokenizer` beside or above the data, if there is one.
+
+    Raises:
+        UserError: nothing there, or nothing that is read; a file that is damaged.
+    """
+    if "://" in location:
+        return _documents(location, num_samples)
+    path = Path(location).expanduser()
+    if path.suffix in (".bin", ".idx"):
+        path = path.with_suffix("")
+    if (path / STATE_FILE).is_file():
+        return _run(path, num_samples, tokenizer_path)
+    tokenizer = _tokenizer_for(path, tokenizer_path)
+    if path.with_name(path.name + ".idx").is_file():
+        return _streams(path, [path], num_samples, tokenizer)
+    if (path / BLEND_FILE).is_file():
+        return _with_plans(path, _blend(path, num_samples, tokenizer))
+    if path.is_dir():
+        prefixes = sorted(file.with_suffix("") for file in path.rglob("*.idx") if file.with_suffix(".bin").is_file())
+        if prefixes:
+            return _with_plans(path, _streams(path, prefixes, num_samples, tokenizer))
+    packed = _packed_files(path)
+    if packed:
+        return _with_plans(path, _packed(path, packed, num_samples, tokenizer))
+    try:
+        report = _documents(location, num_samples)
+    except UserError:
+        report = Report(str(path), "shards")
+        if path.is_dir() and _plan_folders(path):  # begun, and nothing in it yet
+            return _with_plans(path, report)
+        raise
+    return _with_plans(path, report)
+
+
+# --- Token streams ----------------------------------------------------------------------------------------------------
+
+
+def _open(prefix: Path) -> IndexedDataset:
+    try:
+        return IndexedDataset(prefix)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{prefix}: not a readable token stream: {error}") from error
+
+
+def _streams(path: Path, prefixes: Sequence[Path], num_samples: int, tokenizer: Tokenizer | None) -> Report:
+    """Streams by themselves. Counts are those of all, lengths of a sample of many."""
+    report = Report(str(path), "token stream" if len(prefixes) == 1 else "token streams")
+    some = _spread(prefixes, SAMPLE_FILES)
+    report.read = f"{len(some)} of {len(prefixes)} streams"
+    datasets = [_open(prefix) for prefix in some]
+    size = sum(prefix.with_name(prefix.name + ".bin").stat().st_size for prefix in prefixes)
+    documents = sum(len(dataset) for dataset in datasets)
+    tokens = sum(len(dataset.tokens) for dataset in datasets)
+    about = {} if len(some) == len(prefixes) else {"tokens_in_all": size // datasets[0].dtype.itemsize}
+    types = ", ".join(sorted({dataset.dtype.name for dataset in datasets}))
+    report.counts = {"streams": len(prefixes), "bytes": size, "documents": documents, "tokens": tokens, **about}
+    report.counts["token_type"] = types
+    report.lengths = _lengths("documents", "tokens", [dataset.lengths for dataset in datasets])
+    report.samples = _decoded(list(zip(some, datasets, strict=True)), num_samples, tokenizer)
+    return report
+
+
+def _decoded(
+    streams: Sequence[tuple[Path, IndexedDataset]], num_samples: int, tokenizer: Tokenizer | None
+) -> list[dict[str, str]]:
+    """Documents from all over the streams, as text; as ids where no tokenizer is at hand."""
+    places = [(prefix, dataset, i) for prefix, dataset in streams for i in _spread(range(len(dataset)), num_samples)]
+    return [
+        {"where": f"{prefix}, document {i}", "text": _text_of(dataset[i], tokenizer)}
+        for prefix, dataset, i in _spread(places, num_samples)
+    ]
+
+
+def _text_of(ids: np.ndarray, tokenizer: Tokenizer | None) -> str:
+    ids = ids[:SHOWN_CHARS]  # a token has a character at least
+    if tokenizer is None:
+        return shown(" ".join(map(str, ids)))
+    return shown(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+
+def _blend(path: Path, num_samples: int, tokenizer: Tokenizer | None) -> Report:
+    report = Report(str(path), "blend")
+    try:
+        blend = json.loads((path / BLEND_FILE).read_text("utf-8"))
+        sources, phases = blend["sources"], blend["phases"]
+        for name, source in sources.items():
+            report.tables.setdefault("sources", []).extend(
+                {"source": name, "split": split, **{of: source.get(prefix + of, 0) for of in _COUNTED}}
+                for split, prefix in (("train", ""), ("valid", "valid_"), ("test", "test_"))
+                if source.get(f"{prefix}documents")
+            )
+        for phase in phases:
+            shares = {name: weight for name, weight in phase["weights"].items() if weight}
+            report.tables.setdefault("phases", []).extend(
+                {"phase": phase["name"], "until": phase["until"], "source": name, "weight": weight}
+                for name, weight in shares.items()
+            )
+        prefixes = [
+            path / name
+            for source in sources.values()
+            for split in ("train", "valid", "test")
+            for name in _as_list(source.get(split))
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path / BLEND_FILE}: not a blend ({type(error).__name__}: {error})") from error
+    if (path / MIXTURE_FILE).is_file():
+        mixture = json.loads((path / MIXTURE_FILE).read_text("utf-8"))
+        report.tables["mixture"] = [{key: row[key] for key in _MIXTURE} for row in mixture["sources"]]
+        report.counts["tokens_of_one_pass" if mixture["one_pass"] else "budget"] = mixture["train_tokens"]
+        if mixture["largest_train_tokens"] is not None:
+            report.counts["largest_train_tokens"] = mixture["largest_train_tokens"]
+    if not prefixes:
+        raise UserError(f"{path / BLEND_FILE}: no stream in it")
+    streams = _streams(path, prefixes, num_samples, tokenizer)
+    total = {key: sum(source.get(key, 0) for source in sources.values()) for key in _COUNTED}
+    report.counts = {
+        "sources": len(sources),
+        "streams": len(prefixes),
+        "stored_bytes": streams.counts["bytes"],
+        **{f"train_{key}" if key != "bytes" else "train_text_bytes": value for key, value in total.items()},
+        **{
+            f"{split}_tokens": sum(s.get(f"{split}_tokens", 0) for s in sources.values()) for split in ("valid", "test")
+        },
+        **report.counts,
+        "vocab_size": blend.get("vocab_size", "?"),
+        "token_type": streams.counts["token_type"],
+    }
+    report.read, report.lengths, report.samples = streams.read, streams.lengths, streams.samples
+    return report
+
+
+def _as_list(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+# --- Packed conversations ---------------------------------------------------------------------------------------------
+
+
+def _packed_files(path: Path) -> list[Path]:
+    """The Parquet files at `path` if they hold packed rows."""
+    import pyarrow.parquet as pq
+
+    files = (
+        sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * (path.suffix == ".parquet" and path.is_file())
+    )
+    try:
+        return files if files and {"input_ids", "loss_mask"} <= set(pq.read_schema(files[0]).names) else []
+    except (OSError, ValueError):  # pyarrow's errors are of these kinds; the readers of documents say what is wrong
+        return []
+
+
+def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Tokenizer | None) -> Report:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    report = Report(str(path), "packed rows")
+    size = rows = tokens = trained = seen = longest = 0
+    lengths: list[np.ndarray] = []
+    places: list[tuple[str, np.ndarray]] = []
+    groups: list[tuple[Path, int]] = []
+    try:
+        for file in files:
+            metadata = pq.read_metadata(file)
+            rows += metadata.num_rows
+            groups += [(file, number) for number in range(metadata.num_row_groups)]
+        size = sum(file.stat().st_size for file in files)
+        some = groups if size <= READ_ALL_BYTES else _spread(groups, SAMPLE_ROW_GROUPS)
+        for file, number in some:
+            with pq.ParquetFile(file) as opened:
+                names = [n for n in ("input_ids", "loss_mask", "seq_start_id") if n in opened.schema_arrow.names]
+                table = opened.read_row_group(number, columns=names)
+            columns = {name: pa.concat_arrays(table[name].chunks) for name in names if table.num_rows}
+            if not columns:
+                continue
+            ends = np.cumsum(columns["input_ids"].value_lengths().to_numpy(zero_copy_only=False))
+            ids = columns["input_ids"].flatten().to_numpy(zero_copy_only=False)
+            begins = columns["seq_start_id"].to_pylist() if "seq_start_id" in columns else [[0]] * len(ends)
+            begin = 0
+            for i, end in enumerate(ends):
+                starts = [*begins[i], int(end) - begin]
+                lengths.append(np.diff(starts))
+                longest = max(longest, int(end) - begin)
+                if i < num_samples:
+                    places.append((f"{file}, row group {number}, row {i}", ids[begin : begin + starts[1]]))
+                begin = int(end)
+            seen, tokens = seen + len(ends), tokens + len(ids)
+            trained += int(columns["loss_mask"].flatten().to_numpy(zero_copy_only=False).sum(dtype=np.int64))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not readable packed rows: {str(error).splitlines()[0]}") from error
+    report.read = f"{seen:,} of {rows:,} rows"
+    report.counts = {
+        "files": len(files),
+        "bytes": size,
+        "rows": rows,
+        "rows_read": seen,
+        "longest_row": longest,
+        "tokens_read": tokens,
+        "conversations_read": sum(len(each) for each in lengths),
+        "share_in_loss": trained / tokens if tokens else 0.0,
+        "filled": tokens / (seen * longest) if tokens else 0.0,
+    }
+    report.lengths = _lengths("conversations", "tokens", lengths)
+    report.samples = [{"where": at, "text": _text_of(ids, tokenizer)} for at, ids in _spread(places, num_samples)]
+    return report
+
+
+# --- Documents and conversations --------------------------------------------------------------------------------------
+
+
+def _documents(location: str, num_samples: int) -> Report:
+    from nemotron.data_prep.sources import Reading, ReadReport, list_files, read_piece, row_id, whole
+
+    passed_over: Counter[str] = Counter()
+    files = list_files([location], passed_over=passed_over)
+    size = sum(file.size for file in files)
+    everything = size <= READ_ALL_BYTES
+    some = files if everything else _spread(files, SAMPLE_FILES)
+    most = None if everything else SAMPLE_RECORDS // len(some)
+    account = ReadReport()
+    seen = _Records(num_samples)
+    complete = len(some) == len(files)
+    for file in some:
+        piece = whole(file)
+        rows = read_piece(piece, Reading(on_error="skip", required=()), account)
+        count = 0
+        for row in islice(rows, most):
+            seen.add(row_id(piece, row.index), row.value)
+            count += 1
+        complete = complete and count != most
+    if not account.records and account.errors():
+        raise UserError(f"{account.samples[0]['where']}: {account.samples[0]['reason']}")
+    report = Report(location, "conversations" if seen.turns else "documents")
+    report.counts = {"files": len(files), "bytes": size}
+    report.counts["formats"] = ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(map(_format, files)).items()))
+    known = _rows_in_footers(files)
+    if complete or known is not None:
+        report.counts["records"] = account.records if complete else known or 0
+    report.read = (
+        f"all {account.records:,} records"
+        if complete
+        else f"the first records of {len(some):,} of {len(files):,} files: {account.records:,} records"
+    )
+    for role, count in sorted(seen.turns.items()):
+        report.counts[f"{role}_turns"] = count
+    report.lengths = _lengths("records", seen.unit(), [np.asarray(seen.lengths, dtype=np.int64)])
+    report.fields = seen.fields()
+    report.samples = seen.samples()
+    if account.skipped:
+        report.tables["not read"] = [{"reason": k, "records": n} for k, n in sorted(account.skipped.items())]
+        report.notes += [f"{sample['where']}: {sample['reason']}" for sample in account.samples[:5]]
+    if passed_over:
+        report.notes.append("other files: " + ", ".join(f"{n} {kind}" for kind, n in sorted(passed_over.items())))
+    return report
+
+
+def _format(file: Any) -> str:
+    return str(file.format) + ("" if file.compression == "none" else f" ({file.compression})")
+
+
+def _rows_in_footers(files: Sequence[Any]) -> int | None:
+    """Rows of Parquet files on this machine, without reading them; None where one of them is something else."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not all(file.format == "parquet" and file.is_local for file in files):
+        return None
+    try:
+        return sum(pq.read_metadata(file.uri).num_rows for file in files)
+    except (OSError, ValueError, pa.ArrowException):
+        return None
+
+
+class _Records:
+    """What was seen of records: lengths, field types, turns, samples. Holds at most 64 records."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.count = 0
+        self.lengths: list[int] = []
+        self.turns: Counter[str] = Counter()
+        self.what: Counter[str] = Counter()
+        self._types: dict[str, Counter[str]] = {}
+        self._num_samples = num_samples
+        self._kept: list[tuple[str, str]] = []
+        self._stride = 1
+
+    def add(self, at: str, record: Mapping[str, Any]) -> None:
+        """Take one record in."""
+        for name, value in record.items():
+            self._types.setdefault(name, Counter())[_type_of(value)] += 1
+        messages = next((record[key] for key in _CONVERSATIONS if _are_messages(record.get(key))), None)
+        if messages is not None:
+            parts = [(str(m.get("role", m.get("from"))), str(m.get("content", m.get("value")) or "")) for m in messages]
+            self.turns.update(role for role, _ in parts)
+            what, length = "messages", sum(len(content) for _, content in parts)
+            text = "  ".join(f"[{role}] {content}" for role, content in parts)
+        else:
+            found = next((key for key in _TEXTS if isinstance(record.get(key), str)), None)
+            text = record[found] if found else json.dumps(record, ensure_ascii=False, default=str)
+            what, length = found or "the whole record as JSON", len(text)
+        self.lengths.append(length)
+        self.what[what] += 1
+        if self.count % self._stride == 0:  # every n-th; n doubles when there are too many
+            self._kept.append((at, shown(text)))
+            if len(self._kept) >= max(64, 2 * self._num_samples):
+                self._kept, self._stride = self._kept[::2], self._stride * 2
+        self.count += 1
+
+    def unit(self) -> str:
+        """What the lengths count."""
+        names = ", ".join(name for name, _ in self.what.most_common())
+        return f"characters of {names}" if names else "characters"
+
+    def fields(self) -> Table:
+        """Name, types and share of the records that have it, in the order met."""
+        return [
+            {
+                "field": name,
+                "types": ", ".join(kind for kind, _ in types.most_common()),
+                "in": sum(types.values()) / self.count,
+            }
+            for name, types in self._types.items()
+        ]
+
+    def samples(self) -> list[dict[str, str]]:
+        """Some, from all over."""
+        return [{"where": at, "text": text} for at, text in _spread(self._kept, self._num_samples)]
+
+
+def _are_messages(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and {"role", "from"} & set(m) for m in value)
+    )
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"list of {_type_of(value[0])}" if value else "list"
+    if isinstance(value, dict):
+        names = ", ".join(list(value)[:6])
+        return f"{{{names}{', …' if len(value) > 6 else ''}}}"
+    return {str: "text", bool: "true/false", int: "integer", float: "number"}.get(type(value), type(value).__name__)
+
+
+# --- Runs that are not finished, or were ------------------------------------------------------------------------------
+
+
+def _run(path: Path, num_samples: int, tokenizer_path: Path | None) -> Report:
+    """The folder of a run: its state, and what its work, or else its payload, holds so far."""
+    report = Report(str(path), "run")
+    for name in ("work", "out-payload"):
+        if (path / name).is_dir() and any((path / name).iterdir()):
+            report = inspect(str(path / name), num_samples, tokenizer_path)
+            break
+    published = [f"published: {line['version']}" for line in read_metrics(path / PUBLISHED_FILE)]
+    report.notes = [f"run: {read_state(path).get('state', 'unknown')}", *published, *report.notes]
+    return report
+
+
+def _plan_folders(path: Path) -> list[Path]:
+    """Folders with a frozen plan: `path` itself, or up to three levels below (a run's folder has them in `work`)."""
+    depths = (path.glob(f"{'*/' * depth}{PLAN_FILE}") for depth in range(4))
+    return sorted({file.parent for depth in depths for file in depth})
+
+
+def _with_plans(path: Path, report: Report) -> Report:
+    """Add how far the plans in a folder are."""
+    rows: Table = []
+    for folder in _plan_folders(path) if path.is_dir() else []:
+        try:
+            raw = json.loads((folder / PLAN_FILE).read_text("utf-8"))
+            plan = Plan(
+                raw["settings"], raw["inputs"], [Shard(shard["name"], shard["work"]) for shard in raw["shards"]]
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            report.notes.append(f"{folder / PLAN_FILE}: not a plan")
+            continue
+        done = list(_receipts(folder, plan))
+        counts: Counter[str] = Counter()
+        for receipt in done:
+            counts.update({key: value for key, value in receipt.counts.items() if type(value) is int})
+        stored = sum(int(output["bytes"]) for receipt in done for output in receipt.outputs.values())
+        name = folder.relative_to(path).as_posix()
+        rows.append({"plan": name, "done": len(done), "shards": len(plan.shards), "stored_bytes": stored, **counts})
+        report.notes.append(f"{name}: {len(done)} of {len(plan.shards)} shards done")
+        tables = [receipt.counts["table"] for receipt in done if isinstance(receipt.counts.get("table"), dict)]
+        if tables:
+            report.tables[f"outcome ({name})"] = outcome(tables)
+    if rows:
+        report.tables["plans"] = rows
+    return report
+
+
+def _receipts(folder: Path, plan: Plan) -> Iterator[Receipt]:
+    """Receipts of this plan whose files are there in their size; their bytes are not read."""
+    digest = plan.digest
+    for shard in plan.shards:
+        try:
+            receipt = Receipt(**json.loads((folder / RECEIPTS / f"{shard.name}.json").read_text("utf-8")))
+            whole = all((folder / name).stat().st_size == known["bytes"] for name, known in receipt.outputs.items())
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        if receipt.plan == digest and whole:
+            yield receipt
+
+
+def outcome(tables: Iterable[Mapping[str, Any]]) -> Table:
+    """Rows for what steps of a curation read, kept and dropped: their tables' JSON, added up."""
+    total = StepTable()
+    for table in tables:
+        total.merge(StepTable.from_json(table))
+    rows: Table = [{"outcome": "read", **vars(total.read)}, {"outcome": "kept", **vars(total.kept)}]
+    rows += [{"outcome": f"  {note}", **vars(tally)} for note, tally in sorted(total.noted.items())]
+    return rows + [{"outcome": f"dropped: {name}", **vars(tally)} for name, tally in sorted(total.dropped.items())]
+
+
+# --- Common -----------------------------------------------------------------------------------------------------------
+
+
+def _tokenizer_for(path: Path, given: Path | None) -> Tokenizer | None:
+    """The tokenizer given, else the one beside the data or in a folder above it; None when none can be read."""
+    beside = [folder / "tokenizer" / "tokenizer.json" for folder in (path, *path.absolute().parents[:2])]
+    for file in [given / "tokenizer.json" if given else None, *beside]:
+        if file is not None and file.is_file():
+            try:
+                return Tokenizer.from_file(str(file))
+            except Exception:  # the library raises nothing narrower; ids are shown then
+                return None
+    return None
+
+
+def _spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many, evenly from the first to the last."""
+    count = min(most, len(items))
+    return [items[i * len(items) // count] for i in range(count)] if count else []
+
+
+def _lengths(of: str, unit: str, lengths: Sequence[np.ndarray]) -> Lengths | None:
+    values = np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+    if not len(values):
+        return None
+    # Bin 0 holds the empty, bin k those from 2^(k-1) to before 2^k.
+    counts = np.bincount(np.frexp(values.astype(np.float64))[1])
+    bins = [(2 ** (k - 1) if k else 0, 2**k, int(n)) for k, n in enumerate(counts)]
+    first = next(i for i, each in enumerate(bins) if each[2])
+    middle = int(np.partition(values, len(values) // 2)[len(values) // 2])
+    return Lengths(
+        of, unit, len(values), float(values.mean()), int(values.min()), middle, int(values.max()), bins[first:]
+    )
+
+
+def shown(text: str) -> str:
+    """The beginning of a text on one line, without what a terminal would obey."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * SHOWN_CHARS]).split())
+    return words if len(words) <= SHOWN_CHARS and len(text) <= 2 * SHOWN_CHARS else words[:SHOWN_CHARS].rstrip() + " …"

@@ -1,0 +1,255 @@
+"""What a blend asks for, and what the loader will really draw: sequences, tokens and epochs of every source and phase.
+
+The loader draws whole sequences by a quota rule (`Blend` of the training stack; Tijdeman, "The chairman assignment
+problem", 1980): within a phase, after any number of draws, every source has been drawn its share of them to within less
+than one sequence. So the realised mixture follows from the requested one without drawing: of n sequences and a share w,
+the loader takes the integer below or above n*w. `plan_mixture` gives one of the two for every source, such that they
+add up to n; the loader's own count may be the other one, and differs by at most one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.blend import Phase, resolve_phases
+
+MIXTURE_FILE = "mixture.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTokens:
+    """What there is of a source to train on, after its caps. `repeats`: epochs of it at most; None: no limit."""
+
+    documents: int
+    tokens: int
+    repeats: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """One source in one phase. Shares are of the phase's tokens; `epochs` counts passes over the whole source."""
+
+    phase: str
+    source: str
+    requested: float
+    realised: float
+    sequences: int
+    tokens: int
+    epochs: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One source over the whole training. `documents` and `tokens` are what there is, `drawn` the tokens trained on."""
+
+    source: str
+    documents: int
+    tokens: int
+    requested: float
+    realised: float
+    drawn: int
+    epochs: float
+    repeats: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The plan. `phases` goes into blend.json: normalised weights. `train_tokens` counts whole sequences.
+
+    `one_pass`: no budget was given, and `train_tokens` is what the sources hold, each times its repeats.
+    `largest_train_tokens`: with more than these tokens, `limited_by` would need more epochs than its repeats; None
+    where no source has a limit.
+    """
+
+    phases: list[Phase]
+    train_tokens: int
+    seq_length: int
+    one_pass: bool
+    largest_train_tokens: int | None
+    limited_by: str | None
+    sources: list[SourceRow]
+    rows: list[PhaseRow]
+
+    def to_json(self) -> dict[str, Any]:
+        """As written to mixture.json and into the artifact's record."""
+        return asdict(self)
+
+    def table(self) -> str:
+        """The sources as lines of text: what there is, what is asked for, what is drawn."""
+        head = ("source", "documents", "tokens", "asked", "drawn", "epochs")
+        body = [
+            (
+                row.source,
+                f"{row.documents:,}",
+                f"{row.tokens:,}",
+                f"{row.requested:.2%}",
+                f"{row.realised:.2%}",
+                f"{row.epochs:.2f}",
+            )
+            for row in self.sources
+        ]
+        widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
+        lines = [
+            "  ".join(f"{cell:{'<' if column == 0 else '>'}{widths[column]}}" for column, cell in enumerate(line))
+            for line in [head, *body]
+        ]
+        what = "one pass" if self.one_pass else "train_tokens"
+        lines.append(f"{what}: {self.train_tokens:,} tokens in sequences of {self.seq_length:,}")
+        if self.largest_train_tokens is not None:
+            lines.append(f"largest train_tokens by repeats: {self.largest_train_tokens:,} (source {self.limited_by})")
+        return "\n".join(lines)
+
+
+def plan_mixture(
+    sources: Mapping[str, SourceTokens],
+    phases: Sequence[Phase] | None,
+    *,
+    seq_length: int,
+    train_tokens: int | None = None,
+) -> Mixture:
+    """Requested and realised mixture of a blend.
+
+    Args:
+        sources: what there is to train on, by name; sources that are held out altogether are not among them.
+        phases: weights as the config has them; None: in proportion to tokens x repeats.
+        seq_length: tokens of a sequence, the unit of drawing.
+        train_tokens: what the model is to be trained on; None: one pass.
+
+    Raises:
+        UserError: phases and sources do not fit (`resolve_phases`); a source with a weight has no tokens, or, where
+            `train_tokens` is given, fewer than one sequence and its label; the blend needs more epochs of a source than
+            its repeats; `train_tokens` leaves a phase without a sequence.
+    """
+    if phases is None:
+        weights = {name: source.tokens * (source.repeats or 1.0) for name, source in sources.items()}
+        if not any(weights.values()):
+            raise UserError("no source has a training token", f"sources: {', '.join(sources) or 'none'}")
+        phases = [{"name": "all", "until": 1.0, "weights": weights}]
+    resolved = resolve_phases(phases, sources)
+    used = [name for name in sources if any(phase["weights"][name] > 0 for phase in resolved)]
+    for name in used:
+        least = seq_length + 1 if train_tokens is not None else 1  # a sequence, and the label of its last token
+        if sources[name].tokens < least:
+            raise UserError(
+                f"source {name!r} has a weight and {sources[name].tokens:,} training tokens; it takes {least:,}",
+                "give it more documents, hold out less of it, give it weight 0, or make seq_length smaller",
+            )
+    budget = train_tokens or round(sum(sources[name].tokens * (sources[name].repeats or 1.0) for name in used))
+    lengths = _phase_lengths(resolved, budget // seq_length)
+    if train_tokens is not None and min(lengths) < 1:
+        phase = resolved[lengths.index(min(lengths))]
+        raise UserError(
+            f"train_tokens = {train_tokens:,} is {budget // seq_length:,} sequences of {seq_length:,}; "
+            f"phase {phase['name']!r} is left with none"
+        )
+    if train_tokens is not None:
+        _check_repeats(sources, used, resolved, lengths, seq_length)
+
+    rows: list[PhaseRow] = []
+    for phase, length in zip(resolved, lengths, strict=True):
+        counts = _whole_sequences(phase["weights"], length)
+        for name in used:
+            requested, count = phase["weights"][name], counts[name]
+            # What the loader's quota rule promises of its own count holds for this one.
+            assert abs(count - requested * length) < 1 + 1e-12 * length, (phase["name"], name, count, requested, length)
+            rows.append(
+                PhaseRow(
+                    phase=phase["name"],
+                    source=name,
+                    requested=requested,
+                    realised=count / length if length else 0.0,
+                    sequences=count,
+                    tokens=count * seq_length,
+                    epochs=count * seq_length / sources[name].tokens,
+                )
+            )
+    total = max(sum(lengths), 1)
+    shares = {
+        name: sum(p["weights"][name] * n for p, n in zip(resolved, lengths, strict=True)) / total for name in used
+    }
+    source_rows = []
+    for name in sources:
+        drawn = sum(row.tokens for row in rows if row.source == name)
+        source_rows.append(
+            SourceRow(
+                source=name,
+                documents=sources[name].documents,
+                tokens=sources[name].tokens,
+                requested=shares.get(name, 0.0),
+                realised=drawn / (total * seq_length),
+                drawn=drawn,
+                epochs=drawn / sources[name].tokens if sources[name].tokens else 0.0,
+                repeats=sources[name].repeats,
+            )
+        )
+    largest, limited_by = _largest_budget(sources, resolved)
+    return Mixture(
+        phases=resolved,
+        train_tokens=sum(lengths) * seq_length,
+        seq_length=seq_length,
+        one_pass=train_tokens is None,
+        largest_train_tokens=largest,
+        limited_by=limited_by,
+        sources=source_rows,
+        rows=rows,
+    )
+
+
+def _phase_lengths(phases: Sequence[Phase], sequences: int) -> list[int]:
+    """Sequences of each phase; ends are rounded as the loader rounds them."""
+    ends = [0] + [round(phase["until"] * sequences) for phase in phases]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def _whole_sequences(weights: Mapping[str, float], length: int) -> dict[str, int]:
+    """`length` sequences divided by weights that sum to 1: each share rounded down, the largest remainders up."""
+    exact = {name: weight * length for name, weight in weights.items()}
+    counts = {name: math.floor(share) for name, share in exact.items()}
+    missing = length - sum(counts.values())
+    for name in sorted(exact, key=lambda name: (counts[name] - exact[name], name))[: max(missing, 0)]:
+        counts[name] += 1
+    return counts
+
+
+def _check_repeats(
+    sources: Mapping[str, SourceTokens],
+    used: Sequence[str],
+    phases: Sequence[Phase],
+    lengths: Sequence[int],
+    seq_length: int,
+) -> None:
+    """UserError naming a source that the blend would repeat too often; one sequence a phase is allowed for rounding."""
+    too_often = []
+    for name in used:
+        source = sources[name]
+        asked = sum(p["weights"][name] * n for p, n in zip(phases, lengths, strict=True)) * seq_length
+        if source.repeats is not None and asked > source.repeats * source.tokens + len(phases) * seq_length:
+            too_often.append(
+                f"source {name!r}: {asked:,.0f} of {source.tokens:,} tokens are {asked / source.tokens:.2f} epochs, "
+                f"repeats is {source.repeats:g}"
+            )
+    if too_often:
+        largest, limited_by = _largest_budget(sources, phases)
+        more = f" (and {len(too_often) - 1} more)" if len(too_often) > 1 else ""
+        raise UserError(
+            f"{too_often[0]}{more}",
+            f"train_tokens of at most {largest:,} fit (limited by {limited_by!r}); or less weight, or more repeats",
+        )
+
+
+def _largest_budget(sources: Mapping[str, SourceTokens], phases: Sequence[Phase]) -> tuple[int | None, str | None]:
+    """The most tokens that can be trained on within all repeats, and the source that says so."""
+    begins = [0.0] + [phase["until"] for phase in phases]
+    best: tuple[int | None, str | None] = (None, None)
+    for name, source in sources.items():
+        share = sum(p["weights"][name] * (p["until"] - begin) for p, begin in zip(phases, begins, strict=False))
+        if source.repeats is not None and share > 0:
+            largest = math.floor(source.repeats * source.tokens / share)
+            if best[0] is None or largest < best[0]:
+                best = (largest, name)
+    return best

@@ -1,0 +1,166 @@
+"""What is in a file, folder or artifact of data: python data_inspect.py PATH [--samples 3] [--json]
+
+PATH is a bin/idx prefix, a folder or a file of token streams, packed rows, documents or conversations, a glob, an
+address (hf://, s3://, gs://, https://), the folder of a run that is not finished, or an artifact's name. Of large data
+a sample is read. `nemotron data inspect` starts this script. This is a tool and no step of a recipe: it publishes
+nothing and carries no runspec block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from nemo_runspec.artifacts.listing import human_size
+from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, RECORD_FILE
+from nemo_runspec.artifacts.naming import SCHEME, hint_for
+from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.errors import UserError, nearest, run_main
+from nemotron.data_prep.inspection import Lengths, Report, Table, inspect, outcome, shown
+
+BAR = 40  # columns of the longest bar
+CELL = 60  # characters of a cell at most
+
+
+def find(name: str) -> tuple[str, Version | None]:
+    """The location that `name` means, and the artifact that it is.
+
+    Raises:
+        UserError: no such path and no such artifact; the nearest of both.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or path.with_name(path.name + ".idx").is_file() or any(mark in name for mark in "*?["):
+        return str(path), published_at(path.absolute())
+    if "://" in name and not name.startswith(SCHEME):
+        return name, None
+    registry = Registry.default()
+    artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
+    if name.startswith(SCHEME) or artifact in artifacts or ("/" not in name and hint_for(artifact)):
+        version = registry.resolve(name)
+        version.fetch()
+        return str(version.path), version
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, siblings)
+    near = str(path.parent / near) if near else nearest(name, artifacts)
+    raise UserError(f"no file, folder or artifact '{name}'", f"did you mean {near}?" if near else None)
+
+
+def published_at(path: Path) -> Version | None:
+    """The artifact whose version or payload `path` is; None where it is something else."""
+    folder = path.parent if path.name == PAYLOAD_DIR else path
+    if not (folder / RECORD_FILE).is_file() or not folder.name.isdigit():
+        return None
+    return Registry(folder.parents[1]).resolve(f"{folder.parent.name}:{folder.name}")
+
+
+def tokenizer_of(version: Version | None) -> Path | None:
+    """The tokenizer that an artifact's record names."""
+    path = version.record["fields"].get("tokenizer_path") if version else None
+    return Path(path) if path else None
+
+
+def with_record(report: Report, version: Version) -> Report:
+    """Add what an artifact's record says and its payload does not."""
+    metrics = version.record.get("metrics") or {}
+    report.counts = {"artifact": version.ref, "type": str(version.record["type"]), **report.counts}
+    if isinstance(metrics.get("table"), dict):
+        report.tables["outcome"] = outcome([metrics["table"]])
+    return report
+
+
+def page(report: Report) -> str:
+    """A report as lines."""
+    counts = [(name, _count(name, value)) for name, value in report.counts.items()]
+    blocks = [[f"{report.path}: {report.kind}", *_aligned(counts)]]
+    if report.notes:
+        blocks.append([shown(note) for note in report.notes])
+    blocks += [[title, *_table(rows)] for title, rows in report.tables.items() if rows]
+    if report.fields:
+        blocks.append([f"fields ({report.read})", *_table(report.fields)])
+    if report.lengths:
+        blocks.append([f"{_heading(report.lengths)} ({report.read})", *_histogram(report.lengths)])
+    for sample in report.samples:
+        where = sample["where"].removeprefix(str(Path(report.path).absolute()) + "/").removeprefix(report.path + "/")
+        blocks.append([shown(where), f"  {sample['text']}"])
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _heading(lengths: Lengths) -> str:
+    return (
+        f"length of {lengths.count:,} {lengths.of} in {lengths.unit}: {lengths.least:,} to {lengths.most:,}, "
+        f"median {lengths.median:,}, mean {lengths.mean:,.0f}"
+    )
+
+
+def _histogram(lengths: Lengths) -> list[str]:
+    """A line a bin: from which length on, a bar, how many."""
+    most = max(count for _, _, count in lengths.bins)
+    width = len(f"{lengths.bins[-1][0]:,}")
+    return [f"  {low:>{width},}  {'█' * -(-BAR * count // most):<{BAR}}  {count:,}" for low, _, count in lengths.bins]
+
+
+def _table(rows: Table) -> list[str]:
+    """Rows as lines under their column names; a column that one row has, all have."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [tuple(columns), *(tuple(_cell(name, row.get(name)) for name in columns) for row in rows)]
+    numeric = [any(isinstance(row.get(name), int | float) for row in rows) for name in columns]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return [
+        "  "
+        + "  ".join(
+            f"{cell:{'>' if right else '<'}{width}}" for cell, right, width in zip(line, numeric, widths, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+
+
+_SHARES = ("requested", "realised", "weight", "until", "in", "share_in_loss", "filled")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.2%}" if name in _SHARES else f"{value:,.2f}"
+    text = f"{value:,}" if isinstance(value, int) else shown(str(value))
+    return text if len(text) <= CELL else text[: CELL - 2] + " …"
+
+
+def _count(name: str, value: Any) -> str:
+    if isinstance(value, int) and name.endswith("bytes"):
+        return f"{value:,} ({human_size(value)})"
+    return _cell(name, value)
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
+
+
+def main() -> None:
+    """Parse the command line, look, print."""
+    parser = argparse.ArgumentParser(description="Counts, lengths, mixture and samples of data.")
+    parser.add_argument("path", nargs="?", help="a path, a bin/idx prefix, an address, or an artifact")
+    parser.add_argument("--samples", type=int, default=3, help="samples shown (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="everything, exact, as JSON")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    args = parser.parse_args()
+    if args.path is None:
+        raise UserError("inspect what? give a file, a folder, a bin/idx prefix, an address, or an artifact")
+    if args.samples < 0:
+        parser.error("--samples must be at least 0")
+    location, version = find(args.path)
+    if version is not None:
+        location = str(version.path)
+    report = inspect(location, args.samples, tokenizer_of(version))
+    if version is not None:
+        report = with_record(report, version)
+    print(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if args.json else page(report))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

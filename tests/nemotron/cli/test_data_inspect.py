@@ -1,0 +1,83 @@
+"""`data inspect`: the whole command as a user runs it, and what it refuses."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemotron.cli.commands.data.inspect import inspect as command
+from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.kit import Dataset
+
+Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "notes").mkdir()
+    rows = [{"text": f"note {i} " + "word " * i} for i in range(40)]
+    (tmp_path / "notes" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "notes"
+
+
+def test_the_page_of_a_folder(nemotron: Nemotron, folder: Path) -> None:
+    done = nemotron(f"data inspect {folder} --samples=2")
+    assert done.returncode == 0, done.stderr
+    assert "notes: documents" in done.stdout
+    assert "length of 40 records in characters of text: 7 to 203, median" in done.stdout
+    assert "all 40 records" in done.stdout and "█" in done.stdout
+    assert done.stdout.count("a.jsonl:") == 2
+    assert "a.jsonl:1\n  note 0" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_json_of_an_artifact(nemotron: Nemotron, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "registry"
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(root))
+    table = {
+        "read": {"documents": 50, "bytes": 9},
+        "kept": {"documents": 40, "bytes": 8},
+        "dropped": {"too short": {"documents": 10, "bytes": 1}},
+        "noted": {},
+        "samples": {},
+    }
+    Dataset(path=folder, num_examples=40, metrics={"table": table}).save("my-notes")
+    by_name = nemotron("data inspect my-notes --json", RUNSPEC_ARTIFACTS_ROOT=str(root))
+    assert by_name.returncode == 0, by_name.stderr
+    report = json.loads(by_name.stdout)
+    assert report["counts"]["artifact"] == "my-notes:1"
+    assert report["counts"]["records"] == 40
+    assert report["tables"]["outcome"][2] == {"outcome": "dropped: too short", "documents": 10, "bytes": 1}
+    by_path = nemotron(f"data inspect {root}/my-notes/1/payload --json")
+    assert json.loads(by_path.stdout) == report
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("data inspect", "inspect what?", None),
+        ("data inspect {folder}x", "no file, folder or artifact", "did you mean {folder}?"),
+        ("data inspect {folder}/b.jsonl", "no file, folder or artifact", "did you mean {folder}/a.jsonl?"),
+        ("data inspect nano3-sft-data-tiny", "no artifact 'nano3-", "make it: nemotron nano3 data prep sft -c tiny"),
+        ("data inspect {folder} --samples -1", "greater than or equal to 0", "see: nemotron data inspect --help"),
+        ("data inspct", "Did you mean 'inspect'?", "see: nemotron data --help"),
+    ],
+)
+def test_a_mistake_is_refused_in_two_lines(
+    line: str, message: str, hint: str | None, nemotron: Nemotron, folder: Path
+) -> None:
+    done = nemotron(line.format(folder=folder))
+    assert done.returncode == 2
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("error: ") and message in first
+    assert rest == [] if hint is None else rest[0].startswith(hint.format(folder=folder))
+
+
+def test_options_of_command_and_script_agree() -> None:
+    text = (recipe_dir("tools") / "data_inspect.py").read_text()
+    assert f'"--samples", type=int, default={inspect.signature(command).parameters["samples"].default}' in text

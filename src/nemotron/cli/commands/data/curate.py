@@ -1,0 +1,204 @@
+"""nemotron data curate: all steps from a raw crawl to a curated corpus, and a table of what each has dropped."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import typer
+
+from nemo_runspec.bundle import create_bundle, published_dir
+from nemo_runspec.config.loader import list_configs
+from nemo_runspec.env import executor_of
+from nemo_runspec.errors import DONE, UserError, did_you_mean
+from nemo_runspec.execution import slurm
+from nemo_runspec.execution.follow import follow
+from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_recipe_config
+from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
+from nemo_runspec.variables import PUBLISHED_DIR
+from nemotron.cli.recipe_dir import recipe_dir
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CURATION = recipe_dir("data/curation/nemotron_cc")
+# In the published order; `crawl` makes the demo's pages and has no config for a crawl of one's own.
+STEPS = {
+    "crawl": "Make a small crawl offline, with planted cases that the other steps are measured on.",
+    "extract": "Find the main text of crawled pages.",
+    "language": "Tell the language of every document and keep the wanted ones.",
+    "exact_dedup": "Of documents with equal text, keep one.",
+    "fuzzy_dedup": "Of documents with nearly equal text, keep one (MinHash and LSH).",
+    "substring_dedup": "Cut out passages that stand in several documents.",
+    "quality": "Score every document with an ensemble of classifiers and put it into a bucket.",
+    "pii": "Replace personal data: addresses, numbers of telephones, cards, accounts.",
+    "heuristics": "Drop what is no running text: lists of keywords, symbols, repetitions.",
+    "decontaminate": "Drop or cut what overlaps with evaluation sets.",
+    "rephrase": "Write synthetic documents from kept ones, with a model behind an endpoint.",
+}
+SCRIPTS = {step: "make_crawl.py" if step == "crawl" else f"{step}.py" for step in STEPS}
+_REASONS = 3  # that the table names for each step
+
+
+def curate(ctx: typer.Context) -> None:
+    """From a raw crawl to a curated corpus, in the order of Nemotron-CC.
+
+    Without a step: all of them. A step whose config, script and inputs were run before is skipped. At the end stands a
+    table of what each step has dropped and why.
+
+    \b
+    Reads WARC files; writes nemotron_cc-STEP-data-CONFIG, the last one nemotron_cc-data-CONFIG.
+
+    \b
+    Options, anywhere on the line:
+      -c, --config NAME  the config of every step; tiny is for a laptop CPU, offline
+      --from STEP        begin with a step
+      --run PROFILE      run under a profile of env.toml; on a cluster, all steps as one experiment
+      --batch PROFILE    submit them and leave
+      --dry-run          check all steps and print what would run
+      --force            run what is published already, and nothing half-way
+      --debug            show tracebacks
+      STEP:key=value     set a key of one step
+
+    \b
+    Examples:
+      nemotron data curate -c tiny              all steps, skipping those that are published
+      nemotron data curate language -c tiny     one step; its --help lists configs, artifacts and options
+      nemotron data curate -c tiny language:threshold=0.5
+    """
+    if ctx.invoked_subcommand is None:
+        start = _take_start(ctx.args)  # of a group that runs, typer reads no options
+        raise typer.Exit(_execute_curate(parse_recipe_config(ctx), start))
+
+
+def _take_start(words: list[str]) -> str | None:
+    """Take `--from STEP` or `--from=STEP` out of the words of the command line; None where there is none."""
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--from":
+            if not equals and index + 1 < len(words):
+                value = words.pop(index + 1)
+            if not value or value.startswith("-"):
+                raise UserError("option --from needs a value", "as in --from quality")
+            del words[index]
+            return value
+    return None
+
+
+def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
+    # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
+    steps = [Step(step, CURATION, CURATION / "config" / step, script=SCRIPTS[step]) for step in STEPS]
+    if (cfg.config_name or "default") not in list_configs(CURATION / "config" / "crawl"):
+        steps = steps[1:]
+    steps = _with_overrides(steps, cfg.overrides)
+    if start is not None:
+        names = [step.name for step in steps]
+        if start not in names:
+            raise UserError(f"unknown step '{start}'", did_you_mean(start, names, "steps"))
+        steps = steps[names.index(start) :]
+    # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
+    if executor_of(cfg.profile) != "local":
+        return _submit(steps, cfg)
+    results = run_pipeline(steps, cfg)
+    # 3. What came of it.
+    if results:
+        _show_table(results)
+    return next((result.exit_code for result in results if result.exit_code), DONE)
+
+
+def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
+    """Submit all steps as one experiment of NeMo-Run: each starts when the one before it has succeeded."""
+    plan = plan_pipeline(steps, cfg)
+    env = plan[0].job.env
+    if env.slurm is None:
+        raise UserError(
+            f"profile {env.profile}: executor {env.executor} runs one step at a time", "a pipeline needs executor slurm"
+        )
+    name, published = job_name(f"data-curate-{plan[0].job.resolved.loaded.name}"), published_dir(env)
+    if not env.registry_is_reachable:
+        typer.echo("what is published already cannot be seen from here: every step runs")
+    run = slurm.load_nemo_run(env)
+    with (
+        ExitStack() as bundles,
+        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
+        slurm.submitting(experiment),
+    ):
+        before: list[str] = []
+        for number, planned in enumerate(plan, start=1):
+            spec, job = planned.job.resolved.spec, planned.job
+            state = f": {planned.skipped}" if planned.versions else ""
+            typer.echo(f"[{number}/{len(plan)}] {planned.step.name}{state}")
+            if planned.versions:
+                continue
+            display_job(job, spec, job.env, show_config=cfg.dry_run)
+            # What the steps before this one publish is found in `published`: the very versions, not the latest.
+            bundle = create_bundle(job, spec, job.env, {PUBLISHED_DIR: published})
+            folder = bundles.enter_context(bundle.written())
+            executor = slurm.create_executor(job.env, folder, job.run.name)
+            script = run.Script(path="launch.sh", entrypoint="bash")
+            before = [experiment.add(script, executor=executor, name=job.run.name, dependencies=before)]
+        if not before:
+            return DONE
+        typer.echo(bundle.summary())
+        if cfg.dry_run:
+            typer.echo(slurm.submission_text(experiment, env))
+            return DONE
+        experiment.run(detach=True)
+    jobs = slurm.submitted_jobs(experiment, env)
+    if cfg.attached:
+        return follow(jobs)
+    typer.echo(slurm.how_to_follow(jobs))
+    return DONE
+
+
+def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]:
+    """Give each `STEP:key=value` to its step; UserError for a key without a step and for an unknown step."""
+    by_name = {step.name: step for step in steps}
+    for override in overrides:
+        name, colon, setting = override.partition(":")
+        if not colon or "=" in name:
+            raise UserError(f"{override}: of which step?", f"write STEP:{override}; steps: {', '.join(by_name)}")
+        if name not in by_name:
+            raise UserError(f"{override}: unknown step '{name}'", did_you_mean(name, by_name, "steps"))
+        by_name[name] = replace(by_name[name], overrides=(*by_name[name].overrides, setting))
+    return list(by_name.values())
+
+
+def _show_table(results: list[StepResult]) -> None:
+    """Print documents in and out of each step and its most frequent reasons, and the wall time of each."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_table(results))
+    times = [f"{r.step.name} {'skipped' if r.status == 'skipped' else f'{r.seconds:.0f} s'}" for r in results]
+    console.print(f"wall time {sum(r.seconds for r in results):.0f} s: {', '.join(times)}")
+
+
+def _table(results: list[StepResult]) -> Table:
+    from rich.table import Table
+
+    table = Table("step", "in", "out", "MB out", "dropped, and why", title="What each step has dropped")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for result in results:
+        for version in result.versions.values():
+            counts = version.record["metrics"].get("table")
+            if counts is None:  # the crawl: nothing is dropped there
+                table.add_row(result.step.name, "", f"{version.record['fields']['num_examples']:,}", "", "")
+                continue
+            read, kept = counts["read"]["documents"], counts["kept"]["documents"]
+            megabytes = f"{counts['kept']['bytes'] / 1e6:.2f}"
+            table.add_row(result.step.name, f"{read:,}", f"{kept:,}", megabytes, _reasons(counts["dropped"]))
+        if not result.versions:
+            table.add_row(result.step.name, "", "", "", f"failed with exit code {result.exit_code}")
+    return table
+
+
+def _reasons(dropped: dict[str, dict[str, int]]) -> str:
+    """`language de 55, language fr 55, language es 55, 5 more 120`: the most frequent first."""
+    counts = sorted(((tally["documents"], reason) for reason, tally in dropped.items()), reverse=True)
+    texts = [f"{reason} {count:,}" for count, reason in counts[:_REASONS]]
+    if rest := counts[_REASONS:]:
+        texts.append(f"{len(rest)} more {sum(count for count, _ in rest):,}")
+    return ", ".join(texts)

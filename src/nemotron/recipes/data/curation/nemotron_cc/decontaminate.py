@@ -1,0 +1,156 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Drop documents that share text with evaluation sets"
+# name = "data/curate/decontaminate"
+# setup = "pip install 'nemotron[curation]'"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config/decontaminate"
+# default = "default"
+# schema = "quality_schema.py:DecontaminateConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron-CC, step 9: documents -> documents that share no text with what the model will be evaluated on.
+
+    nemotron data curate decontaminate -c tiny
+    python decontaminate.py --config tiny 'evaluation=[benchmarks/*.jsonl]' ngram=10
+
+Protected are the questions and answers of evaluation sets, and the prompts of this project's own evaluation tasks. A
+document that has 13 words in a row in common with one of them goes, unless more than ten documents have these words.
+
+Simplified against the paper, which leaves this out: the rule is that of GPT-3 (Brown et al. 2020, appendix C). A leak
+goes with its whole document; GPT-3 cut 200 characters around it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep import decontamination_step as steps
+from nemotron.data_prep import sources
+from nemotron.data_prep.curation_step import (
+    Score,
+    collect,
+    list_documents,
+    plan_step,
+    publish_step,
+    read_documents,
+    read_truth,
+    score_drops,
+    urls_of,
+)
+from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits, words
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.shards import freeze, run_shards
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
+from nemotron.stack.environments import evaluation_prompts
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import DecontaminateConfig
+
+TRIALS = 200  # leaks that are tried out
+
+
+def main() -> None:
+    """Drop documents that overlap with evaluation text and publish the others."""
+    cfg: DecontaminateConfig = load_script_config(__file__, inputs=read_pipe)
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        files = list_documents(Dataset.load(cfg.run.data).path)
+        hit_dir, work_dir = run.dir / "hits", run.dir / "work"
+
+        # --- What is protected --------------------------------------------------------------------------------------
+        evaluation_files = sources.list_files(cfg.evaluation) if cfg.evaluation else []
+        texts = [text for file in evaluation_files for text in _texts_of(file, cfg.fields)]
+        prompts = evaluation_prompts(cfg.environment_tasks) if cfg.environment_tasks else []
+        decontaminator = Decontaminator(n=cfg.ngram, boilerplate_documents=cfg.boilerplate_documents)
+        decontaminator.protect([*texts, *prompts])
+        protected = decontaminator.protected()
+        grams = sum(map(len, protected.values()))
+        print(f"protected: {len(texts)} texts, {len(prompts)} prompts, {grams} n-grams", file=sys.stderr)
+
+        # --- Look for it; then drop, now that boilerplate is known --------------------------------------------------
+        plan = plan_step(files, {"step": "decontaminate", **cfg.model_dump(exclude={"run"})})
+        with run.phase("look"):
+            freeze(plan, hit_dir)
+            for _ in run_shards(plan, hit_dir, steps.hit_shard, protected, engine):
+                pass
+            leaks = steps.leaks_of(plan, hit_dir, decontaminator)
+        with run.phase("drop"):
+            table = collect(plan, work_dir, steps.drop_shard, leaks, engine)
+        print(table, file=sys.stderr)
+
+        # --- Measure: leaks that are tried out here, and what was planted -------------------------------------------
+        tried = _try(files, [*texts, *prompts], decontaminator, cfg)
+        print(f"leaks tried out: {tried}", file=sys.stderr)
+        metrics: dict[str, Any] = {"protected_ngrams": grams, "tried": tried.to_json()}
+        if cfg.run.truth:
+            truth = read_truth(Dataset.load(cfg.run.truth).path)
+            before, after = urls_of(files), urls_of(list_documents(work_dir))
+            score = score_drops(before, after, truth, lambda case: case["kind"] == "contaminated")
+            metrics["planted"] = score.to_json()
+            print(f"planted leaks: {score}", file=sys.stderr)
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        raw = [Source(name=file.uri, detail=f"evaluation set, version {file.version}") for file in evaluation_files]
+        dataset = publish_step(table, work_dir, run.output_dir, metrics, sources=raw)
+        shutil.rmtree(hit_dir, ignore_errors=True)
+        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+def _texts_of(file: sources.SourceFile, fields: list[str]) -> Iterator[str]:
+    """The wanted columns of each row, one after another. UserError for a file that has none of them."""
+    empty = True
+    for piece in sources.pieces_of(file, 64 * 2**20):
+        for row in sources.read_piece(piece, sources.Reading(required=()), sources.ReadReport()):
+            found = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
+            if found:
+                empty = False
+                yield " ".join(found)
+    if empty:
+        raise UserError(f"{file.uri}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
+
+
+def _try(files: list[Path], texts: list[str], decontaminator: Decontaminator, cfg: DecontaminateConfig) -> Score:
+    """Put protected texts, otherwise written, into documents, and into others the same words in another order."""
+    draw = random.Random(cfg.seed)
+    long = [text for text in texts if len(words(text)) >= cfg.ngram]
+    some = islice(chain.from_iterable(map(read_documents, files)), TRIALS)
+    documents = [document["text"] for document in some]
+    hasher, protected = GramHasher(), decontaminator.protected()
+    clean = [text for text in documents if not len(hits(text, protected, hasher))]
+    if not long or not clean:
+        return Score(0, 0, 0, 0)
+    found = false = 0
+    for _ in range(TRIALS):
+        leak, host = words(draw.choice(long)), draw.choice(clean).split()
+        place = draw.randrange(len(host) + 1)
+        shuffled = draw.sample(leak, len(leak))
+        for words_in, is_leak in ((leak, True), (shuffled, False)):
+            written = ", ".join(word.upper() if draw.random() < 0.5 else word for word in words_in)
+            hit = bool(len(hits(" ".join([*host[:place], written, *host[place:]]), protected, hasher)))
+            found += hit and is_leak
+            false += hit and not is_leak
+    return Score(TRIALS, found, found + false, false)
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

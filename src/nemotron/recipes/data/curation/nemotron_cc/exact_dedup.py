@@ -1,0 +1,79 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Of documents with equal text, keep one"
+# name = "data/curate/exact_dedup"
+# setup = "pip install 'nemotron[curation]'"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config/exact_dedup"
+# default = "default"
+# schema = "dedup_schema.py:ExactDedupConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron-CC, step 3: documents -> documents of which no two have the same text.
+
+    nemotron data curate exact_dedup -c tiny
+    python exact_dedup.py --config tiny normalisation=none
+
+Of equal texts the document stays whose id has the smallest hash: that favours no crawl and no date, and is the same
+however the documents are divided into shards. Texts are compared by a hash of 128 bits.
+
+Simplified against the paper: it deduplicated Common Crawl on GPUs. Here tasks hash a shard each, and one process sorts
+the hashes, with 17 bytes of memory a document.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import run_main
+from nemotron.data_prep.curation_step import list_documents, publish_step, read_truth, urls_of
+from nemotron.data_prep.deduplication import exact
+from nemotron.data_prep.deduplication.planted import score_exact
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import ExactDedupConfig
+
+
+def main() -> None:
+    """Keep one document of every text and publish them."""
+    cfg: ExactDedupConfig = load_script_config(__file__, inputs=read_pipe)
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        files = list_documents(Dataset.load(cfg.run.data).path)
+        work_dir = run.dir / "work"
+
+        # --- Hash, find equal hashes, write what stays --------------------------------------------------------------
+        with run.phase("deduplicate"):
+            table = exact.deduplicate(files, cfg.normalisation, work_dir, engine)
+        print(table, file=sys.stderr)
+
+        # --- Measure: what was planted is known ---------------------------------------------------------------------
+        metrics: dict[str, Any] = {}
+        if cfg.run.truth:
+            truth = read_truth(Dataset.load(cfg.run.truth).path)
+            score = score_exact(urls_of(files), urls_of(list_documents(work_dir)), truth)
+            print(f"planted exact duplicates: {score}", file=sys.stderr)
+            metrics["planted"] = score.to_json()
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

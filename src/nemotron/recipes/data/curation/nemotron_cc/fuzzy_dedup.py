@@ -1,0 +1,93 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Of nearly equal documents, keep one (MinHash LSH)"
+# name = "data/curate/fuzzy_dedup"
+# setup = "pip install 'nemotron[curation]'"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config/fuzzy_dedup"
+# default = "default"
+# schema = "dedup_schema.py:FuzzyDedupConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron-CC, step 4: documents -> documents of which no two are nearly the same.
+
+    nemotron data curate fuzzy_dedup -c tiny
+    python fuzzy_dedup.py --config tiny minhash.num_bands=25 minhash.min_estimate=0.7
+
+MinHash signatures of all documents, candidates by locality-sensitive hashing, compared once more by the similarity that
+the signatures estimate (`minhash.min_estimate`); of every cluster of near duplicates the longest text stays. What share
+of pairs is found at which similarity follows from the parameters and is printed first.
+
+Simplified against the paper: it ran NeMo Curator on GPUs. Here tasks sign a shard each, and one process sorts the bands,
+with some 55 bytes of memory a document. The defaults are those of NeMo Curator, but for the text that shingles are cut
+from: lower-cased, with one space for every run of whitespace.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import run_main
+from nemotron.data_prep.curation_step import list_documents, publish_step, read_truth, urls_of
+from nemotron.data_prep.deduplication import minhash
+from nemotron.data_prep.deduplication.planted import score_near
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import FuzzyDedupConfig
+
+
+def main() -> None:
+    """Keep one document of every cluster and publish them."""
+    cfg: FuzzyDedupConfig = load_script_config(__file__, inputs=read_pipe)
+    settings = minhash.MinHashSettings(**cfg.minhash.model_dump())
+    print(minhash.describe(settings), file=sys.stderr)
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        files = list_documents(Dataset.load(cfg.run.data).path)
+        work_dir = run.dir / "work"
+
+        # --- Sign, find clusters, write what stays ------------------------------------------------------------------
+        with run.phase("deduplicate"):
+            table, report = minhash.deduplicate(files, settings, work_dir, engine)
+        print(table, file=sys.stderr)
+        sizes = ", ".join(f"{count} of {size}" for size, count in report["clusters"].items())
+        print(f"clusters: {sizes or 'none'}; {report['comparisons']}", file=sys.stderr)
+
+        # --- Measure: what was planted is known, with its true similarity -------------------------------------------
+        metrics: dict[str, Any] = {"minhash": report}
+        if cfg.run.truth:
+            truth = read_truth(Dataset.load(cfg.run.truth).path)
+            planted = score_near(urls_of(files), urls_of(list_documents(work_dir)), truth)
+            metrics["planted"] = planted
+            for row in planted["recall"]:
+                low, high = row["from"], row["from"] + 0.1
+                expected = [minhash.found_probability(s, settings) for s in (low, high)]
+                print(
+                    f"planted pairs of similarity {low:.1f} to {high:.1f}: {row['found']} of {row['planted']} found "
+                    f"({row['recall']:.3f}; S-curve {expected[0]:.3f} to {expected[1]:.3f})",
+                    file=sys.stderr,
+                )
+            print(f"of {planted['gone']} dropped, {planted['with_twin']} have a planted twin", file=sys.stderr)
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

@@ -1,0 +1,102 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Drop documents by counts and ratios of words, lines and characters"
+# name = "data/curate/heuristics"
+# setup = "pip install 'nemotron[curation]'"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config/heuristics"
+# default = "default"
+# schema = "quality_schema.py:HeuristicsConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron-CC, step 8: documents -> documents that pass the heuristic filters.
+
+    nemotron data curate heuristics -c tiny
+    python heuristics.py --config tiny filters.word_count.low=30 filters.digits=null
+
+The filters of Gopher, C4 and FineWeb in the set that NeMo Curator applies to English; each one's limits stand in the
+config, with the paper that they are from. Documents of high quality are exempt, as in the paper, which found that the
+filters take away good text that a quality classifier keeps.
+
+Simplified against the paper: no filter by the perplexity of a language model.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import run_main
+from nemotron.data_prep import heuristics
+from nemotron.data_prep.curation_step import (
+    filter_shards,
+    list_documents,
+    plan_step,
+    publish_step,
+    read_truth,
+    score_drops,
+    urls_of,
+)
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import HeuristicsConfig
+
+
+def main() -> None:
+    """Filter documents and publish those that stay."""
+    cfg: HeuristicsConfig = load_script_config(__file__, inputs=read_pipe)
+    limits = {
+        name: heuristics.Limits(limit["low"], limit["high"])
+        for name, limit in cfg.filters.model_dump().items()
+        if limit is not None
+    }
+    settings = heuristics.HeuristicSettings(limits, frozenset(cfg.exempt))
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        files = list_documents(Dataset.load(cfg.run.data).path)
+        work_dir = run.dir / "work"
+        plan = plan_step(files, {"step": "heuristics", **cfg.model_dump(exclude={"run"})})
+
+        # --- Filter -------------------------------------------------------------------------------------------------
+        with run.phase("filter"):
+            table = filter_shards(plan, work_dir, heuristics.judge, settings, engine)
+        print(table, file=sys.stderr)
+
+        # --- Measure: what was planted is known ---------------------------------------------------------------------
+        metrics: dict[str, Any] = {}
+        if cfg.run.truth:
+            truth = read_truth(Dataset.load(cfg.run.truth).path)
+            before, after = urls_of(files), urls_of(list_documents(work_dir))
+            score = score_drops(before, after, truth, lambda case: case["kind"] == "low_quality")
+            metrics["planted"] = score.to_json()
+            print(f"planted worthless pages: {score}", file=sys.stderr)
+            kinds = sorted(
+                {case["type"] for cases in truth.values() for case in cases if case["kind"] == "low_quality"}
+            )
+            for kind in kinds:
+                of_kind = {url for url in before if any(case.get("type") == kind for case in truth.get(url, []))}
+                gone = len(of_kind - after)
+                metrics.setdefault("planted_types", {})[kind] = {"read": len(of_kind), "dropped": gone}
+                print(f"  {kind:<15} {gone} of {len(of_kind)} dropped", file=sys.stderr)
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

@@ -1,0 +1,324 @@
+"""Every knob of quality.py, pii.py, heuristics.py, decontaminate.py and rephrase.py. Imports only the standard library
+and pydantic.
+
+"paper" is Nemotron-CC, arXiv 2412.02595; "Curator" is NeMo Curator, which has its filters and its prompts' limits.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+LABELS = {"low": 0, "medium-low": 7, "medium": 12, "medium-high": 18, "high": 19}
+
+
+class Group(BaseModel):
+    """A group of keys; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StepRun(Group):
+    """Names of what is read and written."""
+
+    config: str = Field("", description="name of this config; filled in")
+    data: str = Field(description="artifact read: documents")
+    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
+    output: str = Field(description="artifact written: documents")
+
+
+def _state_of(locations: list[str]) -> str:
+    """Changed files make another run, although the config reads the same. ValueError where there are none.
+
+    Locations behind an address are not looked at, nor are those in an artifact that is not made yet.
+    """
+    state = hashlib.sha256()
+    for location in locations:
+        if "://" in location or "(resolved at start)>" in location:
+            continue
+        found = glob.glob(str(Path(location).expanduser()), recursive=True)  # noqa: PTH207  takes absolute patterns too
+        if not found:
+            raise ValueError(f"no file matches {location}" if glob.has_magic(location) else f"no such file: {location}")
+        paths = [path for name in found for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*"))]
+        for path in sorted({path for path in paths if path.is_file()}):
+            status = path.stat()
+            state.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return state.hexdigest()[:16] if locations else ""
+
+
+# --- quality.py -------------------------------------------------------------------------------------------------------
+
+
+class QualityRun(StepRun):
+    """Names of what is read and written."""
+
+    script: Literal["quality.py"] = Field("quality.py", description="the script that this config is for")
+
+
+class TrainingConfig(Group):
+    """What the classifiers learn from, and how."""
+
+    positive: list[str] = Field(
+        [], description="documents of good quality: files, folders or globs; empty: by planted truth"
+    )
+    negative: list[str] = Field([], description="documents of any other quality: files, folders or globs")
+    positive_level: int = Field(2, ge=1, le=2, description="planted level from which a page is good: 2 explains")
+    held_out_fraction: float = Field(
+        0.3, gt=0, lt=1, description="share of pages, by the hash of their url, to measure on"
+    )
+    max_documents: int = Field(50_000, ge=100, description="documents trained on at most, those of the smallest hashes")
+    hash_bits: int = Field(18, ge=8, le=24, description="words and pairs of words have 2**hash_bits weights")
+    max_words: int = Field(2000, ge=50, description="words of a document, from its beginning, that are looked at")
+    regularisation: float = Field(10.0, gt=0, description="inverse strength (C) of the logistic regression")
+    num_trees: int = Field(60, ge=1, le=2000, description="boosted trees on the surface of a page")
+    tree_depth: int = Field(3, ge=1, le=8, description="questions a tree asks in a row")
+    tree_rate: float = Field(0.1, gt=0, le=1, description="learning rate of the boosting")
+    state: str = Field("", description="digest over the files' sizes and times of change, filled in")
+
+    @model_validator(mode="after")
+    def _files_exist_and_note_state(self) -> Self:
+        if bool(self.positive) != bool(self.negative):
+            raise ValueError("positive and negative go together: name both, or neither")
+        self.state = _state_of([*self.positive, *self.negative])
+        return self
+
+
+class QualityConfig(Group):
+    """`nemotron data curate quality`."""
+
+    run: QualityRun
+    seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    labels: dict[str, int] = Field(
+        default_factory=lambda: dict(LABELS), description="label -> its lowest bucket of 0 to 19 (paper)"
+    )
+    min_bucket: int = Field(0, ge=0, le=19, description="documents of lower buckets are dropped (paper: 0, none)")
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_cover_all(cls, labels: dict[str, int]) -> dict[str, int]:
+        lows = sorted(labels.values())
+        if not lows or lows[0] != 0 or lows[-1] > 19 or len(set(lows)) != len(lows):
+            raise ValueError("the lowest buckets must be different, between 0 and 19, and one of them 0")
+        return labels
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> Self:
+        if not self.training.positive and self.run.truth is None:
+            raise ValueError("nothing to learn from: set training.positive and training.negative, or run.truth")
+        return self
+
+
+# --- pii.py -----------------------------------------------------------------------------------------------------------
+
+PiiKind = Literal["private_key", "secret", "email", "iban", "credit_card", "ssn", "ipv6", "ipv4", "phone"]
+
+
+class PiiRun(StepRun):
+    """Names of what is read and written."""
+
+    script: Literal["pii.py"] = Field("pii.py", description="the script that this config is for")
+
+
+class PiiConfig(Group):
+    """`nemotron data curate pii`."""
+
+    run: PiiRun
+    kinds: list[PiiKind] = Field(
+        ["private_key", "secret", "email", "iban", "credit_card", "ssn", "ipv6", "ipv4", "phone"],
+        min_length=1,
+        description="types to replace by a placeholder",
+    )
+    keep_reserved: bool = Field(
+        True, description="addresses that no person can have stay: example.com (RFC 2606), private and documentation IP"
+    )
+    cases_per_kind: int = Field(200, ge=0, description="made-up cases of each type, right and wrong, to measure on")
+    least_recall: float = Field(0.95, ge=0, le=1, description="on these cases, of every type; below it the step fails")
+    least_precision: float = Field(
+        0.98, ge=0, le=1, description="on these cases, of every type; below it the step fails"
+    )
+
+
+# --- heuristics.py ----------------------------------------------------------------------------------------------------
+
+
+class HeuristicsRun(StepRun):
+    """Names of what is read and written."""
+
+    script: Literal["heuristics.py"] = Field("heuristics.py", description="the script that this config is for")
+
+
+class LimitConfig(Group):
+    """A document passes with a value of at least `low` and at most `high`."""
+
+    low: float | None = Field(None, description="least value; null: none")
+    high: float | None = Field(None, description="greatest value; null: none")
+
+
+def _at_most(high: float) -> LimitConfig:
+    return LimitConfig(high=high)
+
+
+def _limit(default: LimitConfig | None, description: str) -> LimitConfig | None:
+    value: LimitConfig | None = Field(default, description=description)
+    return value
+
+
+class FiltersConfig(Group):
+    """Limits of the filters; null switches one off. Gopher is arXiv 2112.11446 (A.1.1, table A1), C4 is 1910.10683
+    (2.2), FineWeb is 2406.17557 (3.6)."""
+
+    word_count: LimitConfig | None = _limit(LimitConfig(low=50, high=100_000), "words (Gopher)")
+    mean_word_length: LimitConfig | None = _limit(LimitConfig(low=3, high=10), "characters a word (Gopher)")
+    longest_word: LimitConfig | None = _limit(_at_most(1000), "characters (C4)")
+    stop_words: LimitConfig | None = _limit(LimitConfig(low=2), "frequent English words (Gopher)")
+    symbol_to_word_ratio: LimitConfig | None = _limit(_at_most(0.1), "hashes or ellipses a word (Gopher)")
+    placeholder_text: LimitConfig | None = _limit(_at_most(0), "lorem ipsum (C4)")
+    boilerplate_paragraphs: LimitConfig | None = _limit(_at_most(0.4), "share on cookies, terms, privacy (C4, Curator)")
+    bullet_lines: LimitConfig | None = _limit(_at_most(0.9), "share of lines (Gopher)")
+    ellipsis_lines: LimitConfig | None = _limit(_at_most(0.3), "share of lines (Gopher)")
+    lines_without_end_mark: LimitConfig | None = _limit(_at_most(0.85), "share of lines (C4, Curator)")
+    lines_with_end_mark: LimitConfig | None = _limit(None, "share of lines (FineWeb: above 0.12; not in Curator)")
+    short_lines: LimitConfig | None = _limit(None, "share of lines (FineWeb: below 0.67; not in Curator)")
+    alphabetic_words: LimitConfig | None = _limit(LimitConfig(low=0.8), "share of words with a letter (Gopher)")
+    non_alphanumeric: LimitConfig | None = _limit(_at_most(0.25), "share of characters (Curator)")
+    digits: LimitConfig | None = _limit(_at_most(0.15), "share of characters (Curator)")
+    url_chars: LimitConfig | None = _limit(_at_most(0.2), "share of characters (Curator)")
+    white_space: LimitConfig | None = _limit(_at_most(0.25), "share of characters (Curator)")
+    parentheses: LimitConfig | None = _limit(_at_most(0.1), "share of characters (Curator)")
+    duplicate_lines: LimitConfig | None = _limit(_at_most(0.3), "share of lines (Gopher)")
+    duplicate_paragraphs: LimitConfig | None = _limit(_at_most(0.3), "share of paragraphs (Gopher)")
+    duplicate_line_chars: LimitConfig | None = _limit(_at_most(0.2), "share of characters (Gopher; FineWeb: 0.1)")
+    duplicate_paragraph_chars: LimitConfig | None = _limit(_at_most(0.2), "share of characters (Gopher)")
+    top_2gram_chars: LimitConfig | None = _limit(_at_most(0.2), "share of characters (Gopher)")
+    top_3gram_chars: LimitConfig | None = _limit(_at_most(0.18), "share of characters (Gopher)")
+    top_4gram_chars: LimitConfig | None = _limit(_at_most(0.16), "share of characters (Gopher)")
+    duplicate_5gram_chars: LimitConfig | None = _limit(_at_most(0.15), "share of characters (Gopher)")
+    duplicate_6gram_chars: LimitConfig | None = _limit(_at_most(0.14), "share of characters (Gopher)")
+    duplicate_7gram_chars: LimitConfig | None = _limit(_at_most(0.13), "share of characters (Gopher)")
+    duplicate_8gram_chars: LimitConfig | None = _limit(_at_most(0.12), "share of characters (Gopher)")
+    duplicate_9gram_chars: LimitConfig | None = _limit(_at_most(0.11), "share of characters (Gopher)")
+    duplicate_10gram_chars: LimitConfig | None = _limit(_at_most(0.10), "share of characters (Gopher)")
+
+
+class HeuristicsConfig(Group):
+    """`nemotron data curate heuristics`."""
+
+    run: HeuristicsRun
+    exempt: list[str] = Field(["high"], description="quality labels whose documents are not filtered (paper: high)")
+    filters: FiltersConfig = Field(default_factory=FiltersConfig)
+
+
+# --- decontaminate.py -------------------------------------------------------------------------------------------------
+
+
+class DecontaminateRun(StepRun):
+    """Names of what is read and written."""
+
+    script: Literal["decontaminate.py"] = Field("decontaminate.py", description="the script that this config is for")
+
+
+class DecontaminateConfig(Group):
+    """`nemotron data curate decontaminate`."""
+
+    run: DecontaminateRun
+    evaluation: list[str] = Field([], description="files of evaluation sets: JSONL or Parquet; files, folders or globs")
+    fields: list[str] = Field(
+        ["question", "problem", "prompt", "answer"],
+        min_length=1,
+        description="columns whose texts, one after another, are protected; those that a file lacks are left out",
+    )
+    environment_tasks: int = Field(
+        500, ge=0, description="evaluation tasks of each environment whose prompts are protected"
+    )
+    ngram: int = Field(
+        13, ge=5, le=50, description="words in common that make a leak (Brown et al. 2020, appendix C: 13)"
+    )
+    boilerplate_documents: int = Field(10, ge=0, description="an n-gram in more documents than this is no leak (ibid.)")
+    seed: int = Field(0, ge=0, description="of the documents that leaks are tried on")
+    state: str = Field("", description="digest over the files' sizes and times of change, filled in")
+
+    @model_validator(mode="after")
+    def _files_exist_and_note_state(self) -> Self:
+        self.state = _state_of(self.evaluation)
+        if not self.evaluation and not self.environment_tasks:
+            raise ValueError("nothing to protect: evaluation is empty and environment_tasks is 0")
+        return self
+
+
+# --- rephrase.py ------------------------------------------------------------------------------------------------------
+
+
+class RephraseRun(StepRun):
+    """Names of what is read and written."""
+
+    script: Literal["rephrase.py"] = Field("rephrase.py", description="the script that this config is for")
+
+
+STAND_IN = "stand-in"
+
+
+def _is_endpoint(value: str) -> str:
+    parts = urlsplit(value)
+    if value == STAND_IN:
+        return value
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{STAND_IN}, or an address such as http://localhost:8000/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(
+            "no user, password or query in it: the address is kept in records; a key goes into api_key_env"
+        )
+    return value
+
+
+class EndpointConfig(Group):
+    """An OpenAI-compatible endpoint, and how patiently it is asked."""
+
+    base_url: Annotated[str, AfterValidator(_is_endpoint)] = Field(
+        description="ends before /chat/completions; stand-in: a local program that is no model (see stand_in.py)"
+    )
+    model: str = Field(min_length=1, description="as the endpoint calls it")
+    api_key_env: str | None = Field(
+        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="name of the environment variable with the API key"
+    )
+    concurrency: int = Field(16, ge=1, le=1024, description="requests at a time")
+    timeout: float = Field(300.0, gt=0, description="seconds for one attempt")
+    max_attempts: int = Field(6, ge=1, le=20, description="of one request")
+    base_wait: float = Field(1.0, gt=0, description="seconds before the second attempt, doubled for each one after")
+    max_wait: float = Field(60.0, gt=0, description="seconds between two attempts at most, also if asked for more")
+    max_failed: float = Field(0.01, ge=0, le=1, description="share of a shard's requests that may fail for good")
+
+
+class RuleConfig(Group):
+    """Which documents a style is for. Words here, tokens there: Curator counts three words as four tokens, roughly."""
+
+    labels: list[str] = Field(min_length=1, description="quality labels")
+    max_input_words: int = Field(ge=20, description="of a text that is sent at once; a longer one is cut")
+    max_output_tokens: int = Field(ge=16, description="of an answer")
+
+
+class StylesConfig(Group):
+    """Styles; null leaves one out."""
+
+    wikipedia: RuleConfig | None = Field(None, description="encyclopedia prose")
+    diverse_qa: RuleConfig | None = Field(None, description="questions of several kinds, below their text")
+    distill: RuleConfig | None = Field(None, description="a shorter version")
+    extract_knowledge: RuleConfig | None = Field(None, description="a textbook passage")
+    knowledge_list: RuleConfig | None = Field(None, description="a list of facts")
+
+
+class RephraseConfig(Group):
+    """`nemotron data curate rephrase`."""
+
+    run: RephraseRun
+    endpoint: EndpointConfig
+    styles: StylesConfig
+    temperature: float = Field(0.5, ge=0, le=2, description="of sampling (Curator: 0.5)")
+    top_p: float = Field(0.9, gt=0, le=1, description="of sampling (Curator: 0.9)")
+    seed: int = Field(0, ge=0, description="each request's seed follows from it, the document and the style")
+    min_words: int = Field(30, ge=1, description="of a text that is worth a request (Curator: 30 tokens)")

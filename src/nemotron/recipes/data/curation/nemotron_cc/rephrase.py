@@ -1,0 +1,117 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Let a language model behind an OpenAI-compatible endpoint reword documents, by quality"
+# name = "data/curate/rephrase"
+# setup = "pip install 'nemotron[curation]'"
+#
+# [tool.runspec.run]
+# launch = "direct"
+#
+# [tool.runspec.config]
+# dir = "./config/rephrase"
+# default = "default"
+# schema = "quality_schema.py:RephraseConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron-CC, step 10: documents -> the documents, and synthetic ones that a language model made of them.
+
+    nemotron data curate rephrase -c tiny
+    nemotron data curate rephrase -c tiny endpoint.base_url=http://localhost:8000/v1 endpoint.model=my-model
+    python rephrase.py --config tiny styles.distill=null
+
+Documents of low quality are reworded as encyclopedia prose; those of high quality become questions and answers, a
+shorter version, a textbook passage and a list of facts. Real documents lie in `documents/NAME`, synthetic ones in
+`documents/NAME-synthetic`, with `rephrased_from`, `model` and a `source` of their own for the blend. A run that is
+stopped asks nothing again that was answered.
+
+In the tiny config the endpoint is a stand-in: a small program in this process that takes sentences from the text by
+fixed rules. IT IS NO MODEL; with it, this step shows that everything around the model works, and nothing else.
+
+Simplified against the paper: its prompts are in its appendix, ours are our own; it cut texts by tokens, here it is
+words; questions are not sampled by the length of the text, all good ones (eight at most) are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import run_main
+from nemotron.data_prep import rephrasing
+from nemotron.data_prep.curation_step import StepTable, list_documents, plan_step, publish_step
+from nemotron.data_prep.engines import SerialEngine
+from nemotron.data_prep.shards import freeze, run_shards
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.recipes.data.curation.nemotron_cc import stand_in
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import RephraseConfig
+
+
+def main() -> None:
+    """Reword documents and publish both kinds."""
+    cfg: RephraseConfig = load_script_config(__file__, inputs=read_pipe)
+    is_stand_in = cfg.endpoint.base_url == "stand-in"
+    rephrasing.api_key(cfg.endpoint.api_key_env)  # a missing key is refused before any work
+    rules = tuple(
+        rephrasing.Rule(style, tuple(rule["labels"]), rule["max_input_words"], rule["max_output_tokens"])
+        for style, rule in cfg.styles.model_dump().items()
+        if rule is not None
+    )
+
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(open_run(cfg, script=__file__))
+        files = list_documents(Dataset.load(cfg.run.data).path)
+        work_dir = run.dir / "work"
+        given = cfg.endpoint.model_dump()
+        if is_stand_in:
+            given["base_url"] = stack.enter_context(stand_in.serve())
+            given["model"] = stand_in.MODEL
+            print(f"{given['model']}: {stand_in.NOTE}", file=sys.stderr)
+        endpoint = rephrasing.Endpoint(**given)
+
+        # --- Ask and check, shard after shard -----------------------------------------------------------------------
+        # In this process, whatever cluster there is: the endpoint does the work, and so the bound on requests at a
+        # time holds for all of them. How patiently it is asked decides nothing about the documents.
+        decides = cfg.model_dump(exclude={"run": True, "endpoint": set(given) - {"base_url", "model"}})
+        plan = plan_step(files, {"step": "rephrase", **decides})
+        job = rephrasing.Job(endpoint, rules, work_dir, cfg.temperature, cfg.top_p, cfg.seed, cfg.min_words)
+        table, usage = StepTable(), {rule.style: rephrasing.Usage() for rule in rules}
+        with run.phase("rephrase"):
+            freeze(plan, work_dir)
+            for receipt in run_shards(plan, work_dir, rephrasing.rephrase_shard, job, SerialEngine()):
+                table.merge(StepTable.from_json(receipt.counts["table"]))
+                for style, counts in receipt.counts["usage"].items():
+                    usage[style].merge(counts)
+        print(table, file=sys.stderr)
+        for style, total in usage.items():
+            print(
+                f"  {style:<18} {total.requests:>7} requests, "
+                f"{total.prompt_tokens} tokens read, {total.completion_tokens} written, "
+                f"{sum(total.retries.values())} repeated, {sum(total.failures.values())} failed",
+                file=sys.stderr,
+            )
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        metrics: dict[str, Any] = {
+            "endpoint": {"base_url": cfg.endpoint.base_url, "model": endpoint.model, "is_a_model": not is_stand_in},
+            "sampling": {"temperature": cfg.temperature, "top_p": cfg.top_p, "seed": cfg.seed},
+            "usage": {style: total.to_json() for style, total in usage.items()},
+        }
+        if is_stand_in:
+            metrics["endpoint"]["note"] = stand_in.NOTE
+        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        print(f"{dataset.ref}: {dataset.num_examples} documents, synthetic ones included", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

@@ -1,0 +1,126 @@
+"""Every knob of make_crawl.py, extract.py and language.py. Imports only the standard library and pydantic.
+
+"paper" is Nemotron-CC, arXiv 2412.02595. The other steps' knobs: dedup_schema.py and quality_schema.py.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import platform
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Group(BaseModel):
+    """A group of keys; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# --- make_crawl.py ----------------------------------------------------------------------------------------------------
+
+
+class CrawlRun(Group):
+    """Names of what is written."""
+
+    script: Literal["make_crawl.py"] = Field("make_crawl.py", description="the script that this config is for")
+    config: str = Field("", description="name of this config; filled in")
+    output: str = Field(description="artifact written: WARC files and what was planted in them")
+
+
+class CrawlConfig(Group):
+    """`nemotron data curate crawl`: a small crawl with planted cases, made offline."""
+
+    run: CrawlRun
+    seed: int = Field(1, ge=0, description="of every random choice")
+    python: str = Field(
+        default_factory=platform.python_version,
+        description="version of the interpreter, filled in: another one has another library, so it is another crawl",
+    )
+    num_pages: int = Field(1500, ge=400, le=20_000, description="pages before duplicates and broken ones are added")
+    num_files: int = Field(6, ge=1, description="WARC files that the pages are spread over")
+
+
+# --- extract.py -------------------------------------------------------------------------------------------------------
+
+
+def _state_of(locations: list[str]) -> str:
+    """Changed files make another run, although the config reads the same. ValueError where there are none.
+
+    Locations behind a URL are not looked at.
+    """
+    state = hashlib.sha256()
+    for location in locations:
+        if "://" in location:
+            continue
+        path = str(Path(location).expanduser())
+        found = glob.glob(path, recursive=True)  # noqa: PTH207  takes absolute patterns too
+        if not found:
+            raise ValueError(f"no such file: {location}" if not glob.has_magic(path) else f"no file matches {location}")
+        inside = [str(file) for name in found for file in Path(name).rglob("*") if file.is_file()]
+        for name in sorted({*found, *inside}):
+            status = Path(name).stat()
+            state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return state.hexdigest()[:16]
+
+
+class ExtractRun(Group):
+    """Names of what is read and written."""
+
+    script: Literal["extract.py"] = Field("extract.py", description="the script that this config is for")
+    config: str = Field("", description="name of this config; filled in")
+    data: str | None = Field(None, description="artifact whose WARC files are read; null: only `warc` of one's own")
+    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
+    output: str = Field(description="artifact written: documents")
+
+
+class ExtractConfig(Group):
+    """`nemotron data curate extract`."""
+
+    run: ExtractRun
+    warc: list[str] = Field(
+        min_length=1, description="WARC files, folders, globs, addresses (s3://…, https://…): *.warc, *.warc.gz"
+    )
+    max_html_bytes: int = Field(2_000_000, ge=1000, description="a longer page is not parsed, but counted")
+    max_seconds: float = Field(10.0, gt=0, description="CPU seconds for one page; then it is given up, and counted")
+    min_chars: int = Field(25, ge=1, description="characters of main text; a page with fewer has none")
+    max_replaced: float = Field(0.01, ge=0, le=1, description="share of a page's characters that may be undecodable")
+    state: str = Field("", description="digest over own files' sizes and times of change, filled in")
+
+    @model_validator(mode="after")
+    def _files_exist_and_note_state(self) -> Self:
+        # An artifact's content counts by its digest already.
+        self.state = _state_of(self.warc) if self.run.data is None else ""
+        return self
+
+
+# --- language.py ------------------------------------------------------------------------------------------------------
+
+
+class StepRun(Group):
+    """Names of what is read and written."""
+
+    config: str = Field("", description="name of this config; filled in")
+    data: str = Field(description="artifact read: documents")
+    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
+    output: str = Field(description="artifact written: documents")
+
+
+class LanguageRun(StepRun):
+    """Names of what is read and written."""
+
+    script: Literal["language.py"] = Field("language.py", description="the script that this config is for")
+
+
+class LanguageConfig(Group):
+    """`nemotron data curate language`."""
+
+    run: LanguageRun
+    keep: list[str] = Field(["en"], min_length=1, description="languages to keep, ISO 639-1")
+    threshold: float = Field(0.3, ge=0, le=1, description="least probability of the language (paper: 0.3)")
+    min_letters: int = Field(40, ge=1, description="a text with fewer letters is too short to tell")
+    short_texts: Literal["drop", "keep"] = Field("drop", description="what happens to a text that is too short to tell")
+    max_chars: int = Field(4000, ge=200, description="characters of a text that are looked at")

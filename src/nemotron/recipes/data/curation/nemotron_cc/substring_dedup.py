@@ -1,0 +1,88 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Cut out passages that occur twice"
+# name = "data/curate/substring_dedup"
+# setup = "pip install 'nemotron[curation]'"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config/substring_dedup"
+# default = "default"
+# schema = "dedup_schema.py:SubstringDedupConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron-CC, step 5: documents -> documents in which no long passage occurs twice.
+
+    nemotron data curate substring_dedup -c tiny
+    python substring_dedup.py --config tiny min_tokens=100
+
+A passage of `min_tokens` tokens or more that stands in the input twice stays once: in the document whose id has the
+smallest hash, and there the leftmost. Cuts respect words, and paragraphs around a cut stay apart. A document that is
+too short afterwards is dropped.
+
+Simplified against the paper: it ran the suffix arrays of Lee et al. 2022 (arXiv 2107.06499) over tokens of byte-pair
+encoding. Here windows of words are hashed and sorted, with every hit compared word by word: the same passages, with
+words for tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import run_main
+from nemotron.data_prep.curation_step import list_documents, publish_step, read_truth
+from nemotron.data_prep.deduplication import substring
+from nemotron.data_prep.deduplication.planted import score_passages
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import SubstringDedupConfig
+
+
+def main() -> None:
+    """Cut out repeated passages and publish what is left."""
+    cfg: SubstringDedupConfig = load_script_config(__file__, inputs=read_pipe)
+    settings = substring.SubstringSettings(cfg.min_tokens, cfg.min_tokens_left, cfg.range_bytes)
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        files = list_documents(Dataset.load(cfg.run.data).path)
+        work_dir = run.dir / "work"
+
+        # --- Index windows, find repeated ones, cut -----------------------------------------------------------------
+        with run.phase("deduplicate"):
+            table, cuts = substring.deduplicate(files, settings, work_dir, engine)
+        print(table, file=sys.stderr)
+        print(cuts, file=sys.stderr)
+
+        # --- Measure: what was planted is known ---------------------------------------------------------------------
+        metrics: dict[str, Any] = {"cuts": vars(cuts)}
+        if cfg.run.truth:
+            truth = read_truth(Dataset.load(cfg.run.truth).path)
+            planted = score_passages(files, list_documents(work_dir), truth)
+            metrics["planted"] = planted
+            for name, row in planted.items():
+                print(
+                    f"planted passage {name}, {row['tokens']} tokens: in {row['before']} documents before, "
+                    f"{row['after']} after",
+                    file=sys.stderr,
+                )
+
+        # --- Publish ------------------------------------------------------------------------------------------------
+        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

@@ -1,0 +1,131 @@
+"""The curation as a user starts it: all steps, what was planted is found, a second run skips, kills change nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+for module in ("warcio", "trafilatura", "py3langid", "sklearn"):
+    pytest.importorskip(module)
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
+CODE = "from nemotron.cli.main import main; main()"
+
+
+def start(root: Path, *words: str) -> subprocess.Popen[str]:
+    """`nemotron data curate …` in a session of its own, so that it can be killed with all its children."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RUNSPEC_", "NEMOTRON_"))}
+    env["PYTHONPATH"] = os.pathsep.join([str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, "data", "curate", *words],
+        cwd=root,
+        env=env | {"NO_COLOR": "1", "COLUMNS": "120", "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+def digests(root: Path) -> dict[str, str]:
+    registry = Registry(root / "artifacts")
+    found = {name: registry.resolve(name).digest for name in registry.names()}
+    assert len(found) == 11
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything curated once; `output.txt` is what the command said."""
+    folder = tmp_path_factory.mktemp("curated")
+    (folder / "output.txt").write_text(finish(start(folder, "-c", "tiny")), encoding="utf-8")
+    return folder
+
+
+def metrics(root: Path, step: str) -> dict[str, Any]:
+    metrics: dict[str, Any] = Registry(root / "artifacts").resolve(f"nemotron_cc-{step}-data-tiny").record["metrics"]
+    return metrics
+
+
+def test_what_was_planted_is_found(root: Path) -> None:
+    extract = metrics(root, "extract")["planted"]
+    assert extract["line_recall"] > 0.97
+    assert extract["line_precision"] > 0.95
+    assert extract["pages_lost"] == 0
+    language = metrics(root, "language")["planted"]
+    assert language["accuracy"] > 0.99
+    assert language["drop"]["recall"] > 0.99
+    assert language["drop"]["precision"] > 0.99
+
+
+def test_what_cannot_be_read_is_counted(root: Path) -> None:
+    table = metrics(root, "extract")["table"]
+    broken = {"empty page", "not HTML", "page too large", "status 4xx", "damaged record"}
+    assert broken <= set(table["dropped"])
+    assert table["read"]["documents"] == metrics(root, "crawl")["pages"]
+
+
+def test_no_document_is_lost_between_steps(root: Path) -> None:
+    out = None
+    for step in (
+        "extract",
+        "language",
+        "exact_dedup",
+        "fuzzy_dedup",
+        "substring_dedup",
+        "quality",
+        "pii",
+        "heuristics",
+    ):
+        table = metrics(root, step)["table"]
+        dropped = sum(tally["documents"] for tally in table["dropped"].values())
+        assert table["read"]["documents"] == table["kept"]["documents"] + dropped, step
+        assert out is None or table["read"]["documents"] == out, step
+        out = table["kept"]["documents"]
+
+
+def test_the_table_at_the_end_fits_on_a_screen(root: Path) -> None:
+    output = (root / "output.txt").read_text(encoding="utf-8")
+    table = output[output.index("What each step has dropped") :]
+    assert len(table.strip().split("\n")) <= 40
+    for step in ("extract", "language", "exact_dedup", "rephrase"):
+        assert step in table
+
+
+def test_a_second_run_skips_every_step(root: Path) -> None:
+    before = digests(root)
+    output = finish(start(root, "-c", "tiny"))
+    states = re.findall(r"^\[(\d+)/(\d+)\] \w+: skipped, published already", output, re.MULTILINE)
+    assert len(states) == int(states[0][1])
+    assert digests(root) == before
+
+
+def test_kills_change_nothing(root: Path, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    for _ in range(6):
+        process = start(tmp_path, "-c", "tiny")
+        time.sleep(rng.uniform(2, 9))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    finish(start(tmp_path, "-c", "tiny"))
+    assert digests(tmp_path) == digests(root)

@@ -1,0 +1,139 @@
+"""The knobs of quality.py to rephrase.py say what the modules that do the work have; and the stand-in's answers."""
+
+from __future__ import annotations
+
+import json
+import typing
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from nemotron.data_prep import heuristics, pii, rephrasing
+from nemotron.recipes.data.curation.nemotron_cc import quality_schema as schema
+from nemotron.recipes.data.curation.nemotron_cc import stand_in
+
+CONFIGS = Path(schema.__file__).parent / "config"
+STEPS = ("quality", "pii", "heuristics", "decontaminate", "rephrase")
+
+
+def test_names_are_those_of_the_modules() -> None:
+    assert set(schema.FiltersConfig.model_fields) == set(heuristics.MEASURES)
+    assert typing.get_args(schema.PiiKind) == pii.KINDS
+    assert list(schema.StylesConfig.model_fields) == list(rephrasing.STYLES)
+    fields = set(schema.EndpointConfig.model_fields)
+    assert fields == set(rephrasing.Endpoint.__slots__)
+
+
+def config(step: str, name: str) -> dict[str, typing.Any]:
+    read: dict[str, typing.Any] = yaml.safe_load((CONFIGS / step / f"{name}.yaml").read_text())
+    return read
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["tiny", "default"])
+def test_configs_are_valid_and_steps_read_what_the_step_before_wrote(step: str, name: str, tmp_path: Path) -> None:
+    given = config(step, name)
+    file = tmp_path / "some.jsonl"
+    file.write_text("{}\n")
+    if "evaluation" in given:  # files of one's own, or of an artifact
+        given["evaluation"] = [str(file)]
+    if given.get("training", {}).get("positive"):
+        given["training"] |= {"positive": [str(file)], "negative": [str(file)]}
+    checked = getattr(schema, f"{step.title()}Config").model_validate(given)
+    before = ("substring_dedup", *STEPS)[STEPS.index(step)]
+    assert checked.run.data == f"nemotron_cc-{before}-data-{name}"
+    assert checked.run.output == f"nemotron_cc-{step}-data-{name}".replace("rephrase-", "")
+    if name == "default":  # as published, and that is what the fields have by themselves
+        own = {
+            key: value for key, value in given.items() if key in ("run", "training", "evaluation", "endpoint", "styles")
+        }
+        assert checked == type(checked).model_validate(own)
+
+
+def test_the_limits_are_those_of_the_papers() -> None:
+    filters = schema.FiltersConfig()
+    # Gopher, table A1.
+    table = {2: 0.20, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
+    for n, high in table.items():
+        name = f"{'top' if n < 5 else 'duplicate'}_{n}gram_chars"
+        assert getattr(filters, name) == schema.LimitConfig(high=high)
+    assert filters.lines_with_end_mark is None and filters.short_lines is None  # FineWeb's
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://host/v1",
+        "host:8000/v1",
+        "https://key@host/v1",
+        "https://user:key@host/v1",
+        "https://host/v1?api-key=secret",
+        "standin",
+    ],
+)
+def test_an_address_with_a_secret_in_it_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError):
+        schema.EndpointConfig(base_url=url, model="m")
+
+
+def test_good_addresses() -> None:
+    for url in ("stand-in", "http://localhost:8000/v1", "https://host.org/v1/", "http://[::1]:8000/v1"):
+        assert schema.EndpointConfig(base_url=url, model="m").base_url == url
+
+
+def test_labels_must_cover_all_buckets() -> None:
+    run = {"data": "a", "output": "b", "truth": "t"}
+    for labels in ({}, {"low": 1}, {"low": 0, "high": 20}, {"low": 0, "also": 0}):
+        with pytest.raises(ValidationError):
+            schema.QualityConfig.model_validate({"run": run, "labels": labels})
+    with pytest.raises(ValidationError, match="nothing to learn from"):
+        schema.QualityConfig.model_validate({"run": run | {"truth": None}})
+
+
+def test_changed_files_are_another_config(tmp_path: Path) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text("{}\n")
+    run = {"data": "a", "output": "b"}
+    states = set()
+    for text in ("{}\n", '{"question": "why"}\n'):
+        file.write_text(text)
+        for location in (str(file), str(tmp_path), str(tmp_path / "*.jsonl")):
+            states.add(schema.DecontaminateConfig.model_validate({"run": run, "evaluation": [location]}).state)
+    assert len(states) == 2
+
+
+# --- The stand-in ---
+
+PAGE = """Heaps
+Home News Shop
+A heap is a binary tree in which no parent is larger than its children. It has no gaps.
+Small heaps are kept in lists. The first of a list is its smallest element. Nobody knows why the sea is salty."""
+
+
+@pytest.mark.parametrize("style", list(rephrasing.STYLES))
+def test_its_answers_are_sentences_of_the_text_in_the_form_asked_for(style: str) -> None:
+    said = stand_in.answer(style, PAGE)
+    text, reason = rephrasing.accept(rephrasing.STYLES[style], PAGE, said, "stop")
+    assert text is not None, reason
+    assert said == stand_in.answer(style, PAGE)
+    assert "Home News Shop" not in said
+    if style != "diverse_qa":
+        for line in said.split("\n"):
+            assert all(sentence.strip(" -.") in PAGE for sentence in line.split(". "))
+
+
+def test_it_answers_on_this_machine_only_and_refuses_what_is_no_request() -> None:
+    with stand_in.serve() as url:
+        assert url.startswith("http://127.0.0.1:")
+        answer = rephrasing.Client(rephrasing.Endpoint(url, "any")).ask(
+            {"messages": rephrasing.messages(rephrasing.STYLES["knowledge_list"], PAGE)}
+        )
+        assert answer.text.startswith("- ") and answer.finish_reason == "stop" and answer.completion_tokens
+        for path, payload, status in (("/chat/completions", b"{", 400), ("/completions", b"{}", 404)):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(url + path, payload, 5)
+            assert error.value.code == status and json.loads(error.value.read())["error"]

@@ -1,9 +1,8 @@
 """Chat templates: messages -> text, text with the loss mask, and back from a response to reasoning and answer.
 
-The format is that of Nemotron 3 Nano: ChatML turns, reasoning between `<think>` tags, XML-style tool calls. With
-reasoning off the tags stand empty. A multi-step turn (tool calls) keeps its reasoning; a new user turn drops the
-reasoning of all earlier turns (`truncate_history_thinking`). The same format as a Jinja template travels with every
-tokenizer, for inference engines (`template_source`); a test holds the two together.
+The formats are those of Nemotron Nano v2 (`nano2`), Nemotron 3 Nano (`nano3`) and Nemotron 3 Super (`super3`);
+`chat_templates/` says what each looks like. The same format as a Jinja template travels with every tokenizer, for
+inference engines (`template_source`); a test holds the two together.
 """
 
 from __future__ import annotations
@@ -14,16 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.errors import UserError, nearest
+from nemotron.kit.chat_templates import nano2, nano3, super3
+from nemotron.kit.chat_templates.segments import (
+    END_THINK,
+    IM_END,
+    IM_START,
+    THINK,
+    Message,
+    Segments,
+    Switches,
+    Tool,
+    function_of,
+)
 
-TEMPLATES = ("nano3",)
+TEMPLATES = ("nano2", "nano3", "super3")
 ROLES = ("system", "user", "assistant", "tool")
-
-IM_START, IM_END = "<|im_start|>", "<|im_end|>"
-THINK, END_THINK = "<think>", "</think>"
 CONTROL_TOKENS = (IM_START, IM_END, "<s>", "</s>", "<pad>")
 
-Message = Mapping[str, Any]
-"""`role`, `content`, and for the assistant optionally `reasoning_content` and `tool_calls` ([{name, arguments}])."""
+
+def control_tokens(template: str) -> tuple[str, ...]:
+    """What no message may contain, as it would open or end a turn."""
+    _check_template(template)
+    turns = (nano2.SYSTEM, nano2.TURN, nano2.END) if template == "nano2" else (IM_START, IM_END)
+    return (*turns, "<s>", "</s>", "<pad>")
+
+
+def required_tokens(template: str) -> tuple[str, ...]:
+    """What has to be a token of its own in the tokenizer that a template is used with."""
+    _check_template(template)
+    return (nano2.SYSTEM, nano2.TURN, nano2.END) if template == "nano2" else (IM_START, IM_END, THINK, END_THINK)
 
 
 def template_source(template: str = "nano3") -> str:
@@ -35,7 +53,7 @@ def template_source(template: str = "nano3") -> str:
 def generation_prompt(enable_thinking: bool = True, template: str = "nano3") -> str:
     """What opens an assistant turn; the model continues from here."""
     _check_template(template)
-    return f"{IM_START}assistant\n" + (f"{THINK}\n" if enable_thinking else f"{THINK}{END_THINK}")
+    return nano2.prompt(enable_thinking) if template == "nano2" else nano3.prompt(enable_thinking)
 
 
 def render(
@@ -43,24 +61,23 @@ def render(
     *,
     enable_thinking: bool = True,
     truncate_history_thinking: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    low_effort: bool = False,
+    tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = False,
     template: str = "nano3",
 ) -> str:
     """Conversation as text. With `add_generation_prompt` it ends where the model is to continue.
 
-    `enable_thinking=False` renders every assistant turn without its reasoning. Raises UserError for an unknown template
-    and for malformed messages.
+    `enable_thinking=False` renders every assistant turn without its reasoning; with nano2 it is what holds where no
+    message says `/think` or `/no_think`. `low_effort` is for super3. Raises UserError for an unknown template, a switch
+    that the template does not have, and malformed messages.
     """
-    segments = render_with_mask(
-        messages,
-        enable_thinking=enable_thinking,
-        truncate_history_thinking=truncate_history_thinking,
-        tools=tools,
-        template=template,
-    )
-    tail = generation_prompt(enable_thinking, template) if add_generation_prompt else ""
-    return "".join(text for text, _ in segments) + tail
+    switches = Switches(enable_thinking, truncate_history_thinking, low_effort, add_generation_prompt)
+    text = "".join(text for text, _ in _segments(messages, tools, template, switches))
+    if not add_generation_prompt:
+        return text
+    thinks = nano2.thinks(messages, enable_thinking) if template == "nano2" else enable_thinking
+    return text + generation_prompt(thinks, template)
 
 
 def render_with_mask(
@@ -68,49 +85,38 @@ def render_with_mask(
     *,
     enable_thinking: bool = True,
     truncate_history_thinking: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    low_effort: bool = False,
+    tools: Sequence[Tool] | None = None,
     template: str = "nano3",
 ) -> list[tuple[str, bool]]:
     """Conversation as segments `(text, trained)`; their concatenation is what `render` returns.
 
     Trained is what the model has to produce itself: everything of an assistant turn after the generation prompt, up to
-    and including `<|im_end|>`. An earlier turn whose reasoning was cut is context only: training on it would teach to
-    answer at once where the turn really began with reasoning. Tokenise segment by segment: then the tokens of a prompt
-    at inference are exactly a prefix of the tokens in training.
+    and including the token that ends it. An earlier turn of which something was cut is context only: training on it
+    would teach to answer at once where the turn really began with reasoning. Tokenise segment by segment: then the
+    tokens of a prompt at inference are exactly a prefix of the tokens in training.
     """
+    return _segments(messages, tools, template, Switches(enable_thinking, truncate_history_thinking, low_effort))
+
+
+def _segments(
+    messages: Sequence[Message], tools: Sequence[Tool] | None, template: str, switches: Switches
+) -> list[tuple[str, bool]]:
     _check_template(template)
     check_messages(messages)
-    segments: list[tuple[str, bool]] = []
-
-    def put(text: str, trained: bool = False) -> None:
-        if segments and segments[-1][1] == trained:
-            text = segments.pop()[0] + text
-        if text:
-            segments.append((text, trained))
-
-    last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
-    system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
-    if system is not None or tools:
-        put(f"{IM_START}system\n{_system_text(system, tools)}{IM_END}\n")
-    for i, message in enumerate(messages):
-        role, content = message["role"], message.get("content") or ""
-        if role == "user":
-            put(f"{IM_START}user\n{content}{IM_END}\n")
-        elif role == "tool":
-            opens = i == 0 or messages[i - 1]["role"] != "tool"
-            closes = i + 1 == len(messages) or messages[i + 1]["role"] != "tool"
-            put(f"{IM_START}user\n" if opens else "")
-            put(f"<tool_response>\n{content}\n</tool_response>\n")
-            put(f"{IM_END}\n" if closes else "")
-        elif role == "assistant":
-            reasoning = message.get("reasoning_content") if enable_thinking else None
-            cut = bool(reasoning) and truncate_history_thinking and i < last_user
-            thinks = bool(reasoning) and not cut
-            put(generation_prompt(thinks, template))
-            body = f"{reasoning}\n{END_THINK}\n" if thinks else ""
-            put(body + content + _tool_calls_text(message) + IM_END, trained=not cut)
-            put("\n")
-    return segments
+    if switches.low_effort and template != "super3":
+        raise UserError(f"template {template} has no switch low_effort; super3 has")
+    out = Segments()
+    match template:
+        case "nano2":
+            if not switches.truncate_history_thinking:
+                raise UserError("template nano2 drops the reasoning of earlier turns always")
+            nano2.write(messages, tools or (), switches, out)
+        case "nano3":
+            nano3.write(messages, tools or (), switches, out)
+        case "super3":
+            super3.write(messages, tools or (), switches, out)
+    return out.finish()
 
 
 def parse_response(text: str) -> tuple[str | None, str]:
@@ -118,9 +124,9 @@ def parse_response(text: str) -> tuple[str | None, str]:
 
     Reasoning ends at the first `</think>`. Without that tag the whole text is the answer and reasoning is None, unless
     the text itself opens `<think>`: then it was cut off while reasoning and the answer is empty. Text after
-    `<|im_end|>` is ignored, as are blanks around both parts.
+    `<|im_end|>` (`<SPECIAL_12>` of nano2) is ignored, as are blanks around both parts.
     """
-    text = text.split(IM_END, 1)[0]
+    text = text.split(IM_END, 1)[0].split(nano2.END, 1)[0]
     opened = THINK in text
     reasoning, closed, answer = text.partition(END_THINK)
     if not closed:
@@ -131,27 +137,163 @@ def parse_response(text: str) -> tuple[str | None, str]:
 def check_messages(messages: Sequence[Message], where: str = "message") -> None:
     """Refuse what the template cannot render, naming the message by its index (from 0) in a UserError."""
     for i, message in enumerate(messages):
-        place = f"{where} {i}"
         if not isinstance(message, Mapping):
-            raise UserError(f"{place} is not an object with role and content")
+            raise UserError(f"{where} {i} is not an object with role and content")
         role = message.get("role")
         if role not in ROLES:
             guess = nearest(str(role), ROLES)
             raise UserError(
-                f"{place}: unknown role {role!r}" + (f", did you mean {guess!r}?" if guess else ""),
+                f"{where} {i}: unknown role {role!r}" + (f", did you mean {guess!r}?" if guess else ""),
                 f"roles are {', '.join(ROLES)}",
             )
         if role == "system" and i > 0:
-            raise UserError(f"{place}: a system message can only come first")
+            raise UserError(f"{where} {i}: a system message can only come first")
+        content = message.get("content")
         calls = message.get("tool_calls") or []
-        if not isinstance(message.get("content"), str) and not (calls and message.get("content") is None):
-            raise UserError(f"{place} ({role}): content must be text")
+        if not isinstance(content, str) and not (calls and content is None):
+            raise UserError(f"{where} {i} ({role}): content must be text")
         if not isinstance(message.get("reasoning_content"), str | None):
-            raise UserError(f"{place} ({role}): reasoning_content must be text")
+            raise UserError(f"{where} {i} ({role}): reasoning_content must be text")
         for call in calls:
-            function = call.get("function", call) if isinstance(call, Mapping) else {}
-            if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), Mapping):
-                raise UserError(f"{place} ({role}): a tool call needs a name and an object of arguments")
+            function = function_of(call) if isinstance(call, Mapping) else {}
+            if (
+                not isinstance(function, Mapping)
+                or not isinstance(function.get("name"), str)
+                or not isinstance(function.get("arguments"), Mapping)
+            ):
+                raise UserError(f"{where} {i} ({role}): a tool call needs a name and an object of arguments")
+
+
+class UntrainableError(UserError):
+    """A conversation that cannot be trained on. `reason`: a few words, the same for all of a kind."""
+
+    def __init__(self, reason: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.reason = reason
+
+
+def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+    """Refuse what cannot be trained on as it would be produced.
+
+    UntrainableError, with the message's index where it is about one: malformed messages or tools (`check_messages`), no
+    assistant turn, a call of a tool that is not declared, a tool's response that no call asked for.
+    """
+    try:
+        check_messages(messages)
+    except UserError as error:
+        reason = "unknown role" if "unknown role" in error.message else "malformed messages"
+        raise UntrainableError(reason, error.message, error.hint) from None
+    names: list[str] = []
+    for i, tool in enumerate(tools or ()):
+        function = function_of(tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise UntrainableError("malformed tools", f"tool {i}: a tool is an object with a name")
+        if not isinstance(function.get("description"), str | None) or not _is_schema(function.get("parameters")):
+            raise UntrainableError(
+                "malformed tools", f"tool {i}: description must be text, parameters an object of objects"
+            )
+        names.append(function["name"])
+    open_calls = 0
+    answered = False
+    for i, message in enumerate(messages):
+        if message["role"] == "tool":
+            open_calls -= 1
+            if open_calls < 0:
+                raise UntrainableError("tool response without call", f"message {i}: a tool response without a call")
+            continue
+        calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
+        answered = answered or message["role"] == "assistant"
+        open_calls = len(calls)
+        for call in calls:
+            name = function_of(call)["name"]
+            if name not in names:
+                guess = nearest(name, names)
+                there = f"declared: {', '.join(names[:8])}" if names else "no tool is declared"
+                raise UntrainableError(
+                    "tool without declaration",
+                    f"message {i}: calls {name!r}, which is not declared" + (f"; meant {guess!r}?" if guess else ""),
+                    f"{there}; declarations stand beside the messages, in the column of tools",
+                )
+    if not answered:
+        raise UntrainableError("no assistant turn", "no assistant turn: nothing to train on")
+
+
+def _is_schema(parameters: object) -> bool:
+    """Whether `parameters` of a tool can be listed: absent, or an object whose properties are objects."""
+    if not parameters:
+        return True
+    if not isinstance(parameters, Mapping):
+        return False
+    properties = parameters.get("properties") or {}
+    return isinstance(properties, Mapping) and all(
+        isinstance(about, Mapping) and isinstance(about.get("description"), str | None) for about in properties.values()
+    )
+
+
+def normalize_messages(messages: Any) -> Any:
+    """Messages as they are published, as the templates take them; what is malformed stays as it is.
+
+    A list given as JSON text is read; fields that are None or empty lists go; arguments of a call given as JSON text
+    become an object; content given in parts of text is put together; reasoning that stands at the beginning of the
+    content, between `<think>` and `</think>`, becomes `reasoning_content`.
+    """
+    messages = _from_json(messages)
+    if not isinstance(messages, list):
+        return messages
+    return [_normalized(message) if isinstance(message, Mapping) else message for message in messages]
+
+
+def normalize_tools(tools: Any) -> list[Any] | None:
+    """Declarations as they are published (a list, each an object, any of it as JSON text); None without any."""
+    tools = _from_json(tools)
+    if not isinstance(tools, list):
+        return None if tools in (None, "", "null") else [tools]
+    return [_from_json(tool) for tool in tools] or None
+
+
+def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
+    clean = {key: value for key, value in message.items() if value is not None and value != []}
+    if "tool_calls" in clean:
+        calls = _from_json(clean["tool_calls"])
+        clean["tool_calls"] = [_normalized_call(call) for call in calls] if isinstance(calls, list) else calls
+        if not clean["tool_calls"]:
+            del clean["tool_calls"]
+    content = clean.get("content")
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        clean["content"] = content = "".join(part["text"] for part in content)
+    if isinstance(content, str) and clean.get("role") == "assistant" and "reasoning_content" not in clean:
+        opening, opened, rest = content.partition(THINK)
+        reasoning, closed, answer = rest.partition(END_THINK)
+        if opened and closed and not opening.strip():
+            clean["content"] = answer.lstrip()
+            if reasoning.strip():
+                clean["reasoning_content"] = reasoning.strip()
+    return clean
+
+
+def _normalized_call(call: Any) -> Any:
+    call = _from_json(call)
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        return {"function": {**function, "arguments": _from_json(function.get("arguments"))}}
+    return {**call, "arguments": _from_json(call.get("arguments"))}
+
+
+def _from_json(value: Any) -> Any:
+    """The value behind JSON text of an object or a list; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            parsed = json.loads(value)
+            if "\\ud" in value.lower():  # half of a surrogate pair is no text
+                json.dumps(parsed, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            return value
+        return parsed
+    return value
 
 
 def _check_template(template: str) -> None:
@@ -161,39 +303,3 @@ def _check_template(template: str) -> None:
             f"unknown chat template {template!r}" + (f", did you mean {guess!r}?" if guess else ""),
             f"templates are {', '.join(TEMPLATES)}",
         )
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _system_text(system: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
-    text = system or ""
-    if not tools:
-        return text
-    text += "\n\n" if text else ""
-    text += "# Tools\n\nThese functions can be called:\n\n<tools>\n"
-    for tool in tools:
-        function = tool.get("function", tool)
-        text += f"<function>\n<name>{function['name']}</name>\n"
-        if function.get("description"):
-            text += f"<description>{function['description']}</description>\n"
-        if function.get("parameters"):
-            text += f"<parameters>{_json(function['parameters'])}</parameters>\n"
-        text += "</function>\n"
-    return text + (
-        "</tools>\n\nTo call a function, end the answer with:\n\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n"
-        "</parameter>\n</function>\n</tool_call>"
-    )
-
-
-def _tool_calls_text(message: Message) -> str:
-    calls = message.get("tool_calls") or []
-    text = "\n" if calls and message.get("content") else ""
-    for call in calls:
-        function = call.get("function", call)
-        text += f"<tool_call>\n<function={function['name']}>\n"
-        for key, value in function["arguments"].items():
-            text += f"<parameter={key}>\n{value if isinstance(value, str) else _json(value)}\n</parameter>\n"
-        text += "</function>\n</tool_call>\n"
-    return text

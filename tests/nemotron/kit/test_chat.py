@@ -12,17 +12,28 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import TEMPLATES, generation_prompt, parse_response, render, render_with_mask, template_source
+from nemotron.kit.chat import (
+    TEMPLATES,
+    UntrainableError,
+    check_conversation,
+    generation_prompt,
+    normalize_messages,
+    normalize_tools,
+    parse_response,
+    render,
+    render_with_mask,
+    template_source,
+)
 
 USER = {"role": "user", "content": "2+2?"}
 THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
 
 
-def jinja_render(messages: list[dict[str, Any]], **variables: Any) -> str:
+def jinja_render(messages: list[dict[str, Any]], template: str = "nano3", **variables: Any) -> str:
     """The template as inference engines run it: sandboxed, blocks trimmed, `tojson` without HTML escapes."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.Undefined)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return environment.from_string(template_source("nano3")).render(messages=messages, **variables)
+    return environment.from_string(template_source(template)).render(messages=messages, **variables)
 
 
 def test_format_with_reasoning_on_and_off() -> None:
@@ -72,56 +83,186 @@ def test_mask_covers_what_the_model_writes_and_nothing_else() -> None:
 
 
 text = st.text(st.sampled_from("ab \n<>{}%&é"), max_size=12)
+said = st.one_of(text, st.sampled_from(["/think", "x /no_think", "/think /no_think y", "</think>"]))
 arguments = st.dictionaries(
-    st.sampled_from(["x", "y"]), st.one_of(text, st.integers(), st.lists(st.booleans())), max_size=2
+    st.sampled_from(["x", "y"]),
+    st.one_of(text, st.integers(), st.none(), st.booleans(), st.lists(st.booleans()), st.dictionaries(text, text)),
+    max_size=2,
 )
+call = st.fixed_dictionaries({"name": st.just("f"), "arguments": arguments})
 assistant = st.fixed_dictionaries(
     {"role": st.just("assistant"), "content": text},
     optional={
         "reasoning_content": text,
-        "tool_calls": st.lists(st.fixed_dictionaries({"name": st.just("f"), "arguments": arguments}), max_size=2),
+        "tool_calls": st.lists(st.one_of(call, call.map(lambda c: {"type": "function", "function": c})), max_size=2),
     },
 )
-other = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": text})
-system = st.lists(st.fixed_dictionaries({"role": st.just("system"), "content": text}), max_size=1)
+other = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": said})
+system = st.lists(st.fixed_dictionaries({"role": st.just("system"), "content": said}), max_size=1)
 conversation = st.tuples(system, st.lists(st.one_of(assistant, other), min_size=1, max_size=6)).map(
     lambda p: p[0] + p[1]
 )
+about = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.one_of(st.just("string"), st.just(["integer", "null"])),
+        "description": text,
+        "enum": st.lists(text, max_size=2),
+        "minLength": st.integers(),
+        "items": st.just({"type": "string"}),
+    },
+)
+parameters = st.fixed_dictionaries(
+    {"type": st.just("object")},
+    optional={
+        "properties": st.dictionaries(st.sampled_from(["x", "y"]), about, max_size=2),
+        "required": st.lists(st.sampled_from(["x", "y"]), max_size=2),
+        "additionalProperties": st.booleans(),
+    },
+)
+tool = st.fixed_dictionaries(
+    {"name": st.just("f")}, optional={"description": text, "parameters": parameters, "strict": st.booleans()}
+)
+declared = st.lists(st.one_of(tool, tool.map(lambda t: {"type": "function", "function": t})), max_size=2)
 
 
+@pytest.mark.parametrize("template", TEMPLATES)
 @settings(deadline=None)
-@given(conversation, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+@given(conversation, declared, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_python_and_jinja_agree(
-    messages: list[dict[str, Any]], thinking: bool, truncate: bool, prompt: bool, with_tools: bool
+    template: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    thinking: bool,
+    truncate: bool,
+    low_effort: bool,
+    prompt: bool,
 ) -> None:
-    function = {"name": "f", "description": "<d>", "parameters": {"type": "object"}}
-    tools = [{"type": "function", "function": function}, {"name": "g"}] if with_tools else None
-    options = {"enable_thinking": thinking, "truncate_history_thinking": truncate, "tools": tools}
+    options: dict[str, Any] = {"enable_thinking": thinking, "tools": tools, "template": template}
+    if template != "nano2":
+        options["truncate_history_thinking"] = truncate
+    if template == "super3":
+        options["low_effort"] = low_effort
     ours = render(messages, add_generation_prompt=prompt, **options)
     assert ours == jinja_render(messages, add_generation_prompt=prompt, **options)
-    assert "".join(segment for segment, _ in render_with_mask(messages, **options)) == ours.removesuffix(
-        generation_prompt(thinking) if prompt else ""
-    )
+    whole = render(messages, **options)
+    assert "".join(segment for segment, _ in render_with_mask(messages, **options)) == whole
 
 
+@pytest.mark.parametrize("template", TEMPLATES)
 @settings(deadline=None)
-@given(conversation)
-def test_every_trained_segment_follows_a_generation_prompt(messages: list[dict[str, Any]]) -> None:
+@given(conversation, declared)
+def test_every_trained_segment_follows_the_prompt_at_inference(
+    template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> None:
+    """What is before a trained segment ends in a generation prompt, and is what the template makes of the messages
+    before that turn, if nothing after it changed them."""
     before = ""
-    for segment, trained in render_with_mask(messages):
+    end = "<SPECIAL_12>" if template == "nano2" else "<|im_end|>"
+    last_trained = None
+    for segment, trained in render_with_mask(messages, tools=tools, template=template):
         if trained:
-            assert before.endswith((generation_prompt(True), generation_prompt(False)))
-            assert segment.endswith("<|im_end|>")
+            assert before.endswith((generation_prompt(True, template), generation_prompt(False, template)))
+            assert segment.endswith(end)
+            last_trained = before
         before += segment
+    if messages[-1]["role"] == "assistant":
+        thinks = render(messages, tools=tools, template=template).startswith(
+            render(messages[:-1], tools=tools, template=template, add_generation_prompt=True, enable_thinking=True)
+        )
+        at_inference = render(
+            messages[:-1], tools=tools, template=template, add_generation_prompt=True, enable_thinking=thinks
+        )
+        # nano2 asks for reasoning in the text; a turn without any is trained behind the empty tags all the same.
+        if template == "nano2":
+            at_inference = at_inference.removesuffix("<think>\n").removesuffix("<think></think>")
+            assert last_trained is not None and last_trained.startswith(at_inference)
+        elif not any(m.get("reasoning_content") for m in messages[:-1]):
+            assert last_trained == at_inference
 
 
-def test_transformers_applies_the_same_template() -> None:
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_transformers_applies_the_same_template(template: str) -> None:
     chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
     messages = [USER, THOUGHT, USER]
     rendered, _ = chat_template_utils.render_jinja_template(
-        [messages], chat_template=template_source(), add_generation_prompt=True
+        [messages], chat_template=template_source(template), add_generation_prompt=True
     )
-    assert rendered == [render(messages, add_generation_prompt=True)]
+    assert rendered == [render(messages, add_generation_prompt=True, template=template)]
+
+
+def test_nano2_as_its_card_shows_it() -> None:
+    system = {"role": "system", "content": "Be brief. /no_think"}
+    opened = "<SPECIAL_10>System\nBe brief.\n<SPECIAL_11>User\n2+2?\n"
+    assert render([system, USER], template="nano2", add_generation_prompt=True) == (
+        opened + "<SPECIAL_11>Assistant\n<think></think>"
+    )
+    # The last word counts, and neither is left in the text.
+    asks = {"role": "user", "content": "/think 3+3?"}
+    text = render([system, USER, THOUGHT, asks, THOUGHT], template="nano2")
+    assert text == (
+        opened + "<SPECIAL_11>Assistant\n4\n<SPECIAL_12>\n<SPECIAL_11>User\n3+3?\n"
+        "<SPECIAL_11>Assistant\n<think>\ntwo and two\n</think>\n\n4\n<SPECIAL_12>\n"
+    )
+    assert [
+        text for text, trained in render_with_mask([USER, THOUGHT, asks, THOUGHT], template="nano2") if trained
+    ] == ["two and two\n</think>\n\n4\n<SPECIAL_12>"]
+    # Without a word about it the model reasons; reasoning that was not asked for is left out.
+    assert "<think>\ntwo" in render([USER, THOUGHT], template="nano2")
+    assert render([system, USER, THOUGHT], template="nano2").endswith("<think></think>4\n<SPECIAL_12>\n")
+
+
+def test_tools_of_nano2() -> None:
+    tool = {"name": "add", "parameters": {"type": "object"}}
+    step = {"role": "assistant", "content": "Let me see.", "tool_calls": [{"name": "add", "arguments": {"a": 2}}] * 2}
+    answers = [{"role": "tool", "content": "6"}, {"role": "tool", "content": "7"}]
+    text = render([USER, step, *answers, THOUGHT], tools=[tool], template="nano2")
+    assert '<AVAILABLE_TOOLS>[{"name": "add", "parameters": {"type": "object"}}]</AVAILABLE_TOOLS>' in text
+    assert (
+        "<SPECIAL_11>Assistant\nLet me see.\n\n"
+        '<TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "add", "arguments": {"a": 2}}]</TOOLCALL>\n'
+        "<SPECIAL_12>\n<SPECIAL_11>User\n<TOOL_RESPONSE>[6, 7]</TOOL_RESPONSE>\n<SPECIAL_11>Assistant\n<think>\n"
+    ) in text
+
+
+def test_super3_as_its_template_writes_it() -> None:
+    opened = "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n2+2?"
+    assert render([USER, THOUGHT], template="super3") == (
+        opened + "<|im_end|>\n<|im_start|>assistant\n<think>\ntwo and two\n</think>\n4<|im_end|>\n"
+    )
+    assert render([USER], template="super3", low_effort=True, add_generation_prompt=True) == (
+        opened + "\n\n{reasoning effort: low}<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    )
+    text = render([USER, THOUGHT, USER, THOUGHT], template="super3", low_effort=True)
+    assert text.count("low}") == 1 and text.index("low}") > text.index("<think></think>\n4<|im_end|>")
+
+
+def test_tools_of_super3() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "description": " first ", "minimum": 0, "enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    step = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": True, "b": [1]}}]}
+    text = render([USER, step], tools=[{"name": "add", "parameters": parameters}], template="super3")
+    assert (
+        "<tools>\n<function>\n<name>add</name>\n<parameters>\n<parameter>\n<name>a</name>\n<type>integer</type>\n"
+        "<description>first</description>\n<enum>[1, 2]</enum>\n<minimum>0</minimum>\n</parameter>\n"
+        '<additionalProperties>False</additionalProperties>\n<required>["a"]</required>\n</parameters>\n</function>\n'
+        "</tools>"
+    ) in text
+    assert text.endswith(
+        "<|im_start|>assistant\n<think></think>\n<tool_call>\n<function=add>\n<parameter=a>\nTrue\n</parameter>\n"
+        "<parameter=b>\n[1]\n</parameter>\n</function>\n</tool_call>\n<|im_end|>\n"
+    )
+
+
+def test_a_switch_that_a_template_does_not_have() -> None:
+    with pytest.raises(UserError, match="template nano3 has no switch low_effort; super3 has"):
+        render([USER], low_effort=True)
+    with pytest.raises(UserError, match="nano2 drops the reasoning of earlier turns always"):
+        render([USER], template="nano2", truncate_history_thinking=False)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +293,7 @@ def test_parse_inverts_render(reasoning: str, answer: str) -> None:
 def test_misspelt_template_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match="unknown chat template 'nanno3', did you mean 'nano3'"):
         render([USER], template="nanno3")
-    with pytest.raises(UserError, match="templates are nano3"):
+    with pytest.raises(UserError, match="templates are nano2, nano3, super3"):
         template_source("zzz")
 
 
@@ -174,6 +315,87 @@ def test_malformed_messages_are_refused(messages: list[Any], complaint: str) -> 
         render(messages)
 
 
-def test_schema_lists_the_templates_there_are() -> None:
-    schema = pytest.importorskip("nemotron.recipes.nano3.stage1_sft.data_schema")
-    assert schema.SFTDataConfig.model_fields["chat_template"].annotation.__args__ == TEMPLATES
+ADD = {"name": "add", "parameters": {"type": "object"}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}
+ANSWER = {"role": "tool", "content": "4"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "reason", "complaint"),
+    [
+        ([USER], None, "no assistant turn", "no assistant turn"),
+        ([{"role": "human", "content": "x"}, THOUGHT], None, "unknown role", "message 0: unknown role 'human'"),
+        ([USER, {"role": "assistant"}], None, "malformed messages", "content must be text"),
+        ([USER, CALL, ANSWER], None, "tool without declaration", "message 1: calls 'add', which is not declared"),
+        ([USER, CALL], [{"name": "adds"}], "tool without declaration", "meant 'adds'?"),
+        ([USER, ANSWER, THOUGHT], [ADD], "tool response without call", "message 1: a tool response without a call"),
+        ([USER, CALL, ANSWER, ANSWER], [ADD], "tool response without call", "message 3: a tool response"),
+        ([USER, CALL, USER, ANSWER], [ADD], "tool response without call", "message 3: a tool response"),
+        ([USER, THOUGHT], [{"description": "x"}], "malformed tools", "tool 0: a tool is an object with a name"),
+        ([USER, THOUGHT], [{"name": "f", "parameters": []}, "f"], "malformed tools", "tool 1: a tool is an object"),
+        ([USER, THOUGHT], [{"name": "f", "parameters": {"properties": {"x": 1}}}], "malformed tools", "tool 0: "),
+    ],
+)
+def test_what_cannot_be_trained_on(messages: list[Any], tools: list[Any] | None, reason: str, complaint: str) -> None:
+    with pytest.raises(UntrainableError, match=complaint.replace("?", "[?]")) as raised:
+        check_conversation(messages, tools)
+    assert raised.value.reason == reason
+
+
+def test_calls_that_are_declared_and_answered_pass() -> None:
+    check_conversation([USER, CALL, ANSWER, THOUGHT, USER, CALL], [{"type": "function", "function": ADD}])
+    check_conversation([USER, CALL, THOUGHT], [ADD])  # a call need not be answered: the conversation may go on without
+
+
+def test_messages_as_they_are_published() -> None:
+    called = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    assert normalize_messages(json.dumps([USER, {**CALL, "tool_calls": [called], "name": None}])) == [
+        USER,
+        {**CALL, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
+    ]
+    inline = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4", "tool_calls": []}
+    assert normalize_messages([inline]) == [THOUGHT]
+    assert normalize_messages([{**inline, "content": "<think></think>4"}]) == [{"role": "assistant", "content": "4"}]
+    quoted = {"role": "assistant", "content": "the tags <think> and </think>"}
+    assert normalize_messages([quoted]) == [quoted]
+    parts = {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
+    assert normalize_messages([parts]) == [USER]
+    assert normalize_messages("no list") == "no list" and normalize_messages([3]) == [3]
+    assert normalize_tools(json.dumps([json.dumps(ADD)])) == [ADD]
+    assert normalize_tools(None) is normalize_tools([]) is normalize_tools("null") is None
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | text | st.sampled_from(['{"a": 1}', '["x"]', '{"a": "\\ud800"}']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=5,
+)
+loose_call = st.dictionaries(st.sampled_from(["name", "arguments", "function", "id"]), anything, max_size=3) | anything
+loose_message = (
+    st.dictionaries(st.sampled_from(["content", "reasoning_content", "name"]), anything, max_size=3).flatmap(
+        lambda rest: st.builds(
+            lambda role, calls: {"role": role, **rest, **({"tool_calls": calls} if calls is not None else {})},
+            st.sampled_from(["system", "user", "assistant", "tool", "x", None]),
+            st.none() | st.lists(loose_call, max_size=2) | anything,
+        )
+    )
+    | anything
+)
+loose_tool = st.dictionaries(st.sampled_from(["name", "function", "description", "parameters"]), anything, max_size=3)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(assistant | other | loose_message, max_size=4) | anything,
+    st.none() | st.lists(loose_tool | tool) | anything,
+)
+def test_whatever_a_record_holds_it_is_refused_or_rendered(messages: Any, tools: Any) -> None:
+    messages, tools = normalize_messages(messages), normalize_tools(tools)
+    try:
+        check_conversation(messages if isinstance(messages, list) else [messages], tools)
+    except UntrainableError as error:
+        assert error.reason and "\n" not in error.message
+        return
+    for template in TEMPLATES:
+        render(messages, tools=tools, template=template).encode()
+        assert render(messages, tools=tools, template=template) == jinja_render(messages, template, tools=tools)

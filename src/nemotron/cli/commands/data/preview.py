@@ -1,0 +1,57 @@
+"""nemotron data preview: which tokens a model would be trained on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from nemo_runspec.errors import debugging
+from nemotron.cli.recipe_dir import recipe_dir
+
+
+def preview(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="Conversations (file, folder, hf://…, s3://…), packed Parquet (file, folder), or a packed artifact."
+        ),
+    ] = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sequences or rows to show.")] = 3,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="Sequences or rows to leave out before.")] = 0,
+    template: Annotated[str, typer.Option("--template", help="nano2, nano3 or super3.")] = "nano3",
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder with tokenizer.json, or hf://ORG/MODEL.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="messages=COLUMN,tools=COLUMN where they are called otherwise.")
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Token ids, too.")] = False,
+) -> None:
+    """Show tokens and loss mask of conversations, or of rows that are packed.
+
+    Trained tokens are green, context is grey; neighbours differ in shade. Without colours (NO_COLOR, not a terminal)
+    trained text stands between {+ and +}.
+
+    \b
+    Examples:
+      nemotron data preview chats.jsonl --template super3 -n 1
+      nemotron data preview pack-data-tiny
+    """
+    from nemo_runspec.execution.local import local_environment
+
+    arguments = [f"--number={number}", f"--skip={skip}", f"--template={template}"]
+    if tokenizer is not None:
+        arguments.append(f"--tokenizer={tokenizer}")
+    if columns is not None:
+        arguments.append(f"--columns={columns}")
+    if ids:
+        arguments.append("--ids")
+    if debugging():
+        arguments.append("--debug")
+    if source is not None:
+        arguments += ["--", source]
+    script = recipe_dir("tools") / "data_preview.py"
+    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))

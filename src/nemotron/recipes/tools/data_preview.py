@@ -1,0 +1,253 @@
+"""Which tokens a model is trained on: python data_preview.py SOURCE [--number 3] [--template nano3] [--tokenizer DIR]
+
+SOURCE is a file, folder or address of conversations, which are rendered and tokenised here; packed Parquet rows, a file
+or a folder of them; or a reference of a packed artifact. On a terminal trained tokens are green and context is grey,
+each token in another shade than its neighbour; elsewhere, or with NO_COLOR, trained text stands between {+ and +}.
+`nemotron data preview` starts this script. This is a tool and no step of a recipe: it publishes nothing and carries no
+runspec block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from nemo_runspec.artifacts.naming import SCHEME, hint_for
+from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.errors import UserError, nearest, run_main
+from nemotron.data_prep.chat_spool import ChatSource, as_conversation
+from nemotron.data_prep.conversations import training_spans
+from nemotron.data_prep.packing import PACKED_SCHEMA, encode_conversations
+from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, list_files, pieces_of, read_piece, where
+from nemotron.data_prep.tokenizer import find_tokenizer, tokenizer_from
+from nemotron.kit import SFTPack
+from nemotron.kit.chat import UntrainableError, check_conversation, required_tokens, template_source
+
+FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
+FIELDS = ("messages", "tools")
+RESET = "\x1b[0m"
+# Each kind of token in two shades, so that their borders are seen.
+TRAINED, CONTEXT = ("\x1b[30;42m", "\x1b[30;102m"), ("\x1b[90m", "\x1b[37m")
+RULE = "\x1b[36m"
+
+
+class Row(NamedTuple):
+    """What is shown together: a conversation, or a packed row with where each of its sequences starts."""
+
+    title: str
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    starts: list[int]
+
+
+class Place(NamedTuple):
+    """What SOURCE was found to be. `tokenizer`: the one that lies with an artifact."""
+
+    title: str
+    packed: list[Path]
+    files: list[SourceFile]
+    tokenizer: str | None
+
+
+# --- What is to be shown ----------------------------------------------------------------------------------------------
+
+
+def find(source: str | None) -> Place:
+    """UserError: there is nothing of that name, or it is neither conversations nor packed rows."""
+    if source is None:
+        raise UserError(
+            "preview of what? give a file, a folder or an address of conversations, packed Parquet, or an artifact"
+        )
+    path = Path(source).expanduser()
+    if path.is_file() or path.is_dir():
+        packed = [file for file in sorted([path] if path.is_file() else path.rglob("*.parquet")) if is_packed(file)]
+        if packed:
+            return Place(source, packed, [], _tokenizer_beside(path))
+        return Place(source, [], list_files([source], FORMATS), None)
+    registry = Registry.default()
+    artifact, artifacts = re.split("[:@]", source.removeprefix(SCHEME))[0], registry.names()
+    if source.startswith(SCHEME) or artifact in artifacts or (hint_for(artifact) and "/" not in source):
+        version = registry.resolve(source)
+        if version.record["type"] != "SFTPack":
+            raise UserError(f"artifact {version.ref} holds no packed conversations: a {version.record['type']}")
+        dataset = SFTPack.load(version.ref)
+        paths = [path for path in (dataset.train_path, dataset.valid_path, dataset.test_path) if path is not None]
+        packed = [file for path in paths for file in ([path] if path.is_file() else sorted(path.glob("*.parquet")))]
+        tokenizer = str(dataset.tokenizer_path) if dataset.tokenizer_path is not None else None
+        return Place(f"artifact {version.ref}", packed, [], tokenizer)
+    if "://" not in source and not re.search(r"[*?\[]", source):
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = nearest(source, [*siblings, *artifacts])
+        raise UserError(f"no file, folder or artifact {source!r}", f"did you mean {near}?" if near else None)
+    return Place(source, [], list_files([source], FORMATS), None)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is Parquet with the columns of packed rows."""
+    if path.suffix != ".parquet":
+        return False
+    try:
+        return set(PACKED_SCHEMA.names) <= set(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+
+
+def _tokenizer_beside(path: Path) -> str | None:
+    """The tokenizer in the payload that a packed file lies in."""
+    for folder in (path, *path.parents[:2]):
+        if (folder / "tokenizer" / "tokenizer.json").is_file():
+            return str(folder / "tokenizer")
+    return None
+
+
+def packed_rows(files: Iterable[Path]) -> Iterator[Row]:
+    """Rows of packed Parquet, one at a time."""
+    for file in files:
+        number = 0
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=1, columns=PACKED_SCHEMA.names):
+                ids, mask, starts = (batch.column(name)[0].values.to_numpy() for name in PACKED_SCHEMA.names)
+                title = f"{file.name} row {number}: {len(starts)} sequences"
+                yield Row(title, ids, mask, starts.tolist())
+                number += 1
+
+
+def conversation_rows(
+    files: list[SourceFile], template: str, tokenizer: Tokenizer, columns: dict[str, str]
+) -> Iterator[Row]:
+    """Conversations as they would be trained, span by span; one that cannot be says why on stderr."""
+    source = ChatSource("preview", Reading(on_error="skip", columns=columns, required=(), present=("messages",)))
+    for piece in (piece for file in files for piece in pieces_of(file, 2**24)):
+        report = ReadReport()
+        for record in read_piece(piece, source.reading, report):
+            place = where(piece, record.index)
+            conversation = as_conversation(record.value, source)
+            try:
+                check_conversation(conversation.messages, conversation.tools)
+            except UntrainableError as error:
+                print(f"{place}: {error.message}", file=sys.stderr)
+                continue
+            spans = list(training_spans(conversation, template))
+            for number, (ids, mask) in enumerate(encode_conversations(spans, tokenizer, template), start=1):
+                of = f", sequence {number} of {len(spans)}" if len(spans) > 1 else ""
+                yield Row(f"{place}{of}", ids, mask, [0])
+        for sample in report.samples:
+            print(f"{sample['where']}: {sample['reason']}", file=sys.stderr)
+
+
+# --- How it looks -----------------------------------------------------------------------------------------------------
+
+
+def pieces_of_text(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text of each token; a character whose bytes are spread over several tokens stands at the last of them."""
+    pieces: list[str] = []
+    begin = 0
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[begin:end], skip_special_tokens=False)
+        if text.endswith("\ufffd") and end - begin < 8 and end < len(ids):
+            pieces.append("")
+            continue
+        pieces.append(text)
+        begin = end
+    return pieces
+
+
+def colour(row: Row, texts: list[str], ids: bool) -> str:
+    """Tokens in their shades. A line break is shown before it breaks the line."""
+    out = []
+    # The mask is aligned to labels: whether token i + 1 is trained stands at i.
+    for i, text in enumerate(texts):
+        trained = i > 0 and i not in row.starts and bool(row.loss_mask[i - 1])
+        if i in row.starts and i:
+            out.append(f"{RESET}\n{RULE}--- sequence at {i} ---{RESET}\n")
+        shade = (TRAINED if trained else CONTEXT)[i % 2]
+        shown = text.replace("\n", f"\\n{RESET}\n{shade}")
+        number = f"[{row.input_ids[i]}]" if ids else ""
+        out.append(f"{shade}{shown}{number}{RESET}")
+    return "".join(out)
+
+
+def plain(row: Row, texts: list[str], ids: bool) -> str:
+    """Trained text between {+ and +}; with `ids` every token behind its number."""
+    out = []
+    inside = False
+    for i, text in enumerate(texts):
+        trained = i > 0 and i not in row.starts and bool(row.loss_mask[i - 1])
+        if inside and not trained:
+            out.append("+}")
+        if i in row.starts and i:
+            out.append(f"\n--- sequence at {i} ---\n")
+        if trained and not inside:
+            out.append("{+")
+        inside = trained
+        out.append(f"[{row.input_ids[i]}]{text}" if ids else text)
+    return "".join(out) + ("+}" if inside else "")
+
+
+def main() -> None:
+    """Show rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="?")
+    parser.add_argument("--number", type=int, default=3)
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--template", default="nano3")
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--columns")
+    parser.add_argument("--ids", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    arguments = parser.parse_args()
+    template_source(arguments.template)  # UserError: misspelt
+    columns = _columns(arguments.columns)
+    place = find(arguments.source)
+    location = arguments.tokenizer or place.tokenizer
+    if location is None:
+        raise UserError("which tokenizer? give --tokenizer=FOLDER, or hf://ORG/MODEL")
+    tokenizer = tokenizer_from(find_tokenizer(location).json_text())
+    if place.files:
+        for token in required_tokens(arguments.template):
+            if len(tokenizer.encode(token, add_special_tokens=False).ids) != 1:
+                raise UserError(f"tokenizer {location} has no token {token}, which {arguments.template} needs")
+    rows = (
+        packed_rows(place.packed)
+        if place.packed
+        else conversation_rows(place.files, arguments.template, tokenizer, columns)
+    )
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    shown = 0
+    for row in islice(rows, arguments.skip, arguments.skip + arguments.number):
+        shown += 1
+        trained = int(row.loss_mask.sum(dtype=np.int64))
+        title = f"=== {row.title}: {len(row.input_ids)} tokens, {trained} of them trained ==="
+        texts = pieces_of_text(tokenizer, row.input_ids.tolist())
+        print(f"{RULE}{title}{RESET}" if coloured else title)
+        print(colour(row, texts, arguments.ids) if coloured else plain(row, texts, arguments.ids), end="\n\n")
+    if not shown:
+        raise UserError(
+            f"{place.title}: nothing to show" + (f" after the first {arguments.skip}" * bool(arguments.skip))
+        )
+
+
+def _columns(given: str | None) -> dict[str, str]:
+    columns = {field: field for field in FIELDS}
+    for word in (given or "").split(",") if given else ():
+        field, separator, column = word.partition("=")
+        if field not in FIELDS or not separator or not column:
+            raise UserError(f"--columns={given}: write messages=COLUMN or tools=COLUMN, with commas between")
+        columns[field] = column
+    return columns
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

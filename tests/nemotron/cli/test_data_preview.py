@@ -1,0 +1,140 @@
+"""`data preview`: what it shows of conversations and of packed rows, with and without colours, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.data_prep.conversations import Conversation
+from nemotron.data_prep.packing import pack, tokenize_conversations
+from nemotron.data_prep.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from nemotron.kit import SFTPack
+
+Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+SAID = {"role": "assistant", "content": "It is 4, é.", "reasoning_content": "two and two"}
+MESSAGES = [{"role": "user", "content": "2+2?"}, SAID, {"role": "user", "content": "Sure?"}, SAID]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer([json.dumps(MESSAGES)] * 5, 300), folder, model_max_length=512)
+    return folder
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    bad = {"messages": [{"role": "user", "content": "no answer"}]}
+    path.write_text(
+        "".join(json.dumps(record) + "\n" for record in ({"messages": MESSAGES}, bad, {"talk": MESSAGES[:2]}))
+    )
+    return path
+
+
+def test_trained_text_is_marked(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 2")
+    assert done.returncode == 0, done.stderr
+    titles = re.findall(r"^=== (.*) ===$", done.stdout, re.MULTILINE)
+    assert [title.removeprefix(str(chats)).partition(": ")[0] for title in titles] == [
+        ":1, sequence 1 of 2",
+        ":1, sequence 2 of 2",
+    ]
+    shown = done.stdout.split(" ===\n")[1:]
+    asked = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    assert shown[0].startswith(f"{asked}<think>\n{{+two and two\n</think>\nIt is 4, é.<|im_end|>+}}\n\n\n")
+    assert shown[1].startswith(f"{asked}<think></think>It is 4, é.<|im_end|>\n<|im_start|>user\nSure?")
+    assert "\x1b" not in done.stdout
+
+
+def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 9")
+    assert "chats.jsonl:2: no assistant turn" in done.stderr and "chats.jsonl:3: " in done.stderr
+    renamed = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --columns=messages=talk")
+    assert renamed.stdout.startswith(f"=== {chats}:3: ")
+
+
+def test_packed_rows_and_their_artifact(
+    nemotron: Nemotron, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = tmp_path / "payload"
+    payload.mkdir()
+    conversations = [Conversation("x", [{"role": "user", "content": str(i)}, SAID], "train") for i in range(6)]
+    items = list(tokenize_conversations(conversations, load_tokenizer(tokenizer)))
+    pack(items, 2 * len(items[0].input_ids) + 2, payload / "train.parquet")
+    by_file = nemotron(f"data preview {payload / 'train.parquet'} --tokenizer {tokenizer} --skip 1 -n 1")
+    assert by_file.stdout.startswith("=== train.parquet row 1: 2 sequences: "), by_file.stderr
+    assert by_file.stdout.count("{+two and two") == 2
+    border = re.search(r"\n--- sequence at (\d+) ---\n<\|im_start\|>user", by_file.stdout)
+    assert border and int(border[1]) == len(items[0].input_ids)
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "registry"))
+    SFTPack(
+        path=payload, num_examples=6, train_path=payload / "train.parquet", tokenizer_path=tokenizer, seq_len=999
+    ).save("my-pack")
+    by_name = nemotron("data preview my-pack -n 9", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
+    assert by_name.returncode == 0, by_name.stderr
+    assert by_name.stdout.count("{+two and two") == 6
+
+
+def test_ids(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --ids")
+    ids = [int(number) for number in re.findall(r"\[(\d+)\]", done.stdout)]
+    text = load_tokenizer(tokenizer).decode(ids, skip_special_tokens=False)
+    assert text.startswith("<|im_start|>user\n2+2?<|im_end|>") and "é" in text
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colours_only_on_a_terminal_that_wants_them(no_color: bool, tokenizer: Path, chats: Path) -> None:
+    script = recipe_dir("tools") / "data_preview.py"
+    words = [sys.executable, str(script), str(chats), f"--tokenizer={tokenizer}", "--number=1"]
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    environment |= {"PYTHONPATH": str(Path(script).parents[3]), **({"NO_COLOR": "1"} if no_color else {})}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(words, stdout=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the end, on Linux
+                break
+            if not part:
+                break
+            written += part
+    os.close(ours)
+    assert process.returncode == 0
+    text = written.decode().replace("\r\n", "\n")
+    if no_color:
+        assert "\x1b" not in text and "{+two and two" in text
+        return
+    assert "{+" not in text
+    green = "".join(re.findall(r"\x1b\[30;(?:42|102)m([^\x1b]*)", text))
+    assert green == "two and two\\n\n</think>\\nIt is 4, é.<|im_end|>".replace("\\n\n", "\\n")
+    assert re.sub(r"\x1b\[[\d;]*m", "", text).startswith(f"=== {chats}:1, sequence 1 of 2: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "preview of what?"),
+        ("chats.jsonl", "which tokenizer? give --tokenizer=FOLDER"),
+        ("chats.json --tokenizer {tokenizer}", "no file, folder or artifact 'chats.json'\ndid you mean chats.jsonl?"),
+        ("chats.jsonl --template supr3", "unknown chat template 'supr3', did you mean 'super3'?"),
+        ("chats.jsonl --template nano2 --tokenizer {tokenizer}", "has no token <SPECIAL_10>, which nano2 needs"),
+        ("chats.jsonl --tokenizer {tokenizer} --skip 50", "nothing to show after the first 50"),
+        ("chats.jsonl --tokenizer {tokenizer} --columns=message=x", "write messages=COLUMN or tools=COLUMN"),
+        ("nano3-sft-data-tiny", "no artifact 'nano3-sft-data-tiny'"),
+    ],
+)
+def test_a_mistake_is_refused(words: str, message: str, nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = nemotron(f"data preview {words.format(tokenizer=tokenizer)}")
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

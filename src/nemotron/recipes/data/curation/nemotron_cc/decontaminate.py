@@ -56,7 +56,6 @@ from nemotron.data_prep.curation_step import (
 )
 from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits, words
 from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.shards import freeze, run_shards
 from nemotron.data_prep.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
 from nemotron.stack.environments import evaluation_prompts
@@ -88,9 +87,7 @@ def main() -> None:
         # --- Look for it; then drop, now that boilerplate is known --------------------------------------------------
         plan = plan_step(files, {"step": "decontaminate", **cfg.model_dump(exclude={"run"})})
         with run.phase("look"):
-            freeze(plan, hit_dir)
-            for _ in run_shards(plan, hit_dir, steps.hit_shard, protected, engine):
-                pass
+            collect(plan, hit_dir, steps.hit_shard, protected, engine)
             leaks = steps.leaks_of(plan, hit_dir, decontaminator)
         with run.phase("drop"):
             table = collect(plan, work_dir, steps.drop_shard, leaks, engine)

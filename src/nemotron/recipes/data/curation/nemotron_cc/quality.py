@@ -58,7 +58,7 @@ from nemotron.data_prep.curation_step import (
 )
 from nemotron.data_prep.documents import split_of, stable_hash
 from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.shards import Plan, freeze, run_shards
+from nemotron.data_prep.shards import Plan
 from nemotron.data_prep.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Train the classifiers, score, label and publish the documents."""
     cfg: QualityConfig = load_script_config(__file__, inputs=read_pipe)
-    training = cfg.training
+    training, labels = cfg.training, {str(label): low for label, low in cfg.labels.items()}
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         files = list_documents(Dataset.load(cfg.run.data).path)
@@ -99,12 +99,10 @@ def main() -> None:
         # --- Scores of all documents; where the buckets begin follows from them -------------------------------------
         plan = plan_step(files, {"step": "quality", "classifier": ensemble.digest, **cfg.model_dump(exclude={"run"})})
         with run.phase("score"):
-            freeze(plan, score_dir)
-            for _ in run_shards(plan, score_dir, quality_step.score_shard, ensemble, engine):
-                pass
+            collect(plan, score_dir, quality_step.score_shard, ensemble, engine)
             thresholds = quality_step.thresholds_of(plan, score_dir)
         with run.phase("label"):
-            buckets = quality_step.Buckets(thresholds, cfg.labels, cfg.min_bucket, score_dir)
+            buckets = quality_step.Buckets(thresholds, labels, cfg.min_bucket, score_dir)
             table = collect(plan, work_dir, quality_step.label_shard, buckets, engine)
         print(table, file=sys.stderr)
 
@@ -179,7 +177,7 @@ def _measure(
     }
     aucs = {name: quality.auc_interval(values, good, seed=cfg.seed)._asdict() for name, values in candidates.items()}
     reliability = {name: quality.reliability(table[:, column], good) for column, name in enumerate(quality.CLASSIFIERS)}
-    by_label = quality.quality_by_label(buckets, good, cfg.labels)
+    by_label = quality.quality_by_label(buckets, good, {str(label): low for label, low in cfg.labels.items()})
 
     print(f"held-out pages: {len(good)}, good ones: {int(good.sum())}", file=sys.stderr)
     for name, interval in aucs.items():

@@ -9,12 +9,13 @@ from __future__ import annotations
 import glob
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-LABELS = {"low": 0, "medium-low": 7, "medium": 12, "medium-high": 18, "high": 19}
+Label = Literal["low", "medium-low", "medium", "medium-high", "high"]
+LABELS: dict[Label, int] = {"low": 0, "medium-low": 7, "medium": 12, "medium-high": 18, "high": 19}
 
 
 class Group(BaseModel):
@@ -94,14 +95,14 @@ class QualityConfig(Group):
     run: QualityRun
     seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    labels: dict[str, int] = Field(
+    labels: dict[Label, int] = Field(
         default_factory=lambda: dict(LABELS), description="label -> its lowest bucket of 0 to 19 (paper)"
     )
     min_bucket: int = Field(0, ge=0, le=19, description="documents of lower buckets are dropped (paper: 0, none)")
 
     @field_validator("labels")
     @classmethod
-    def _labels_cover_all(cls, labels: dict[str, int]) -> dict[str, int]:
+    def _labels_cover_all(cls, labels: dict[Label, int]) -> dict[Label, int]:
         lows = sorted(labels.values())
         if not lows or lows[0] != 0 or lows[-1] > 19 or len(set(lows)) != len(lows):
             raise ValueError("the lowest buckets must be different, between 0 and 19, and one of them 0")
@@ -205,12 +206,26 @@ class FiltersConfig(Group):
     duplicate_9gram_chars: LimitConfig | None = _limit(_at_most(0.11), "share of characters (Gopher)")
     duplicate_10gram_chars: LimitConfig | None = _limit(_at_most(0.10), "share of characters (Gopher)")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_the_other_limit(cls, given: Any) -> Any:
+        # `filters.word_count.low=30` alone leaves `high` as it is.
+        if not isinstance(given, dict):
+            return given
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        return {
+            name: defaults[name].model_dump() | value
+            if isinstance(value, dict) and isinstance(defaults.get(name), LimitConfig)
+            else value
+            for name, value in given.items()
+        }
+
 
 class HeuristicsConfig(Group):
     """`nemotron data curate heuristics`."""
 
     run: HeuristicsRun
-    exempt: list[str] = Field(["high"], description="quality labels whose documents are not filtered (paper: high)")
+    exempt: list[Label] = Field(["high"], description="quality labels whose documents are not filtered (paper: high)")
     filters: FiltersConfig = Field(default_factory=FiltersConfig)
 
 
@@ -297,7 +312,7 @@ class EndpointConfig(Group):
 class RuleConfig(Group):
     """Which documents a style is for. Words here, tokens there: Curator counts three words as four tokens, roughly."""
 
-    labels: list[str] = Field(min_length=1, description="quality labels")
+    labels: list[Label] = Field(min_length=1, description="quality labels")
     max_input_words: int = Field(ge=20, description="of a text that is sent at once; a longer one is cut")
     max_output_tokens: int = Field(ge=16, description="of an answer")
 

@@ -42,7 +42,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import run_main
+from nemo_runspec.errors import RunFailed, run_main
 from nemotron.data_prep import rephrasing
 from nemotron.data_prep.curation_step import StepTable, list_documents, plan_step, publish_step
 from nemotron.data_prep.engines import SerialEngine
@@ -97,6 +97,13 @@ def main() -> None:
                 f"{total.prompt_tokens} tokens read, {total.completion_tokens} written, "
                 f"{sum(total.retries.values())} repeated, {sum(total.failures.values())} failed",
                 file=sys.stderr,
+            )
+
+        if not any(total.requests for total in usage.values()):
+            wanted = sorted({label for rule in rules for label in rule.labels})
+            raise RunFailed(
+                f"no document of quality {' or '.join(wanted) or '(no style is set)'}, so nothing to rephrase",
+                "the quality step writes `quality` into documents; styles.STYLE.labels says which ones a style takes",
             )
 
         # --- Publish ------------------------------------------------------------------------------------------------

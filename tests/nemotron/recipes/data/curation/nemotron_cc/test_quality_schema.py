@@ -64,6 +64,23 @@ def test_the_limits_are_those_of_the_papers() -> None:
     assert filters.lines_with_end_mark is None and filters.short_lines is None  # FineWeb's
 
 
+def test_one_limit_alone_leaves_the_other_as_it_is() -> None:
+    filters = schema.FiltersConfig.model_validate(
+        {"word_count": {"low": 30}, "digits": None, "short_lines": {"high": 1}}
+    )
+    assert filters.word_count == schema.LimitConfig(low=30, high=100_000)
+    assert filters.digits is None and filters.short_lines == schema.LimitConfig(high=1)
+    assert schema.FiltersConfig.model_validate({"word_count": {"high": None}}).word_count == schema.LimitConfig(low=50)
+
+
+def test_misspelt_labels_are_refused() -> None:
+    run = {"data": "a", "output": "b"}
+    with pytest.raises(ValidationError, match="medium-high"):
+        schema.HeuristicsConfig.model_validate({"run": run, "exempt": ["medium_high"]})
+    with pytest.raises(ValidationError):
+        schema.RuleConfig.model_validate({"labels": ["hihg"], "max_input_words": 100, "max_output_tokens": 100})
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -87,7 +104,7 @@ def test_good_addresses() -> None:
 
 def test_labels_must_cover_all_buckets() -> None:
     run = {"data": "a", "output": "b", "truth": "t"}
-    for labels in ({}, {"low": 1}, {"low": 0, "high": 20}, {"low": 0, "also": 0}):
+    for labels in ({}, {"low": 1}, {"low": 0, "high": 20}, {"low": 0, "high": 0}, {"low": 0, "best": 19}):
         with pytest.raises(ValidationError):
             schema.QualityConfig.model_validate({"run": run, "labels": labels})
     with pytest.raises(ValidationError, match="nothing to learn from"):

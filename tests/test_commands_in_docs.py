@@ -13,6 +13,7 @@ import pytest
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.script import load_script_config
+from nemotron.cli.commands.data.curate import STEPS
 from nemotron.cli.main import _run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +26,11 @@ SCRIPTS = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != 
 COMMAND = re.compile(r"^ *((?:nemotron|python \S*\.py) [^`\n]+)$|`((?:nemotron|python \S*\.py) [^`]+)`", re.MULTILINE)
 # Placeholders (CONFIG, […], …), pipes, and words after a command that are prose.
 SCHEMATIC = re.compile(r"\b[A-Z]{3,}\b|[…|]|\[-|&&")
-RUNS = re.compile(r"nemotron nano3 (pipe|data prep (pretrain|sft|rl)|pretrain|sft|rl( rlvr)?|eval)( |$)")
+RUNS = re.compile(
+    r"nemotron (nano3 (pipe|data prep (pretrain|sft|rl)|pretrain|sft|rl( rlvr)?|eval)|data (tokenize|pack|curate))( |$)"
+)
+# Commands that start a script which is no step of a recipe.
+TOOLS = (["nano3", "chat"], ["nano3", "model"], ["models", "show"], ["data", "inspect"], ["data", "preview"])
 
 
 def commands() -> dict[str, tuple[Path, str]]:
@@ -46,31 +51,53 @@ class Started(BaseException):
     """Raised where a script would take this process's place."""
 
 
-@pytest.fixture(autouse=True)
-def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a user's own files to run in, and a registry that has what the commands read."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("notes/note.md", "notes/note.jsonl", "chats.jsonl", "tasks.jsonl"):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).touch()
-    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
-    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
-    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(ROOT / "env.example.toml"))
-    registry = Registry(tmp_path / "artifacts")
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry that has what the commands read; they only look."""
+    root = tmp_path_factory.mktemp("artifacts")
+    payload = tmp_path_factory.mktemp("payload")
+    (payload / "evaluation").mkdir()
+    (payload / "evaluation" / "set.jsonl").touch()
+    (payload / "tokenizer.json").touch()
+    registry = Registry(root)
     record = {
         "type": "Model",
         "types": ["Model"],
-        "fields": {},
+        "fields": {"train_path": "art://.", "tokenizer_path": "art://."},
         "metrics": {},
         "inputs": {},
         "sources": [{"name": "x"}],
     }
-    for stage in ("pretrain", "sft", "rl"):
-        for kind in ("data", "model", "results"):
-            for config in ("tiny", "small"):
-                (tmp_path / "payload").write_text(f"{stage} {kind} {config}")
-                for _ in range(2):  # examples name versions 1 and 2
-                    registry.publish(f"nano3-{stage}-{kind}-{config}", tmp_path / "payload", record)
+    kinds = [f"nano3-{stage}-{kind}" for stage in ("pretrain", "sft", "rl") for kind in ("data", "model", "results")]
+    for name in [f"{kind}-{config}" for kind in kinds for config in ("tiny", "small")]:
+        (payload / "content").write_text(name)
+        for _ in range(2):  # examples name versions 1 and 2
+            registry.publish(name, payload, record)
+    for step in ("", *(f"{step}-" for step in STEPS)):
+        for config in ("tiny", "default"):
+            registry.publish(f"nemotron_cc-{step}data-{config}", payload, record)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a user's own files to run in."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "notes/note.md",
+        "notes/note.jsonl",
+        "chats.jsonl",
+        "tasks.jsonl",
+        "my-folder/note.md",
+        "benchmarks/a.jsonl",
+    ):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    Path("my-tokenizer").mkdir()
+    Path("my-tokenizer/tokenizer.json").touch()
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
+    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(ROOT / "env.example.toml"))
 
     def replace_process(*_: object) -> None:
         raise Started
@@ -93,9 +120,11 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
         beside = path.parent / words[1] if path.suffix == ".py" else ROOT / words[1]
         script = beside if beside.is_file() else PRETRAIN
         assert words[1] == "train.py" or beside.is_file()
-        load_script_config(script, words[2:])
+        if "# /// script" in script.read_text(encoding="utf-8"):  # else a tool with a command line of its own
+            load_script_config(script, words[2:])
         return
-    if all(word.isalpha() or word == "nano3" for word in words):  # `nemotron nano3 sft` is its name, not a command line
+    # `nemotron nano3 sft` is its name, not a command line.
+    if all(word.replace("_", "").isalpha() or word == "nano3" for word in words):
         words.append("--help")
     elif RUNS.match(command):
         words.append("--dry-run")
@@ -104,4 +133,4 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
         assert _run() == 0
     except Started:
         submits = any(word in ("--run", "--batch") for word in words)
-        assert submits or words[1:3] in (["nano3", "chat"], ["nano3", "model"], ["models", "show"])
+        assert submits or words[1:3] in TOOLS

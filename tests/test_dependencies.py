@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMPORTED_AS = {"pyyaml": "yaml", "mlflow-skinny": "mlflow"}
+IMPORTED_AS = {"pyyaml": "yaml", "mlflow-skinny": "mlflow", "scikit-learn": "sklearn"}
 
 
 def modules(requirements: list[str]) -> set[str]:

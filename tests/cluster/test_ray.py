@@ -94,6 +94,36 @@ def test_data_on_two_nodes_of_a_slurm_job_has_the_digest_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tokenize/tokenize_documents.py", "pack/pack.py"])
+def test_shards_written_on_two_nodes_are_those_of_one_process(
+    slurm: Slurm, scratch: Path, tmp_path: Path, kind: str
+) -> None:
+    from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+
+    (tmp_path / "mine").mkdir()
+    for name in "abc":
+        with (tmp_path / "mine" / f"{name}.jsonl").open("w") as file:
+            for i in range(1000):
+                turns = [
+                    {"role": "user", "content": f"What is {i} and {name}?"},
+                    {"role": "assistant", "content": f"It is {name}{i}. " * (i % 20 + 1)},
+                ]
+                file.write(json.dumps({"text": turns[1]["content"], "messages": turns}) + "\n")
+    save_tokenizer(train_tokenizer(["It is what it is."], 280), tmp_path / "tokenizer", model_max_length=1024)
+    words = [sys.executable, str(SOURCE_ROOT / "nemotron/recipes/data" / kind), "--config", "own"]
+    words += [f"sources=[{tmp_path}/mine]", f"tokenizer={tmp_path}/tokenizer", "shard_bytes=20000"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RUNSPEC_ARTIFACTS_ROOT")}
+    subprocess.run(words, env=environment | variables(tmp_path / "here"), cwd=tmp_path, check=True, capture_output=True)
+    job = on_two_nodes(slurm, scratch, words, **variables(tmp_path / "there"))
+    assert slurm.wait_state(job, ("COMPLETED", "FAILED"), timeout=240) == "COMPLETED", slurm.output(job)
+    assert "4 CPUs on 2 nodes" in slurm.output(job)
+    name = f"{Path(kind).parent}-data-own"
+    here, there = (Registry(tmp_path / place / "artifacts").resolve(name) for place in ("here", "there"))
+    assert there.digest == here.digest
+    assert remains(scratch) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [2, 143])
 def test_the_exit_code_of_the_script_is_that_of_the_step(slurm: Slurm, scratch: Path, code: int) -> None:
     program = f"import os, sys; print('at', os.environ['RAY_ADDRESS']); sys.exit({code})"

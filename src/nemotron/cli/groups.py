@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from typer.core import TyperGroup
 
-OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch")
+OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch", "--from")
 
 
 RECIPE_ORDER = ("pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model")

@@ -1,63 +1,36 @@
-"""Tokenise a curated corpus into one Megatron stream per source and split, and write down how to mix them.
-
-`blend.json` is the contract with the training loader: phases with the weight of every source, and per source the files,
-tokens, documents and utf-8 bytes of both splits (bits per byte = loss in nats x tokens / ln 2 / bytes). Weights are
-fractions of *tokens drawn*, whatever the sizes of the sources: a small one is repeated, a big one is not finished.
-"""
+"""Tokenise a curated corpus into one Megatron stream per source and split, and write down how to mix them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, nearest
+from nemotron.data_prep.blend_file import BLEND_FILE, Blend, Phase, SourceFiles, empty_source, write_blend_file
 from nemotron.data_prep.curation import Corpus
 from nemotron.data_prep.documents import Document
 from nemotron.data_prep.engines import Engine, SerialEngine
 from nemotron.data_prep.indexed_dataset import IndexedDatasetWriter, token_dtype
 from nemotron.data_prep.tokenizer import EOS_ID, encode_plain, tokenizer_from
 
-BLEND_FILE = "blend.json"
+__all__ = [
+    "BLEND_FILE",
+    "Blend",
+    "Phase",
+    "SourceFiles",
+    "add_shares",
+    "average_weights",
+    "check_documents",
+    "resolve_phases",
+    "sample_texts",
+    "write_blend",
+]
+
 _BATCH = 256  # documents a task
-
-
-class Phase(TypedDict):
-    """One phase of the blend: ends at the fraction `until` of all training tokens; weights sum to 1."""
-
-    name: str
-    until: float
-    weights: dict[str, float]
-
-
-class SourceFiles(TypedDict):
-    """Streams of one source. `train` and `valid` are prefixes relative to blend.json (None: that split is empty).
-
-    Tokens include one end-of-document token a document, bytes do not.
-    """
-
-    train: str | None
-    valid: str | None
-    tokens: int
-    bytes: int
-    documents: int
-    valid_tokens: int
-    valid_bytes: int
-    valid_documents: int
-
-
-class Blend(TypedDict):
-    """Content of blend.json."""
-
-    phases: list[Phase]
-    sources: dict[str, SourceFiles]
-    vocab_size: int
-    eos_id: int
 
 
 def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phase]:
@@ -176,8 +149,9 @@ def write_blend(
             streams[split] = _write_stream(corpus.documents(source, split), tokenizer_json, prefix, vocab_size, engine)
         train, valid = streams["train"], streams["valid"]
         files[source] = {
-            "train": f"{source}_train" if train[0] else None,
-            "valid": f"{source}_valid" if valid[0] else None,
+            **empty_source(),
+            "train": [f"{source}_train"] * bool(train[0]),
+            "valid": [f"{source}_valid"] * bool(valid[0]),
             "tokens": train[1],
             "bytes": train[2],
             "documents": train[0],
@@ -186,7 +160,7 @@ def write_blend(
             "valid_documents": valid[0],
         }
     blend: Blend = {"phases": list(phases), "sources": files, "vocab_size": vocab_size, "eos_id": EOS_ID}
-    (output_dir / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", "utf-8")
+    write_blend_file(blend, output_dir)
     return blend
 
 
@@ -202,12 +176,9 @@ def _write_stream(
     num_documents = num_tokens = num_bytes = 0
     with IndexedDatasetWriter(prefix, token_dtype(vocab_size)) as writer:
         for ids, lengths, size in engine.map_ordered(_tokenize, chain([first], batches), tokenizer_json):
-            begin = 0
-            for length in lengths:
-                writer.add_document(ids[begin : begin + length])
-                begin += length
+            writer.add_documents(ids, lengths)
             num_documents += len(lengths)
-            num_tokens += begin
+            num_tokens += len(ids)
             num_bytes += size
     return num_documents, num_tokens, num_bytes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -39,23 +39,42 @@ def token_dtype(vocab_size: int) -> type[np.generic]:
 class IndexedDatasetWriter:
     """Appends documents; the index is written on a clean exit only, so a crash leaves no readable half.
 
-    Usage: `with IndexedDatasetWriter(prefix, np.uint16) as writer: writer.add_document(ids)`.
+    Usage: `with IndexedDatasetWriter(prefix, np.uint16) as writer: writer.add_documents(tokens, lengths)`. The files
+    are those that megatron-core's `IndexedDatasetBuilder` writes for the same documents, byte for byte. Memory: four
+    bytes a document.
     """
 
     def __init__(self, prefix: Path, dtype: type[np.generic]) -> None:
         self._prefix = prefix
-        self._dtype = np.dtype(dtype)
-        self._lengths: list[int] = []
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._limits = np.iinfo(self._dtype)
+        self._lengths: list[np.ndarray] = []
         self._file = prefix.with_name(prefix.name + ".bin").open("wb")
 
     def add_document(self, ids: Iterable[int] | np.ndarray) -> None:
         """Append one document's token ids, its eos included. ValueError if an id does not fit the dtype."""
         array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
-        info = np.iinfo(self._dtype)
-        if len(array) and (array.min() < info.min or array.max() > info.max):
-            raise ValueError(f"token id outside {self._dtype}: {array.min()}..{array.max()}")
-        self._file.write(array.astype(self._dtype).tobytes())
-        self._lengths.append(len(array))
+        self.add_documents(array, [len(array)])
+
+    def add_documents(self, tokens: np.ndarray, lengths: Sequence[int] | np.ndarray) -> None:
+        """Append several documents at once.
+
+        Args:
+            tokens: integers, 1-D: the documents' ids one after another, eos included.
+            lengths: how many of them are each document's; 0 is an empty document.
+
+        Raises:
+            ValueError: an id does not fit the dtype, the lengths do not add up, or one is beyond what the index holds.
+        """
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if int(sizes.sum()) != len(tokens) or (sizes < 0).any():
+            raise ValueError(f"lengths of {int(sizes.sum())} tokens for {len(tokens)}")
+        if len(sizes) and int(sizes.max()) > np.iinfo(np.int32).max:
+            raise ValueError(f"a document of {int(sizes.max())} tokens; the index holds lengths below 2^31")
+        if len(tokens) and (tokens.min() < self._limits.min or tokens.max() > self._limits.max):
+            raise ValueError(f"token id outside {self._dtype.name}: {tokens.min()}..{tokens.max()}")
+        self._file.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)
+        self._lengths.append(sizes.astype("<i4"))
 
     def __enter__(self) -> IndexedDatasetWriter:
         return self
@@ -63,23 +82,25 @@ class IndexedDatasetWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
         if kind is None:
             self._write_index()
 
     def _write_index(self) -> None:
-        lengths = np.array(self._lengths, dtype="<i4")
+        lengths = np.concatenate([np.empty(0, "<i4"), *self._lengths])
         offsets = np.zeros(len(lengths), dtype="<i8")
         np.cumsum(lengths[:-1].astype("<i8") * self._dtype.itemsize, out=offsets[1:])
         boundaries = np.arange(len(lengths) + 1, dtype="<i8")
-        code = next(code for code, dtype in DTYPE_CODES.items() if np.dtype(dtype) == self._dtype)
+        code = next(code for code, dtype in DTYPE_CODES.items() if np.dtype(dtype).newbyteorder("<") == self._dtype)
         with self._prefix.with_name(self._prefix.name + ".idx").open("wb") as file:
             file.write(MAGIC)
             file.write(_HEADER.pack(VERSION, code, len(lengths), len(boundaries)))
             for array in (lengths, offsets, boundaries):
-                file.write(array.tobytes())
+                file.write(array.data)
             file.flush()
             os.fsync(file.fileno())
 

@@ -1,4 +1,4 @@
-"""Train a byte-level BPE tokenizer and save it in Hugging Face layout, chat template included.
+"""Train a byte-level BPE tokenizer and save it in Hugging Face layout, chat template included; find one that is there.
 
 Ids of the special tokens are those of Nemotron 3 Nano (pad 0, bos 1, eos 2, `<|im_start|>` 10, `<|im_end|>` 11,
 `<think>` 12, …); digits are single tokens, so that numbers have one spelling. Byte-level: every text round-trips,
@@ -7,8 +7,12 @@ nothing is unknown.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -118,6 +122,119 @@ def encode_plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     before = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     finally:
         tokenizer.encode_special_tokens = before
+
+
+# --- A tokenizer that is there already ------------------------------------------------------------------------------
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
+"""What is read of a tokenizer and goes on into what is made with it. No code: nothing in it is ever run."""
+
+_HUB = re.compile(r"hf://(?:models/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files of a tokenizer on this machine.
+
+    `location`: as it was asked for. `revision`: the commit on the Hub, which `location` may leave open; None for files
+    that were here. `files`: name in Hugging Face layout -> where it lies; `tokenizer.json` is always among them.
+    """
+
+    location: str
+    revision: str | None
+    files: Mapping[str, Path]
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) over the names and contents of the files."""
+        total = hashlib.sha256()
+        for name in sorted(self.files):
+            content = self.files[name].read_bytes()
+            total.update(f"{name}\0{len(content)}\0".encode() + content)
+        return total.hexdigest()
+
+    def json_text(self) -> str:
+        """Content of tokenizer.json. UserError if it is not UTF-8."""
+        path = self.files["tokenizer.json"]
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not a readable tokenizer (not UTF-8)") from error
+
+    def special_token(self, name: str) -> str | None:
+        """The token that the tokenizer names as its `eos_token` or `bos_token`; None where it names none.
+
+        UserError: a file that should say so cannot be read.
+        """
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            if file in self.files:
+                path = self.files[file]
+                try:
+                    value = json.loads(path.read_text(encoding="utf-8")).get(name)
+                except (ValueError, AttributeError) as error:
+                    raise UserError(f"{path}: not a JSON object ({error})") from error
+                value = value.get("content") if isinstance(value, dict) else value
+                if isinstance(value, str):
+                    return value
+        return None
+
+    def copy_to(self, directory: Path) -> None:
+        """Write the files into `directory`, under their names in Hugging Face layout."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, path in self.files.items():
+            shutil.copyfile(path, directory / name)
+
+
+def find_tokenizer(location: str) -> TokenizerFiles:
+    """The tokenizer at a folder, in a `tokenizer.json`, or on the Hugging Face Hub (`hf://ORG/MODEL[@REVISION]`).
+
+    Of the Hub only the files in `FILES` are fetched, into its own cache; a branch is pinned to the commit that it
+    stands at. UserError: there is none, or the Hub (through extra `hf`) does not give it.
+    """
+    if location.startswith("hf://"):
+        return _on_hub(location)
+    path = Path(location).expanduser().absolute()
+    if path.is_file():
+        # Under another name it stands alone: what lies beside it may be another tokenizer's.
+        folder = path.parent if path.name == "tokenizer.json" else None
+        beside = {name: folder / name for name in FILES[1:] if folder and (folder / name).is_file()}
+        return TokenizerFiles(location, None, {"tokenizer.json": path, **beside})
+    if not (path / "tokenizer.json").is_file():
+        raise UserError(f"no tokenizer at {path / 'tokenizer.json'}")
+    return TokenizerFiles(location, None, {name: path / name for name in FILES if (path / name).is_file()})
+
+
+def _on_hub(location: str) -> TokenizerFiles:
+    found = _HUB.fullmatch(location)
+    if found is None:
+        raise UserError(f"tokenizer {location}: write hf://ORG/MODEL or hf://ORG/MODEL@REVISION")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise UserError(
+            f"tokenizer {location}: the Hugging Face Hub needs extra hf ({error})", "pip install -e '.[hf]'"
+        ) from None
+    try:
+        folder = Path(snapshot_download(found["repo"], revision=found["revision"], allow_patterns=list(FILES)))
+    except Exception as error:  # the library's own, its HTTP client's, and the system's
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"tokenizer {location}: the Hugging Face Hub does not give it: {reason}",
+            "a private or gated model needs a token: hf auth login, or HF_TOKEN",
+        ) from error
+    files = {name: folder / name for name in FILES if (folder / name).is_file()}
+    if "tokenizer.json" not in files:
+        raise UserError(
+            f"tokenizer {location}: no tokenizer.json there",
+            "convert it with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)",
+        )
+    return TokenizerFiles(location, folder.name, files)

@@ -97,6 +97,58 @@ INTENDED: dict[str, list[str]] = {
         "+def _execute_rl(cfg: RecipeConfig) -> int:",
         '+    train_config = parse_config(cfg, STAGE / "config" / "data_prep", default="default", script="data_prep.py")',
     ],
+    "data/curate_step.py": [
+        '-"""nemotron nano3 pretrain: stage 0, the base model."""',
+        '+"""nemotron data curate STEP: one step of the curation."""',
+        "-from nemotron.cli.recipe_dir import recipe_dir",
+        '-STAGE = recipe_dir("nano3/stage0_pretrain")',
+        "-",
+        "+from nemotron.cli.commands.data.curate import CURATION, SCRIPTS",
+        "-def pretrain(ctx: typer.Context) -> None:",
+        '-    """Pretrain the base model (stage 0)."""',
+        "-    raise typer.Exit(_execute_pretrain(parse_recipe_config(ctx)))",
+        "+def curate_step(ctx: typer.Context) -> None:",
+        '+    """Run the step of the curation that the command is called after."""',
+        "+    raise typer.Exit(_execute_curate_step(parse_recipe_config(ctx), str(ctx.info_name)))",
+        "-def _execute_pretrain(cfg: RecipeConfig) -> int:",
+        '-    train_config = parse_config(cfg, STAGE / "config", default="default")',
+        "-    spec = parse_runspec(STAGE / train_config.run.script)",
+        "+def _execute_curate_step(cfg: RecipeConfig, step: str) -> int:",
+        '+    train_config = parse_config(cfg, CURATION / "config" / step, default="default", script=SCRIPTS[step])',
+        "+    spec = parse_runspec(CURATION / train_config.run.script)",
+    ],
+    "data/pack.py": [
+        '-"""nemotron nano3 pretrain: stage 0, the base model."""',
+        '+"""nemotron data pack: conversations to packed rows."""',
+        '-STAGE = recipe_dir("nano3/stage0_pretrain")',
+        '+STAGE = recipe_dir("data/pack")',
+        "-def pretrain(ctx: typer.Context) -> None:",
+        '-    """Pretrain the base model (stage 0)."""',
+        "-    raise typer.Exit(_execute_pretrain(parse_recipe_config(ctx)))",
+        "+def pack(ctx: typer.Context) -> None:",
+        '+    """Render conversations with a chat template and pack them, loss mask included."""',
+        "+    raise typer.Exit(_execute_pack(parse_recipe_config(ctx)))",
+        "-def _execute_pretrain(cfg: RecipeConfig) -> int:",
+        '-    train_config = parse_config(cfg, STAGE / "config", default="default")',
+        "+def _execute_pack(cfg: RecipeConfig) -> int:",
+        '+    train_config = parse_config(cfg, STAGE / "config", default="own", script="pack.py")',
+    ],
+    "data/tokenize.py": [
+        '-"""nemotron nano3 pretrain: stage 0, the base model."""',
+        '+"""nemotron data tokenize: documents to token streams."""',
+        '-STAGE = recipe_dir("nano3/stage0_pretrain")',
+        '+STAGE = recipe_dir("data/tokenize")',
+        "-def pretrain(ctx: typer.Context) -> None:",
+        '-    """Pretrain the base model (stage 0)."""',
+        "-    raise typer.Exit(_execute_pretrain(parse_recipe_config(ctx)))",
+        "+def tokenize(ctx: typer.Context) -> None:",
+        '+    """Tokenise documents of any source into token streams and their blend."""',
+        "+    raise typer.Exit(_execute_tokenize(parse_recipe_config(ctx)))",
+        "-def _execute_pretrain(cfg: RecipeConfig) -> int:",
+        '-    train_config = parse_config(cfg, STAGE / "config", default="default")',
+        "+def _execute_tokenize(cfg: RecipeConfig) -> int:",
+        '+    train_config = parse_config(cfg, STAGE / "config", default="own", script="tokenize_documents.py")',
+    ],
 }
 
 
@@ -123,10 +175,10 @@ def test_a_command_file_differs_from_the_model_only_as_intended(file: str) -> No
     assert sorted(line[0] + line[2:] for line in changed) == sorted(INTENDED[file])
 
 
-def test_the_two_pipelines_are_submitted_alike() -> None:
+def test_the_pipelines_are_submitted_alike() -> None:
     def submit(file: str) -> str:
         text = (COMMANDS / file).read_text()
         body = text[text.index("def _submit(") :].partition("\n\n\n")[0].rstrip()
-        return body.replace('"nano3-rl-', '"nano3-pipe-')
+        return body.replace('"nano3-rl-', '"nano3-pipe-').replace('"data-curate-', '"nano3-pipe-')
 
-    assert submit("nano3/rl/published.py") == submit("nano3/pipe.py")
+    assert submit("nano3/rl/published.py") == submit("data/curate.py") == submit("nano3/pipe.py")

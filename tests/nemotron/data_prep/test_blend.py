@@ -46,7 +46,8 @@ def test_streams_hold_the_documents_and_the_numbers_fit(corpus: Corpus, tokenize
         source = blend["sources"][name]
         numbers = [source[f"{'valid_' if split == 'valid' else ''}{key}"] for key in ("tokens", "bytes", "documents")]  # type: ignore[literal-required]
         assert numbers == [len(dataset.tokens), sum(len(t.encode()) for t in texts), len(texts)]
-    assert blend["sources"]["b"]["valid"] is None
+        assert source[split] == [prefix]  # type: ignore[literal-required]
+    assert blend["sources"]["b"]["valid"] == []
     assert not (tmp_path / "out" / "b_valid.bin").exists()
 
 

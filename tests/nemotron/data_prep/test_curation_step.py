@@ -61,6 +61,13 @@ def make(number: int, text: str = "") -> Document:
     return {"id": f"d:{number}", "text": text or f"document number {number}", "url": f"https://a.example/{number}"}
 
 
+def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
+    document = {"id": "a", "text": json.loads(r'"before \ud83d after"')}
+    tally = write_documents(tmp_path / "a.jsonl.zst", [document, {"id": "b", "text": "é"}])
+    assert list(read_documents(tmp_path / "a.jsonl.zst")) == [document, {"id": "b", "text": "é"}]
+    assert tally.documents == 2
+
+
 def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_documents(tmp_path / f"{name}.jsonl.zst", map(make, range(5000)))
@@ -210,12 +217,19 @@ def test_what_was_done_before_a_stop_is_not_done_again(tmp_path: Path) -> None:
 
 
 def test_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    files = [tmp_path / "in" / name for name in ("a.warc.gz", "a.warc")]
+    files = [tmp_path / folder / "a.jsonl.zst" for folder in ("one", "two")]
     for file in files:
+        file.parent.mkdir()
         file.touch()
     with pytest.raises(UserError, match="another input file is called a, too"):
         plan_step(files, {})
+
+
+def test_a_dot_in_a_name_is_part_of_it(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("crawl.2023.jsonl.zst", "crawl.2024.jsonl.zst")]
+    for file in files:
+        file.touch()
+    assert [shard.name for shard in plan_step(files, {}).shards] == ["crawl.2023", "crawl.2024"]
 
 
 # --- Publishing and scores ------------------------------------------------------------------------------------------

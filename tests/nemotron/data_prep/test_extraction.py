@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation_step import Drop, StepTable, list_documents, read_documents
+from nemotron.data_prep.curation_step import Drop, StepTable, collect, list_documents, read_documents
 from nemotron.data_prep.engines import SerialEngine
 from nemotron.data_prep.extraction import (
     ExtractionSettings,
@@ -124,6 +124,14 @@ def test_offsets_are_where_the_records_begin(tmp_path: Path) -> None:
         (b"\xff\xfe" + "<p>für".encode("utf-16-le"), "text/html; charset=utf-8", "<p>für", "utf-16-le"),
         ("<p>für".encode(), "text/html; charset=no-such-thing", "<p>für", "utf-8"),
         ("<p>für".encode(), "text/html; charset=hex", "<p>für", "utf-8"),
+        # Python has codecs of these names that cannot replace, or that no browser knows.
+        ("<p>für".encode(), "text/html; charset=undefined", "<p>für", "utf-8"),
+        ("<p>für".encode(), "text/html; charset=idna", "<p>für", "utf-8"),
+        ("<p>für\\n".encode(), "text/html; charset=unicode_escape", "<p>für\\n", "utf-8"),
+        # Characters that Python's codec of the declared name lacks and browsers read.
+        ("<p>镕".encode("gbk"), "text/html; charset=gb2312", "<p>镕", "gb18030"),
+        ("<p>①".encode("cp932"), "text/html; charset=Shift_JIS", "<p>①", "cp932"),
+        ('<meta charset="utf-16"><p>für'.encode(), "text/html", '<meta charset="utf-16"><p>für', "utf-8"),
     ],
 )
 def test_encodings(body: bytes, content_type: str, text: str, encoding: str) -> None:
@@ -242,3 +250,24 @@ def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
     path.write_bytes(gzip.compress(b"".join(warc_bytes([page(0), page(1), page(2)], compressed=False))))
     assert [response.body for response in responses(path)] == [page(0), page(1), page(2)]
+    plan = plan_extraction(list_files([str(path)]), {})
+    collect(plan, tmp_path / "work", extract_shard, ExtractionSettings(), SerialEngine())
+    (shard,) = list_documents(tmp_path / "work")
+    assert [document["id"] for document in read_documents(shard)] == ["a:0", "a:0+1", "a:0+2"]
+
+
+def test_a_fault_of_the_parser_costs_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(page: str) -> str:
+        raise ZeroDivisionError("in the parser")
+
+    monkeypatch.setattr("nemotron.data_prep.extraction._extract", fails)
+    assert main_text(html(page(1)), ExtractionSettings()) == Drop(
+        "unreadable markup", "ZeroDivisionError: in the parser"
+    )
+
+
+@pytest.mark.parametrize(("name", "message"), [("a.warc.wet.gz", "holds text"), ("a.warc.zst", "only \\*.gz are read")])
+def test_files_that_would_give_nothing_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match=message):
+        plan_extraction(list_files([str(tmp_path)], formats=("warc",)), {})

@@ -89,3 +89,43 @@ def test_we_read_what_megatron_core_writes(tmp_path: Path) -> None:
     assert [document.tolist() for document in IndexedDataset(tmp_path / "x")] == DOCUMENTS
     ours = write(tmp_path / "y", DOCUMENTS)
     assert (tmp_path / "x.idx").read_bytes() == ours.with_name("y.idx").read_bytes()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.lists(st.integers(0, 65499), max_size=6), max_size=5), max_size=5), st.sampled_from([2, 4]))
+def test_batches_write_what_megatron_core_writes(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[list[int]]], itemsize: int
+) -> None:
+    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    folder = tmp_path_factory.mktemp("idx")
+    dtype = {2: np.uint16, 4: np.int32}[itemsize]
+    builder = megatron.IndexedDatasetBuilder(str(folder / "x.bin"), dtype=dtype)
+    with IndexedDatasetWriter(folder / "y", dtype) as writer:
+        for batch in batches:
+            for document in batch:
+                builder.add_document(np.array(document, np.int64), [len(document)])
+            tokens = np.array([token for document in batch for token in document], np.int32)
+            writer.add_documents(tokens, [len(document) for document in batch])
+    builder.finalize(str(folder / "x.idx"))
+    for suffix in ("bin", "idx"):
+        assert (folder / f"x.{suffix}").read_bytes() == (folder / f"y.{suffix}").read_bytes()
+
+
+def test_dtype_is_chosen_as_megatron_core_does() -> None:
+    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    for size in (1, 65_499, 65_500, 65_501, 131_072):
+        assert token_dtype(size) is megatron.DType.optimal_dtype(size)
+
+
+def test_batches_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="lengths of 3 tokens for 2"),
+        IndexedDatasetWriter(tmp_path / "x", np.uint16) as writer,
+    ):
+        writer.add_documents(np.array([1, 2]), [1, 2])
+    with (
+        pytest.raises(ValueError, match=r"outside uint16: 1\.\.70000"),
+        IndexedDatasetWriter(tmp_path / "x", np.uint16) as writer,
+    ):
+        writer.add_documents(np.array([1, 70_000], np.int32), [2])
+    assert not (tmp_path / "x.idx").exists()

@@ -2,9 +2,10 @@
 
 `blend.json`, as data preparation writes it beside the token files:
 `{"phases": [{"name", "until": 0.94, "weights": {source: w}}, ...],
-  "sources": {source: {"train": "x_train", "valid": "x_valid", "tokens": n, ...}},
+  "sources": {source: {"train": ["x/train-00000", ...], "valid": [...], "tokens": n, ...}},
   "vocab_size": n}`
-`until` is the share of all training tokens at which a phase ends; file names are prefixes relative to the file.
+`until` is the share of all training tokens at which a phase ends; file names are prefixes relative to the file, and
+those of one list are one stream after another.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Source:
-    """Prefixes of the training and held-out token files (None: no such part), and the number of training tokens."""
+    """Prefixes of the training and held-out token files (none: no such part), and the number of training tokens."""
 
-    train: str | None
-    valid: str | None
+    train: tuple[str, ...]
+    valid: tuple[str, ...]
     tokens: int
 
 
@@ -50,7 +51,7 @@ def read_blend(directory: Path) -> BlendFile:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         sources = {
-            name: Source(entry["train"], entry.get("valid"), int(entry["tokens"]))
+            name: Source(_prefixes(entry["train"]), _prefixes(entry.get("valid", [])), int(entry["tokens"]))
             for name, entry in raw["sources"].items()
         }
         phases = tuple(
@@ -66,6 +67,12 @@ def read_blend(directory: Path) -> BlendFile:
     return BlendFile(phases, sources, vocab_size)
 
 
+def _prefixes(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(prefix, str) for prefix in value):
+        raise TypeError(f"{value!r} is not a list of prefixes")
+    return tuple(value)
+
+
 def _check_phases(path: Path, phases: tuple[Phase, ...], sources: dict[str, Source]) -> None:
     ends = [phase.until for phase in phases]
     if not ends or ends[-1] != 1.0 or any(a >= b for a, b in zip([0.0, *ends], ends, strict=False)):
@@ -76,7 +83,7 @@ def _check_phases(path: Path, phases: tuple[Phase, ...], sources: dict[str, Sour
                 raise UserError(f"{path}: phase {phase.name!r} weighs source {source!r}, not one of the sources")
             if not 0.0 <= weight < float("inf"):
                 raise UserError(f"{path}: phase {phase.name!r}: weight {weight} of {source!r} is not 0 or more")
-            if weight > 0 and sources[source].train is None:
+            if weight > 0 and not sources[source].train:
                 raise UserError(f"{path}: phase {phase.name!r} weighs source {source!r}, which has no training tokens")
         if not sum(phase.weights.values()) > 0:
             raise UserError(f"{path}: phase {phase.name!r} has no source with a weight above 0")

@@ -8,6 +8,7 @@ sequence. `.bin` is the tokens one after another. Source: megatron-core `dataset
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,26 @@ class IndexedTokens:
         count = max(stop - start, 0)
         offset = int(self.offsets[sequence]) + start * self.dtype.itemsize
         return np.frombuffer(self._bin, self.dtype, count, offset) if count else np.empty(0, self.dtype)
+
+
+class JoinedTokens:
+    """The sequences of several files one after another, numbered through; otherwise as `IndexedTokens`.
+
+    Raises UserError as that does, and for no file at all.
+    """
+
+    def __init__(self, prefixes: Sequence[Path]) -> None:
+        if not prefixes:
+            raise UserError("no token files to read")
+        self._files = [IndexedTokens(prefix) for prefix in prefixes]
+        self._firsts = np.cumsum([0, *(len(file) for file in self._files)])
+        self.lengths: NDArray[np.int32] = np.concatenate([file.lengths for file in self._files])
+        self.num_tokens = sum(file.num_tokens for file in self._files)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def tokens(self, sequence: int, start: int = 0, stop: int | None = None) -> NDArray[np.integer]:
+        """Token ids `start:stop` of one sequence; positions beyond its end are cut off, as in slicing."""
+        number = int(np.searchsorted(self._firsts, sequence, side="right")) - 1
+        return self._files[number].tokens(sequence - int(self._firsts[number]), start, stop)

@@ -8,7 +8,7 @@ Shapes: B sequences of this rank, L = seq_len.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
 from nemotron.stack.training.blend import Blend, MixtureRow, read_blend
-from nemotron.stack.training.indexed_tokens import IndexedTokens
+from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TokenStream:
     (seed, k). Raises UserError if the source has not one whole window.
     """
 
-    def __init__(self, tokens: IndexedTokens, seq_len: int, seed: tuple[int, ...], name: str) -> None:
+    def __init__(self, tokens: IndexedTokens | JoinedTokens, seq_len: int, seed: tuple[int, ...], name: str) -> None:
         self.windows_per_epoch = (tokens.num_tokens - 1) // seq_len
         if self.windows_per_epoch < 1:
             raise UserError(
@@ -118,9 +118,7 @@ class BlendLoader:
         self.seq_len, self._rank, self._world_size = seq_len, rank, world_size
         used = sorted({source for phase in blend_file.phases for source, weight in phase.weights.items() if weight > 0})
         self._streams = {
-            source: TokenStream(
-                IndexedTokens(directory / str(blend_file.sources[source].train)), seq_len, (seed, i), source
-            )
+            source: TokenStream(_joined(directory, blend_file.sources[source].train), seq_len, (seed, i), source)
             for i, source in enumerate(used)
         }
         self.vocab_size = blend_file.vocab_size
@@ -162,12 +160,16 @@ class BlendLoader:
         self.blend.load_state_dict(state["blend"])
 
 
+def _joined(directory: Path, prefixes: Sequence[str]) -> JoinedTokens:
+    return JoinedTokens([directory / prefix for prefix in prefixes])
+
+
 def held_out_documents(directory: Path) -> dict[str, list[NDArray[np.integer]]]:
     """Token ids of the held-out documents of each source of a blend, in file order; only sources that have some."""
     documents = {}
     for source, entry in sorted(read_blend(directory).sources.items()):
-        if entry.valid is not None:
-            tokens = IndexedTokens(directory / entry.valid)
+        if entry.valid:
+            tokens = _joined(directory, entry.valid)
             documents[source] = [tokens.tokens(i) for i in range(len(tokens))]
     return documents
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,35 @@ def test_what_a_worker_gets_is_small(tmp_path: Path) -> None:
     sent = pickle.dumps(columns)
     assert len(sent) < 1000
     assert pickle.loads(sent).gather("keys", np.array([5, 3])).tolist() == [5, 3]
+
+
+def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    """In a process of its own, whose limit is lowered: every shard has a dozen columns, each a file."""
+    script = f"""
+import resource
+from pathlib import Path
+from nemotron.data_prep.curation_step import write_documents
+from nemotron.data_prep.deduplication import columns, exact, minhash, substring
+from nemotron.data_prep.engines import SerialEngine
+
+files = [Path({str(tmp_path)!r}) / f"s{{number:03d}}.jsonl.zst" for number in range(50)]
+shared = " ".join(f"word{{n}}" for n in range(60))
+for number, path in enumerate(files):
+    own = " ".join(f"own{{number}}-{{n}}" for n in range(60))
+    write_documents(path, [{{"id": f"{{number}}:{{n}}", "text": t}} for n, t in enumerate((shared, own, own + " end"))])
+columns.LEAST_MAPPED = 129  # all but the empty ones
+resource.setrlimit(resource.RLIMIT_NOFILE, (54, 54))
+folder, engine = Path({str(tmp_path)!r}), SerialEngine()
+near = minhash.MinHashSettings("words", 5, 10, 4, 0.7)
+options = substring.SubstringSettings(50, 50, 2**16)
+print(exact.deduplicate(files, "none", folder / "exact", engine).kept.documents)
+print(minhash.deduplicate(files, near, folder / "near", engine)[0].kept.documents)
+print(substring.deduplicate(files, options, folder / "substring", engine)[0].kept.documents)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    # Equal: one of 50. Near: that one, and one of each other two. Passages: the one, and the two that come first.
+    assert result.stdout.split() == ["101", "51", "51"]
 
 
 def test_batches_keep_order_and_size() -> None:

@@ -26,6 +26,8 @@ def slow_shingles(text: str, options: MinHashSettings) -> set[str]:
     units: list[str] | str
     if options.unit == "words":
         units, glue = re.findall(r"\w+", text.lower()), " "
+        if not units:
+            return {text.lower()}
     else:
         units, glue = " ".join(text.lower().split()), ""
     size = options.shingle_size
@@ -240,6 +242,12 @@ def test_forked_workers_after_signatures_were_made_here(tmp_path: Path) -> None:
     with PoolEngine(2) as engine:
         kept, _, _ = run(tmp_path, corpus(), 4, options, engine)
     assert kept
+
+
+def test_texts_without_a_word_are_not_all_alike(tmp_path: Path) -> None:
+    documents = [{"id": str(i), "text": text} for i, text in enumerate(["?!", "...", "\U0001f600", "...", "one"])]
+    kept, _, _ = run(tmp_path, documents, 2, WORDS5)
+    assert sorted(kept.values()) == sorted(["?!", "...", "\U0001f600", "one"])
 
 
 def test_empty_shards_and_empty_texts(tmp_path: Path) -> None:

@@ -56,7 +56,10 @@ def test_zero_weight_means_never() -> None:
     assert {blend.draw() for _ in range(50)} == {"b"}
 
 
-SOURCES = {"a": {"train": "a_train", "valid": "a_valid", "tokens": 9, "bytes": 30}, "v": {"train": None, "tokens": 0}}
+SOURCES = {
+    "a": {"train": ["a_train"], "valid": ["a_valid"], "tokens": 9, "bytes": 30},
+    "v": {"train": [], "tokens": 0},
+}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,15 @@ def test_bad_blend_files_are_named(tmp_path: Path, phase: dict[str, object], mes
     with pytest.raises(UserError, match=message) as caught:
         read_blend(tmp_path)
     assert "blend.json" in caught.value.message
+
+
+@pytest.mark.parametrize("train", ["a_train", None, [1]])
+def test_prefixes_are_a_list(tmp_path: Path, train: object) -> None:
+    sources = {"a": {"train": train, "tokens": 9}}
+    blend = {"phases": [{"name": "p", "until": 1, "weights": {"a": 1}}], "sources": sources, "vocab_size": 9}
+    (tmp_path / "blend.json").write_text(json.dumps(blend))
+    with pytest.raises(UserError, match="not a list of prefixes"):
+        read_blend(tmp_path)
 
 
 def test_missing_blend_file_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.training.indexed_tokens import IndexedTokens
+from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 from nemotron.stack.training.loaders import BlendLoader, PackedLoader, TokenStream, validation_batches
 
 _spec = importlib.util.spec_from_file_location("token_files", Path(__file__).with_name("token_files.py"))
@@ -114,6 +115,48 @@ def test_blend_batches_mix_as_asked_and_resume_exactly(tmp_path: Path) -> None:
             assert torch.equal(resumed.next_batch(8).labels_BL, batch.labels_BL)
     other = BlendLoader(tmp_path, seq_len=16, total_sequences=80, seed=6)
     assert not torch.equal(other.next_batch(8).labels_BL, batches[0].labels_BL)
+
+
+def drawn(directory: Path) -> str:
+    """sha256 over the tokens of ten batches."""
+    loader, total = BlendLoader(directory, seq_len=16, total_sequences=80, seed=5), hashlib.sha256()
+    for _ in range(10):
+        total.update(loader.next_batch(8).input_ids_BL.numpy().astype("<i8").tobytes())
+    return total.hexdigest()
+
+
+def test_how_a_stream_is_divided_into_files_does_not_change_what_is_drawn(tmp_path: Path) -> None:
+    make_blend(tmp_path)
+    # What the loader drew of these files when a source could only be one: runs from before then go on the same.
+    before = "81d7cf492074856733408a1fc590f1f07bea9bbdd433714bd0b2cacab421be9f"
+    assert drawn(tmp_path) == before
+    held_out = [batch.labels_BL for _, batch in validation_batches(tmp_path, 16, 5)]
+    blend = json.loads((tmp_path / "blend.json").read_text())
+    for name, documents in (("low", numbered(0, [50] * 8)), ("high", numbered(1000, [30] * 9))):
+        for split in ("train", "valid"):
+            parts = [documents[:3], [], documents[3:4], documents[4:]]
+            blend["sources"][name][split] = [f"{name}/{split}-{i}" for i in range(len(parts))]
+            for part, prefix in zip(parts, blend["sources"][name][split], strict=True):
+                (tmp_path / name).mkdir(exist_ok=True)
+                token_files.write_indexed(tmp_path / prefix, part)
+            for suffix in (".bin", ".idx"):
+                (tmp_path / f"{name}_{split}{suffix}").unlink()
+    (tmp_path / "blend.json").write_text(json.dumps(blend))
+    assert drawn(tmp_path) == before
+    divided = [batch.labels_BL for _, batch in validation_batches(tmp_path, 16, 5)]
+    assert all(torch.equal(one, other) for one, other in zip(held_out, divided, strict=True))
+
+
+def test_joined_files_are_numbered_through(tmp_path: Path) -> None:
+    parts = [[[5, 6, 7], []], [], [[1]], [list(range(100))]]
+    for i, part in enumerate(parts):
+        token_files.write_indexed(tmp_path / str(i), part, *(("<i4", 4) if i == 2 else ()))
+    joined = JoinedTokens([tmp_path / str(i) for i in range(len(parts))])
+    assert [joined.tokens(i).tolist() for i in range(len(joined))] == [doc for part in parts for doc in part]
+    assert (joined.num_tokens, joined.lengths.tolist()) == (104, [3, 0, 1, 100])
+    assert joined.tokens(3, 90, 500).tolist() == list(range(90, 100))
+    with pytest.raises(UserError, match="no token files"):
+        JoinedTokens([])
 
 
 def test_ranks_share_out_the_same_global_batch(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def write_indexed(prefix: Path, documents: list[list[int]], dtype: str = "<u2", 
     arrays = [np.array(document, dtype) for document in documents]
     Path(f"{prefix}.bin").write_bytes(b"".join(array.tobytes() for array in arrays))
     sizes = [len(document) for document in documents]
-    pointers = np.concatenate([[0], np.cumsum([array.nbytes for array in arrays])[:-1]]).astype("<i8")
+    pointers = np.cumsum([0, *(array.nbytes for array in arrays)])[:-1].astype("<i8")
     Path(f"{prefix}.idx").write_bytes(
         b"MMIDIDX\x00\x00"
         + struct.pack("<QBQQ", 1, code, len(sizes), len(sizes) + 1)
@@ -31,6 +31,6 @@ def write_blend(directory: Path, sources: dict[str, list[list[int]]], weights: d
         write_indexed(directory / f"{name}_train", documents)
         write_indexed(directory / f"{name}_valid", documents)
         tokens = sum(map(len, documents))
-        entries[name] = {"train": f"{name}_train", "valid": f"{name}_valid", "tokens": tokens, "bytes": 4 * tokens}
+        entries[name] = {"train": [f"{name}_train"], "valid": [f"{name}_valid"], "tokens": tokens, "bytes": 4 * tokens}
     blend = {"phases": [{"name": "only", "until": 1.0, "weights": weights}], "sources": entries, "vocab_size": 2048}
     (directory / "blend.json").write_text(json.dumps(blend))

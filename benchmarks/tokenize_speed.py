@@ -1,0 +1,215 @@
+#!/usr/bin/env python
+"""Tokenising beside the tokenizer alone: MB/s and ratio, memory, start-up.
+
+    python benchmarks/tokenize_speed.py                        # 50 MB
+    python benchmarks/tokenize_speed.py --mb 10 50 100 1000
+    python benchmarks/tokenize_speed.py --tokenizer FOLDER     # with tokenizer.json, in place of one trained here
+
+Text: documents of lognormal length (median 2 kB), put together from runs of lines of this Python's standard library, as
+JSON Lines. Tokenizer: byte-level BPE of up to 131,072 tokens, trained on part of the same text.
+
+Every round times, one after the other in this process: `plain`, the texts in memory through
+`Tokenizer.encode_batch_fast` in batches of 256 on N threads, the ids thrown away; `pipeline`, the same documents from
+the JSON Lines file to .bin/.idx with receipts (reading the tokenizer, listing, plan, N processes and their start
+included). The ratio is that of the round; its median is printed, and that of the processor seconds, which other work on
+the machine disturbs less. Then `command`: the recipe's script as a user starts it, up to the published artifact, with
+the most memory that all its processes held together (PSS, sampled); and start-up, which is that command for one short
+document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROUNDS = 5
+VOCAB_SIZE = 131_072
+SAMPLE_BYTES = 20_000_000  # that the tokenizer is trained on
+SCRIPT = Path(__file__).resolve().parents[1] / "src/nemotron/recipes/data/tokenize/tokenize_documents.py"
+
+
+def documents(num_bytes: int) -> Iterator[str]:
+    """Documents of about `num_bytes` together, the same every time."""
+    rng = random.Random(0)
+    lines = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if "site-packages" not in path.parts:
+            lines += path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    while num_bytes > 0:
+        wanted = min(rng.lognormvariate(7.6, 1.1), 200_000)
+        parts: list[str] = []
+        while wanted > 0:
+            begin = rng.randrange(len(lines))
+            parts += lines[begin : begin + 40]
+            wanted -= sum(len(line) for line in lines[begin : begin + 40])
+        text = "".join(parts)
+        num_bytes -= len(text.encode())
+        yield text
+
+
+class Clock:
+    """Seconds since it was made: `wall`, and of processors, of this process and of its children that have ended."""
+
+    def __init__(self) -> None:
+        self._wall, self._processor = time.perf_counter(), self._used()
+
+    @staticmethod
+    def _used() -> float:
+        both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+    def read(self) -> tuple[float, float]:
+        """(wall, processor) seconds."""
+        return time.perf_counter() - self._wall, self._used() - self._processor
+
+
+def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
+    """Seconds of the tokenizer alone, as of `Clock`."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = True
+    clock = Clock()
+    for i in range(0, len(texts), 256):
+        tokenizer.encode_batch_fast(texts[i : i + 256], add_special_tokens=False)
+    return clock.read()
+
+
+def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float]:
+    """Seconds from a file's name to all receipts, as of `Clock`."""
+    from nemotron.data_prep.engines import PoolEngine, SerialEngine
+    from nemotron.data_prep.shards import freeze, run_shards
+    from nemotron.data_prep.sources import Reading, list_files
+    from nemotron.data_prep.tokenization.encoding import plain_tokenizer
+    from nemotron.data_prep.tokenization.planning import SourceInput, make_plan
+    from nemotron.data_prep.tokenization.task import SourceRules, TokenizeJob, tokenize_shard
+
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        plain_tokenizer.cache_clear()
+        clock = Clock()
+        plain_tokenizer(tokenizer_json)
+        with PoolEngine(processes) if processes > 1 else SerialEngine() as engine:
+            plan = make_plan({}, [SourceInput("text", list_files([str(file)]))], shard_bytes=64 * 2**20)
+            freeze(plan, Path(folder))
+            job = TokenizeJob(tokenizer_json, None, 2, "int32", 0, {"text": SourceRules(Reading(), 0.01)})
+            receipts = list(run_shards(plan, Path(folder), tokenize_shard, job, engine))
+        seconds = clock.read()
+    assert sum(receipt.counts["train"]["documents"] for receipt in receipts)
+    return seconds
+
+
+def command(file: Path, tokenizer: Path) -> tuple[float, float]:
+    """(seconds, peak MB of all processes) of the script on a file."""
+    with tempfile.TemporaryDirectory(dir=file.parent) as cwd:
+        words = ["--config", "own", f"sources=[{file}]", f"tokenizer={tokenizer}"]
+        start = time.perf_counter()
+        child = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *words], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        peak = [0.0]
+        watcher = threading.Thread(target=watch, args=(child.pid, peak), daemon=True)
+        watcher.start()
+        _, stderr = child.communicate()
+        seconds = time.perf_counter() - start
+        if child.returncode:
+            sys.exit(stderr)
+        return seconds, peak[0]
+
+
+def watch(pid: int, peak: list[float]) -> None:
+    """Sample the memory of a process and of its children until it ends."""
+    while True:
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            total = sum(pss(each) for each in [str(pid), *children])
+        except OSError:
+            return
+        peak[0] = max(peak[0], total / 1e3)
+        time.sleep(0.1)
+
+
+def pss(pid: str) -> int:
+    """kB of a process, pages that it shares divided among those who do; 0 when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def main() -> None:
+    """Print a block a size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=int, nargs="+", default=[50], help="megabytes (10^6 bytes) of text")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--threads", type=int, default=min(len(os.sched_getaffinity(0)), 16))
+    parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json")
+    arguments = parser.parse_args()
+    os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"] = str(arguments.threads), "true"
+    import tokenizers
+
+    from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer_dir = arguments.tokenizer and arguments.tokenizer.absolute()
+        if tokenizer_dir is None:
+            tokenizer_dir = folder / "tokenizer"
+            trained = train_tokenizer(documents(SAMPLE_BYTES), VOCAB_SIZE)
+            save_tokenizer(trained, tokenizer_dir, model_max_length=8192)
+        tokenizer_json = (tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8")
+        vocabulary = tokenizers.Tokenizer.from_str(tokenizer_json).get_vocab_size()
+        print(
+            f"{platform.machine()}, {os.cpu_count()} cores, {arguments.threads} threads or processes; Python "
+            f"{platform.python_version()}, tokenizers {tokenizers.__version__}, {vocabulary:,} tokens; "
+            f"{arguments.rounds} rounds"
+        )
+        small = folder / "small.jsonl"
+        small.write_text(json.dumps({"text": "One short document."}) + "\n")
+        starts = [command(small, tokenizer_dir)[0] for _ in range(3)]
+        print(f"start-up: {min(starts):.2f} s for one short document, from the command to the artifact; best of 3")
+        for megabytes in arguments.mb:
+            texts = list(documents(megabytes * 10**6))
+            size = sum(len(text.encode()) for text in texts) / 1e6
+            file = folder / f"{megabytes}.jsonl"
+            with file.open("w", encoding="utf-8") as stream:
+                stream.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+            alone, ours = [], []
+            for _ in range(arguments.rounds):
+                alone.append(plain(tokenizer_json, texts))
+                ours.append(pipeline(tokenizer_json, file, arguments.threads))
+            ratios, processor = [[a[k] / b[k] for a, b in zip(alone, ours, strict=True)] for k in (0, 1)]
+            took, peak = command(file, tokenizer_dir)
+            plain_seconds, our_seconds = (statistics.median(wall for wall, _ in each) for each in (alone, ours))
+            print(f"\n{megabytes} MB, {len(texts):,} documents")
+            print(f"  plain     {size / plain_seconds:7.2f} MB/s")
+            print(
+                f"  pipeline  {size / our_seconds:7.2f} MB/s, {statistics.median(ratios):.1%} of plain "
+                f"({min(ratios):.1%} to {max(ratios):.1%}); by processor seconds {statistics.median(processor):.1%}"
+            )
+            print(
+                f"  command   {size / took:7.2f} MB/s, {plain_seconds / took:.1%} of plain, "
+                f"at most {peak:,.0f} MB of memory"
+            )
+            del texts
+            file.unlink()
+
+
+if __name__ == "__main__":
+    main()

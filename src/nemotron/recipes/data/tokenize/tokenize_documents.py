@@ -1,0 +1,219 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "Tokenise documents of any source into Megatron token streams, with the blend that says how to mix them"
+# name = "data/tokenize"
+# setup = "pip install nemotron"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config"
+# default = "own"
+# schema = "schema.py:TokenizeConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Documents -> Megatron .bin/.idx token streams and blend.json, at the speed of the tokenizer.
+
+    nemotron data tokenize -c own 'sources=[my-folder]' tokenizer=my-tokenizer
+    python tokenize_documents.py --config own 'sources=[notes/*.jsonl, {locations: [wiki], repeats: 2}]' tokenizer=PATH
+
+Sources are folders, globs, stores and data sets of the Hugging Face Hub; config/ has the published blends with their
+names there. What each shard reads is written down in a plan before the first is begun, and depends on the inputs and
+the config only: the same command goes on after a kill and writes the same bytes, on a process pool and on Ray alike.
+
+Simplified against the paper: the documents are taken as they come (`nemotron data curate` is for what is before), and
+are not shuffled on disk, since the loaders of both stacks draw them in random order.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import tokenizers
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep.blend_file import BLEND_FILE, Phase, SourceFiles, write_blend_file
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.indexed_dataset import token_dtype
+from nemotron.data_prep.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
+from nemotron.data_prep.progress import Progress
+from nemotron.data_prep.shards import RECEIPTS, Receipt, freeze, run_shards
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.sources import FORMATS, Reading, described, list_files
+from nemotron.data_prep.tokenization.encoding import plain_tokenizer, vocab_size_of
+from nemotron.data_prep.tokenization.planning import SourceInput, make_plan
+from nemotron.data_prep.tokenization.streams import collect, link_streams, skipped_table
+from nemotron.data_prep.tokenization.task import SPLITS, SourceRules, TokenizeJob, tokenize_shard
+from nemotron.data_prep.tokenizer import TokenizerFiles, find_tokenizer
+from nemotron.kit import PretrainBlend, Source, open_run, print_complete
+from nemotron.kit.lineage import write_json
+
+if TYPE_CHECKING:
+    from nemotron.recipes.data.tokenize.schema import TokenizeConfig
+
+
+def main() -> None:
+    """Tokenise and publish."""
+    cfg: TokenizeConfig = load_script_config(__file__)
+    # One that is here is read before the workers are forked, who so have it from the start.
+    tokenizer_files = find_tokenizer(cfg.tokenizer) if Path(cfg.tokenizer).expanduser().exists() else None
+    if tokenizer_files:
+        plain_tokenizer(tokenizer_files.json_text())
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        if (done := run.published()) is not None:  # stopped between publishing and the end
+            print_complete({"data": PretrainBlend.load(done.ref)})
+            return
+
+        # --- Tokenizer: pinned, and what stands around every document -----------------------------------------------
+        tokenizer_files = tokenizer_files or find_tokenizer(cfg.tokenizer)
+        tokenizer_json = tokenizer_files.json_text()
+        tokenizer = plain_tokenizer(tokenizer_json)
+        vocab_size = vocab_size_of(tokenizer)
+        dtype = token_dtype(vocab_size).__name__
+        eos_id = special_id(tokenizer_files, "eos_token") if cfg.add_eos else None
+        bos_id = special_id(tokenizer_files, "bos_token") if cfg.add_bos else None
+
+        # --- Plan: which task reads what; another run's plan, or changed inputs, are refused -------------------------
+        with run.phase("plan"):
+            rules: dict[str, SourceRules] = {}
+            inputs: list[SourceInput] = []
+            passed_over: Counter[str] = Counter()
+            for source in cfg.sources:
+                reading = Reading(cfg.on_error(source), cfg.max_record_bytes(source), source.columns)
+                rules[source.name] = SourceRules(reading, cfg.valid_fraction(source), cfg.test_fraction(source))
+                listed = list_files(source.locations, source.formats or FORMATS, passed_over)
+                inputs.append(SourceInput(source.name, listed, source.max_documents, source.max_tokens))
+            settings = {
+                "tokenizer": tokenizer_files.digest,
+                "tokenizer_revision": tokenizer_files.revision,
+                "tokenizers": tokenizers.__version__,
+                "dtype": dtype,
+                "eos_id": eos_id,
+                "bos_id": bos_id,
+                "seed": cfg.seed,
+                "sources": {
+                    name: {"reading": rule.reading.to_json(), "valid": rule.valid, "test": rule.test}
+                    for name, rule in rules.items()
+                },
+            }
+            plan = make_plan(settings, inputs, shard_bytes=cfg.shard_bytes, num_shards=cfg.num_shards)
+            work_dir = run.dir / "work"
+            freeze(plan, work_dir)
+        if passed_over:
+            print(f"not read: {described(passed_over)}", file=sys.stderr)
+
+        # --- Tokenise: every shard once, and never again once it has its receipt -------------------------------------
+        job = TokenizeJob(tokenizer_json, bos_id, eos_id, dtype, cfg.seed, rules)
+        total_bytes = sum(piece["size"] for shard in plan.shards for piece in shard.work["pieces"])
+        with run.phase("tokenize"), Progress("tokenize", total_bytes, "documents") as progress:
+            receipts = run_shards(plan, work_dir, tokenize_shard, job, engine)
+            streams = collect(plan, followed(receipts, work_dir, progress))
+        print(skipped_table(streams), file=sys.stderr)
+
+        # --- Mixture: what the blend asks for, against what there is -------------------------------------------------
+        there_is = {
+            source.name: SourceTokens(
+                streams[source.name].files["documents"], streams[source.name].files["tokens"], source.repeats
+            )
+            for source in cfg.sources
+            if not cfg.held_out(source)
+        }
+        asked = cast("list[Phase] | None", cfg.requested_phases())
+        mixture = plan_mixture(there_is, asked, seq_length=cfg.seq_length, train_tokens=cfg.train_tokens)
+        print(mixture.table(), file=sys.stderr)
+
+        # --- Publish: streams, blend, mixture, counts and the tokenizer ----------------------------------------------
+        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+        run.output_dir.mkdir()
+        link_streams(streams, work_dir, run.output_dir)
+        files = {name: source.files for name, source in streams.items()}
+        write_blend_file(
+            {"phases": mixture.phases, "sources": files, "vocab_size": vocab_size, "eos_id": eos_id}, run.output_dir
+        )
+        write_json(run.output_dir / MIXTURE_FILE, mixture.to_json())
+        counts = {
+            name: {"lengths": source.sorted_lengths(), "skipped": dict(sorted(source.read.skipped.items()))}
+            for name, source in streams.items()
+        }
+        write_json(run.output_dir / "counts.json", counts)
+        tokenizer_files.copy_to(run.output_dir / "tokenizer")
+        dataset = PretrainBlend(
+            path=run.output_dir,
+            num_examples=sum(source["documents"] for source in files.values()),
+            num_tokens=sum(source["tokens"] for source in files.values()),
+            tokenizer_path=run.output_dir / "tokenizer",
+            blend_path=run.output_dir / BLEND_FILE,
+            metrics={
+                "vocab_size": vocab_size,
+                "tokenizer": {"location": cfg.tokenizer, "revision": tokenizer_files.revision},
+                "mixture": mixture.to_json(),
+                "sources": {
+                    name: {
+                        "shards": source.shards,
+                        "shards_at_cap": source.capped,
+                        "records": source.read.records,
+                        "skipped": source.read.skipped,
+                        "samples": source.read.samples,
+                        **{f"{split}_documents": documents(source.files, split) for split in SPLITS},
+                    }
+                    for name, source in streams.items()
+                },
+                "not_read": dict(passed_over),
+            },
+            sources=[
+                Source(
+                    name=", ".join(source.locations),
+                    detail=f"source {source.name}: {len(given.files)} files, "
+                    f"{sum(file.size for file in given.files)} bytes",
+                )
+                for source, given in zip(cfg.sources, inputs, strict=True)
+            ],
+        )
+        dataset.save(move=True)
+        shutil.rmtree(work_dir)
+        print(f"{dataset.ref}: {dataset.num_examples} documents, {dataset.num_tokens} tokens", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+def special_id(files: TokenizerFiles, name: str) -> int:
+    """Id of the token that the tokenizer names as its eos_token or bos_token. UserError if there is none."""
+    token = files.special_token(name)
+    found = None if token is None else plain_tokenizer(files.json_text()).token_to_id(token)
+    if found is None:
+        what = f"names no {name}" if token is None else f"has no id for its {name} {token!r}"
+        raise UserError(f"tokenizer {files.location} {what}", f"add_{name.removesuffix('_token')}=false goes without")
+    return int(found)
+
+
+def followed(receipts: Iterable[Receipt], work_dir: Path, progress: Progress) -> Iterator[Receipt]:
+    """The receipts as they come in, counted: those that were there already as done before."""
+    before = {path.stem for path in (work_dir / RECEIPTS).glob("*.json")}
+    for receipt in receipts:
+        counts = receipt.counts
+        tokens = sum(counts[split]["tokens"] for split in SPLITS)
+        rows = sum(counts[split]["documents"] for split in SPLITS)
+        count = progress.found_done if receipt.shard in before else progress.add
+        count(rows=rows, tokens=tokens, bytes=counts["input_bytes"])
+        yield receipt
+
+
+def documents(files: SourceFiles, split: str) -> int:
+    """Documents of a source in one split."""
+    return {"train": files["documents"], "valid": files["valid_documents"], "test": files["test_documents"]}[split]
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

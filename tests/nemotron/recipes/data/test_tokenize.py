@@ -1,0 +1,241 @@
+"""`nemotron data tokenize` as a user runs it: payload, mixture, kills, changed inputs, errors, memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import nemotron.recipes
+from nemo_runspec.artifacts import Registry, Version
+from nemotron.data_prep.indexed_dataset import IndexedDataset
+from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.stack.training.loaders import BlendLoader, held_out_documents
+
+SCRIPT = Path(nemotron.recipes.__file__).parent / "data" / "tokenize" / "tokenize_documents.py"
+WORDS = [
+    "rivers",
+    "mountains",
+    "letters",
+    "machines",
+    "year",
+    "day",
+    "model",
+    "reads",
+    "many",
+    "every",
+    "single",
+    "words",
+    "about",
+    "the",
+    "and",
+    "of",
+]
+_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE", "RAY_ADDRESS")
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(20, 200))) + f" {i}" for i in range(count)]
+
+
+def write(path: Path, rows: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    save_tokenizer(train_tokenizer(texts(50), 400), tmp_path / "tok", model_max_length=512)
+    for i in range(4):
+        write(tmp_path / "docs" / f"{i}.jsonl", texts(150, i))
+    (tmp_path / "docs" / "readme.md").write_text("# A page\n\nof prose\n")
+    (tmp_path / "docs" / "table.csv").write_text("a,b\n")
+    return tmp_path
+
+
+def command(*words: str) -> tuple[list[str], dict[str, str]]:
+    environment = {k: v for k, v in os.environ.items() if k not in _PLACES}
+    environment["PYTHONPATH"] = str(Path(nemotron.recipes.__file__).parents[2])
+    return [sys.executable, str(SCRIPT), "--config", "own", "tokenizer=tok", "seq_length=128", *words], environment
+
+
+def run(cwd: Path, *words: str, cpus: int | None = None) -> subprocess.CompletedProcess[str]:
+    arguments, environment = command(*words)
+
+    def limit() -> None:
+        if cpus is not None:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
+
+    return subprocess.run(
+        arguments, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, preexec_fn=limit
+    )
+
+
+def published(cwd: Path, result: subprocess.CompletedProcess[str]) -> Version:
+    assert result.returncode == 0, result.stderr
+    return Registry(cwd / "output" / "artifacts").resolve(json.loads(result.stdout.splitlines()[-1])["data"])
+
+
+def test_a_folder_of_mixed_files_becomes_training_data(here: Path) -> None:
+    result = run(here, "sources=[docs]", "splits.valid=0.1", "splits.test=0.1")
+    version = published(here, result)
+    assert "not read: 1 x .csv" in result.stderr
+    blend = json.loads((version.path / "blend.json").read_text())
+    source = blend["sources"]["docs"]
+    assert source["documents"] + source["valid_documents"] + source["test_documents"] == 601
+    assert version.record["type"] == "PretrainBlend"
+    assert version.record["fields"]["num_examples"] == source["documents"]
+    assert version.record["metrics"]["not_read"] == {".csv": 1}
+    counts = json.loads((version.path / "counts.json").read_text())["docs"]
+    assert sum(counts["lengths"]["train"].values()) == source["documents"]
+    tokenizer = Tokenizer.from_file(str(here / "tok/tokenizer.json"))
+    assert (blend["eos_id"], blend["vocab_size"]) == (2, tokenizer.get_vocab_size())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (version.path / "tokenizer" / name).read_bytes() == (here / "tok" / name).read_bytes()
+    # What training reads.
+    loader = BlendLoader(version.path, 128, 20, seed=1)
+    assert loader.next_batch(4).input_ids_BL.shape == (4, 128)
+    assert len(held_out_documents(version.path)["docs"]) == source["valid_documents"]
+    # A digest is of content: the same elsewhere, and with one process in place of several.
+    words = ("sources=[docs]", "splits.valid=0.1", "splits.test=0.1")
+    assert published(here, run(here, *words, cpus=1)).digest == version.digest
+    again = here / "elsewhere"
+    again.mkdir()
+    (here / "docs").rename(again / "docs")
+    (here / "tok").rename(again / "tok")
+    assert published(again, run(again, *words)).digest == version.digest
+
+
+def test_mixture_is_recorded_and_a_blend_that_asks_too_much_is_refused(here: Path) -> None:
+    a = "{name: a, locations: [docs/0.jsonl], weight: 3, repeats: 2}"
+    sources = f"sources=[{a}, {{name: b, locations: [docs/1.jsonl, docs/2.jsonl], weight: 1}}]"
+    version = published(here, run(here, sources, "train_tokens=12800"))
+    mixture = json.loads((version.path / "mixture.json").read_text())
+    shares = {row["source"]: row["realised"] for row in mixture["sources"]}
+    assert shares == {"a": 0.75, "b": 0.25}
+    blend = json.loads((version.path / "blend.json").read_text())
+    assert blend["phases"][0]["weights"] == {"a": 0.75, "b": 0.25}
+    refused = run(here, sources, "train_tokens=12800000")
+    assert refused.returncode == 2
+    assert "source 'a'" in refused.stderr and "repeats is 2" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def wait_for_receipts(cwd: Path, child: subprocess.Popen[str], count: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and child.poll() is None:
+        if len(list(cwd.glob("output/data/tokenize/*/work/receipts/*.json"))) >= count:
+            return
+        time.sleep(0.002)
+
+
+def test_killed_twice_the_same_command_goes_on_to_the_same_digest(here: Path) -> None:
+    write(here / "big" / "0.jsonl", texts(6000, 1))
+    write(here / "big" / "1.jsonl", texts(6000, 2))
+    words = ("sources=[big]", "shard_bytes=131072")
+    undisturbed = here / "undisturbed"
+    undisturbed.mkdir()
+    (undisturbed / "tok").symlink_to(here / "tok")
+    (undisturbed / "big").symlink_to(here / "big")
+    expected = published(undisturbed, run(undisturbed, *words)).digest
+    arguments, environment = command(*words)
+    for receipts in (2, 6):
+        child = subprocess.Popen(
+            arguments, cwd=here, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        wait_for_receipts(here, child, receipts)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        assert not list((here / "output" / "artifacts").glob("tokenize-data-own/*"))
+        [work] = here.glob("output/data/tokenize/*/work")
+        done = list((work / "receipts").glob("*.json"))
+        assert len(done) >= receipts
+    version = published(here, run(here, *words))
+    assert version.digest == expected
+    [state] = here.glob("output/data/tokenize/*/run.json")
+    assert json.loads(state.read_text())["attempts"] == 3
+    assert not list(here.glob("output/data/tokenize/*/work"))
+
+
+def test_a_changed_input_is_another_run(here: Path) -> None:
+    first = published(here, run(here, "sources=[docs]"))
+    write(here / "docs" / "0.jsonl", texts(150, 99))
+    second = published(here, run(here, "sources=[docs]"))
+    assert second.digest != first.digest
+    [prefix, *_] = json.loads((second.path / "blend.json").read_text())["sources"]["docs"]["train"]
+    tokenizer = Tokenizer.from_file(str(here / "tok/tokenizer.json"))
+    assert tokenizer.decode(IndexedDataset(second.path / prefix)[0][:-1].tolist()) in texts(150, 99)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["sources=[dcos]"], "docs"),
+        (["sources=[bad]", "reading.on_error=stop"], "bad/x.jsonl:2"),
+        (["sources=[bad]", "tokenizer=odd"], "names no eos_token"),
+        (["sources=[bad]", "tokenizer=odd", "add_eos=false", "add_bos=true"], "names no bos_token"),
+        (["sources=[bad]", "tokenizer=broken"], "not a readable tokenizer"),
+        (["sources=[empty]"], "no source has a training token"),
+    ],
+)
+def test_errors_are_two_lines_and_nothing_is_published(here: Path, words: list[str], complaint: str) -> None:
+    write(here / "bad" / "x.jsonl", ["fine"])
+    with (here / "bad" / "x.jsonl").open("a") as file:
+        file.write('{"text": "cut\n')
+    write(here / "empty" / "x.jsonl", [""])
+    for name, content in (("odd", (here / "tok/tokenizer.json").read_text()), ("broken", "{")):
+        (here / name).mkdir()
+        (here / name / "tokenizer.json").write_text(content)
+    result = run(here, *words)
+    assert result.returncode == 2, result.stderr
+    assert complaint in result.stderr
+    assert len(result.stderr[result.stderr.index("error: ") :].splitlines()) <= 2
+    assert not list((here / "output" / "artifacts").glob("*/*"))
+
+
+def _pss(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+
+
+@pytest.mark.slow
+def test_one_document_of_30_mb_among_many_takes_no_more_than_1_gb(here: Path) -> None:
+    rng = random.Random(3)
+    huge = "\n".join(" ".join(rng.choices(WORDS, k=12)) for _ in range(410_000))
+    assert 29e6 < len(huge) < 32e6
+    write(here / "huge" / "x.jsonl", [*texts(2000, 1), huge, *texts(2000, 2)])
+    arguments, environment = command("sources=[huge]", "splits.valid=0")
+    child = subprocess.Popen(
+        arguments,
+        cwd=here,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    peak = 0
+    while child.poll() is None:
+        pids = [str(child.pid), *Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+        peak = max(peak, sum(_pss(int(pid)) for pid in pids))
+        time.sleep(0.05)
+    stdout, stderr = child.communicate()
+    assert child.returncode == 0, stderr
+    assert 0 < peak * 1024 < 1e9
+    version = Registry(here / "output" / "artifacts").resolve(json.loads(stdout.splitlines()[-1])["data"])
+    blend = json.loads((version.path / "blend.json").read_text())
+    lengths = [n for p in blend["sources"]["huge"]["train"] for n in IndexedDataset(version.path / p).lengths]
+    assert len(lengths) == 4001 and max(lengths) > 4_000_000

@@ -83,7 +83,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/created
 
 $(VENV)/installed-cluster: pyproject.toml constraints-cluster.txt | $(VENV)/created
 	@echo "installing with NeMo-Run, Ray and moto"
-	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints-cluster.txt -e ".[dev,hf,launch,ray,s3,cluster]"
+	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints-cluster.txt -e ".[dev,hf,launch,ray,s3,gs,cluster]"
 	@touch $@ $(VENV)/installed $(VENV)/installed-dev
 
 # For tests/cluster/test_fork_skypilot.py, which calls the program sky: it wants an older click than typer does.

@@ -176,6 +176,7 @@ def test_the_time_limit_requeues_and_ends_with_the_same_weights(
     assert desk.digest("nano3-pretrain-model-tiny") == whole.digest("nano3-pretrain-model-tiny")
 
 
+@pytest.mark.slow
 def test_data_on_ray_and_training_over_ssh(
     undisturbed: Desk, desk: Desk, login_node: LoginNode, startup_command: str
 ) -> None:
@@ -214,6 +215,7 @@ def test_what_batch_prints_works_in_another_shell(undisturbed: Desk, desk: Desk,
     assert slurm.wait_state(job, ("CANCELLED", "COMPLETED", "FAILED")) == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_pipeline_stops_at_the_first_failure(undisturbed: Desk, desk: Desk) -> None:
     with_data_of(undisturbed, desk)
     words = [f"{step}:{word}" for step, all_words in STEPS.items() for word in all_words]
@@ -263,7 +265,7 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("profile", ["slurm", "login"])
+@pytest.mark.parametrize("profile", ["slurm", pytest.param("login", marks=pytest.mark.slow)])
 def test_a_script_of_another_project_gets_its_secrets_and_nobody_else_does(
     desk: Desk, login_node: LoginNode, profile: str
 ) -> None:

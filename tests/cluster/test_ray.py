@@ -240,7 +240,12 @@ def test_a_job_runs_with_the_code_that_travelled_and_its_log_is_shown(
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [("sys.exit(2)", 2), ("sys.exit(143)", 143), ("sys.exit(7)", 1), ("1 / 0", 1)]
+    ("how", "code"),
+    [
+        ("sys.exit(2)", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sys.exit(143)", 143), ("sys.exit(7)", 1))),
+        ("1 / 0", 1),
+    ],
 )
 def test_the_exit_code_is_the_script_s_own(
     env: Env, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, code: int

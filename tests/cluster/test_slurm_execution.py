@@ -178,7 +178,13 @@ def test_torchrun_over_two_nodes(submit: Submitter, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "code", "expected"), [("torchrun", 2, 2), ("torchrun", 130, 130), ("direct", 1, 1), ("direct", 7, 1)]
+    ("launch", "code", "expected"),
+    [
+        ("torchrun", 2, 2),
+        pytest.param("torchrun", 130, 130, marks=pytest.mark.slow),
+        ("direct", 1, 1),
+        pytest.param("direct", 7, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_the_script_s_exit_code_is_the_command_s(submit: Submitter, launch: str, code: int, expected: int) -> None:
     done = submit.run(script=ENDS, launch=launch, env={"CODE": str(code)})
@@ -336,8 +342,8 @@ def test_a_submitted_job_needs_nobody(submit: Submitter, slurm: Slurm) -> None:
     ("keys", "said"),
     [
         ({"partition": "nope"}, "invalid partition specified: nope"),
-        ({"account": "nope"}, "Invalid account"),
-        ({"nodes": 3}, "Node count specification invalid"),
+        pytest.param({"account": "nope"}, "Invalid account", marks=pytest.mark.slow),
+        pytest.param({"nodes": 3}, "Node count specification invalid", marks=pytest.mark.slow),
         ({"gpus_per_node": 9}, "Requested node configuration is not available"),
     ],
 )
@@ -422,7 +428,9 @@ def test_a_connection_that_drops_comes_back(
     assert "rank 0 goes on from step 7" in attached.text
 
 
-@pytest.mark.parametrize("fault", ["host key", "key", "port", "sbatch"])
+@pytest.mark.parametrize(
+    "fault", ["host key", "key", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("port", "sbatch"))]
+)
 def test_what_is_wrong_with_an_ssh_login_is_one_error(
     submit: Submitter,
     ssh_keys: dict[str, object],

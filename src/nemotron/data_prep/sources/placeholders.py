@@ -97,7 +97,7 @@ def resolve_placeholders(
     needed: dict[str, set[int]] = {}
     for row in rows:
         if is_placeholder(row.value):
-            pointer = _pointer(row.value, references)
+            pointer = pointer_of(row.value, references)
             if not isinstance(pointer, str):
                 needed.setdefault(pointer[0], set()).add(pointer[1])
     found = _fetch(needed, references, read or _read_rows)
@@ -158,8 +158,8 @@ def _read_rows(location: str) -> Iterator[Mapping[str, Any]]:
                 yield row.value
 
 
-def _pointer(record: Mapping[str, Any], references: Mapping[str, Reference]) -> tuple[str, int] | str:
-    """The collection's name and the row that a placeholder points to, or what is wrong with it."""
+def pointer_of(record: Mapping[str, Any], references: Mapping[str, Reference]) -> tuple[str, int] | str:
+    """What a placeholder record says: the name of its collection and the row there, or what is wrong with it."""
     placeholder, name = record[FIELD], record.get("dataset")
     if not isinstance(placeholder, Mapping):
         return f"{FIELD} is {type(placeholder).__name__}, not an object"
@@ -179,7 +179,7 @@ def _fill(
     found: Mapping[str, Mapping[int, Mapping[str, Any]]],
 ) -> dict[str, Any] | str:
     """The record with its question and answer, or what is wrong."""
-    pointer = _pointer(record, references)
+    pointer = pointer_of(record, references)
     if isinstance(pointer, str):
         return pointer
     name, number = pointer

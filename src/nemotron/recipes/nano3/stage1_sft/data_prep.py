@@ -24,7 +24,7 @@
 
 The published model is tuned on 18 M conversations of 12 domains (tech report 3.1). Here they come from the generators
 of verifiable tasks, held out by the hash of the canonical task, and from files of your own (`messages` with role,
-content and optionally reasoning_content and tool_calls).
+content and optionally reasoning_content and tool_calls; beside them `tools`, which declares what is called).
 
 Simplified against the paper: every source counts by its size, without the paper's domain weights; nothing is generated
 by a teacher model or filtered by a judge. Template, mask, packing and the shares of reasoning control are the paper's.

@@ -1,0 +1,283 @@
+# /// script
+# [tool.runspec]
+# schema = "1"
+# docs = "A published blend of RL prompts, its placeholders filled in, as JSONL for NeMo-RL with NeMo Gym"
+# name = "nano3/data/prep/rl/blend"
+# setup = "pip install 'nemotron[hf]'"
+#
+# [tool.runspec.run]
+# launch = "ray"
+#
+# [tool.runspec.config]
+# dir = "./config/data_prep"
+# default = "published"
+# schema = "blend_schema.py:BlendConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 0
+# ///
+"""Nemotron 3 Nano, stage 2: the published blend of RL prompts -> train.jsonl and valid.jsonl for NeMo-RL with NeMo Gym.
+
+    nemotron nano3 data prep rl -c published
+    python data_prep_blend.py --config published on_error=skip valid_rows=0 valid_fraction=0.01
+    python data_prep_blend.py --config published 'source=[tasks.jsonl]' 'references={mine: {location: my-folder}}'
+
+The blend holds records of two collections that are published elsewhere as placeholders; here they get their questions
+and answers. Records stay in the blend's order, which is that of its curriculum. What is for validation is trained on
+nowhere: a training record with the prompt or the question of a held-out one is left out, and counted.
+
+`data.train_jsonl_fpath` and `data.validation_jsonl_fpath` of a NeMo-RL config are the two files of the artifact:
+train.jsonl and valid.jsonl. It goes on after a kill, and asks the Hub for nothing twice.
+
+Simplified against the paper (tech report 3.2): the blend is taken as it was published, with its own order; domains are
+not mixed anew by pass rate.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep.documents import split_of
+from nemotron.data_prep.engines import open_engine
+from nemotron.data_prep.gym_records import server_of
+from nemotron.data_prep.progress import Progress
+from nemotron.data_prep.rl_blend import KEYS, RECORDS, BlendJob, fetch_shard, read_shard, resolve_shard
+from nemotron.data_prep.shards import RECEIPTS, Plan, Receipt, Shard, freeze, run_shards
+from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, file_digests, list_files, pieces_of
+from nemotron.data_prep.sources.placeholders import PUBLISHED, Reference
+from nemotron.kit import RLPrompts, Source, open_run, print_complete
+from nemotron.kit.lineage import write_json
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
+
+FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
+PROMPT_HELD, QUESTION_HELD = "prompt is held out", "question is held out"
+OUTCOMES = ("train", "valid", PROMPT_HELD, QUESTION_HELD)
+
+
+def main() -> None:
+    """Prepare the prompts and publish them."""
+    cfg: BlendConfig = load_script_config(__file__)
+    references = known_references(cfg)
+    reading = Reading(cfg.on_error, cfg.max_record_bytes, required=())
+
+    with open_engine() as engine, open_run(cfg, script=__file__) as run:
+        if (done := run.published()) is not None:  # stopped between publishing and the end
+            print_complete({"data": RLPrompts.load(done.ref)})
+            return
+        work = run.dir / "work"
+        job = BlendJob(references, reading, cfg.check_fields, work / "read", work / "fetched")
+
+        # --- Plan: the blend's files at one commit, cut into pieces; changed inputs are refused ----------------------
+        with run.phase("plan"):
+            files = list_files(cfg.source, FORMATS)
+            settings: dict[str, Any] = {
+                "reading": reading.to_json(),
+                "references": {name: asdict(reference) for name, reference in sorted(references.items())},
+            }
+            pieces = [piece for file in files for piece in pieces_of(file, cfg.shard_bytes)]
+            shards = [Shard(f"{i:05d}", {"piece": piece.to_json()}) for i, piece in enumerate(pieces)]
+            read_plan = Plan(settings, [file.to_json() for file in files], shards)
+            freeze(read_plan, job.read_dir)
+        total_bytes = sum(piece.size for piece in pieces)
+
+        # --- Read: the blend comes here, and with it which rows of other collections it points to --------------------
+        with run.phase("read"), Progress("read", total_bytes, "records") as progress:
+            receipts = run_shards(read_plan, job.read_dir, read_shard, job, engine)
+            read = list(followed(receipts, job.read_dir, progress))
+        needed: dict[str, set[int]] = {}
+        for receipt in read:
+            for location, numbers in receipt.counts["rows"].items():
+                needed.setdefault(location, set()).update(numbers)
+
+        # --- Fetch: those rows, each collection once, at one commit --------------------------------------------------
+        with run.phase("fetch"):
+            collections = {location: list_files([location], FORMATS) for location in sorted(needed)}
+            fetch_plan = Plan(
+                {"locations": sorted(needed)},
+                [file.to_json() for listed in collections.values() for file in listed],
+                [
+                    Shard(
+                        f"collection-{i}",
+                        {"files": [file.to_json() for file in listed], "rows": sorted(needed[location])},
+                    )
+                    for i, (location, listed) in enumerate(collections.items())
+                ],
+            )
+            freeze(fetch_plan, job.fetched_dir)
+            for receipt in run_shards(fetch_plan, job.fetched_dir, fetch_shard, job, engine):
+                location = list(collections)[int(receipt.shard.removeprefix("collection-"))]
+                found, wanted = receipt.counts["found"], receipt.counts["wanted"]
+                print(f"{location}: {found} of the {wanted} rows that are pointed to", file=sys.stderr)
+
+        # --- Resolve: every record whole, and checked for what its environment asks for ------------------------------
+        fetched = {location: RECORDS.format(f"collection-{i}") for i, location in enumerate(collections)}
+        resolve_plan = Plan(
+            {"read": read_plan.digest, "fetched": fetch_plan.digest, "check_fields": cfg.check_fields},
+            [],
+            [
+                Shard(
+                    receipt.shard,
+                    {"piece": piece.to_json(), "rows": receipt.counts["rows"], "fetched": fetched},
+                )
+                for receipt, piece in zip(read, pieces, strict=True)
+            ],
+        )
+        resolved_dir = work / "resolved"
+        freeze(resolve_plan, resolved_dir)
+        with run.phase("resolve"), Progress("resolve", total_bytes, "records") as progress:
+            receipts = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine)
+            resolved = list(followed(receipts, resolved_dir, progress))
+
+        # --- Split: the last rows, or a share by hash; what is held out keeps its like out of training ----------------
+        report = ReadReport()
+        for receipt in (*read, *resolved):
+            report.add(ReadReport.from_json(receipt.counts["report"]))
+        report.records = num_records = sum(receipt.counts["report"]["records"] for receipt in resolved)
+        print(f"{report}", file=sys.stderr)
+        if num_records <= cfg.valid_rows:
+            raise UserError(f"valid_rows={cfg.valid_rows} leaves nothing to train on: there are {num_records} records")
+
+        def is_valid(index: int, prompt: str) -> bool:
+            if cfg.valid_rows:
+                return index >= num_records - cfg.valid_rows
+            return split_of(prompt, cfg.valid_fraction, cfg.seed) == "valid"
+
+        held_prompts: set[str] = set()
+        held_questions: set[str] = set()
+        for index, (_, prompt, question) in enumerate(keys_of(resolved, resolved_dir)):
+            if is_valid(index, prompt):
+                held_prompts.add(prompt)
+                if question is not None:
+                    held_questions.add(question)
+
+        # --- Write, in the blend's order -----------------------------------------------------------------------------
+        with run.phase("write"):
+            shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+            run.output_dir.mkdir()
+            outcomes: dict[str, Counter[str]] = {}
+            with (
+                (run.output_dir / "train.jsonl").open("wb") as train,
+                (run.output_dir / "valid.jsonl").open("wb") as valid,
+            ):
+                lines = zip(keys_of(resolved, resolved_dir), lines_of(resolved, resolved_dir), strict=True)
+                for index, ((agent, prompt, question), line) in enumerate(lines):
+                    if is_valid(index, prompt):
+                        outcome = "valid"
+                        valid.write(line)
+                    elif prompt in held_prompts:
+                        outcome = PROMPT_HELD
+                    elif question in held_questions:
+                        outcome = QUESTION_HELD
+                    else:
+                        outcome = "train"
+                        train.write(line)
+                    outcomes.setdefault(agent, Counter())[outcome] += 1
+        print(table_of(outcomes), file=sys.stderr)
+        totals = sum(outcomes.values(), Counter[str]())
+        for split in ("train", "valid"):
+            if not totals[split]:
+                raise UserError(f"no record is left for {split}.jsonl", "the lines above say what was left out and why")
+        unchecked = [agent for agent in sorted(outcomes) if not cfg.check_fields or server_of(agent) is None]
+        if unchecked:
+            print(f"checked for prompt and agent only: {', '.join(unchecked)}", file=sys.stderr)
+        environments = {agent: {name: outcomes[agent][name] for name in OUTCOMES} for agent in sorted(outcomes)}
+        write_json(run.output_dir / "environments.json", environments)
+
+        # --- Publish -------------------------------------------------------------------------------------------------
+        dataset = RLPrompts(
+            path=run.output_dir,
+            num_examples=totals["train"],
+            train_path=run.output_dir / "train.jsonl",
+            valid_path=run.output_dir / "valid.jsonl",
+            families=[agent for agent in sorted(outcomes) if outcomes[agent]["train"]],
+            metrics={
+                "records": num_records,
+                "environments": environments,
+                "unchecked": unchecked,
+                "skipped": report.skipped,
+                "samples": report.samples,
+            },
+            sources=[
+                *sources_of(files, "blend"),
+                *(source for location, listed in collections.items() for source in sources_of(listed, location)),
+            ],
+        )
+        dataset.save(move=True)
+        shutil.rmtree(work)
+        print(f"{dataset.ref}: {totals['train']} prompts, {totals['valid']} for validation", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+def known_references(cfg: BlendConfig) -> dict[str, Reference]:
+    """What records write in `dataset` -> the collection: the config's, else the published ones."""
+    references = dict(PUBLISHED)
+    for name, given in cfg.references.items():
+        published = PUBLISHED.get(name, Reference(given.location))
+        references[name] = Reference(
+            given.location,
+            published.before if given.before is None else given.before,
+            published.after if given.after is None else given.after,
+            published.answers_in_list if given.answers_in_list is None else given.answers_in_list,
+        )
+    return references
+
+
+def followed(receipts: Iterable[Receipt], folder: Path, progress: Progress) -> Iterator[Receipt]:
+    """The receipts as they come in, counted: those that were there already as done before."""
+    before = {path.stem for path in (folder / RECEIPTS).glob("*.json")}
+    for receipt in receipts:
+        count = progress.found_done if receipt.shard in before else progress.add
+        count(rows=receipt.counts["report"]["records"], bytes=receipt.counts["input_bytes"])
+        yield receipt
+
+
+def keys_of(receipts: Iterable[Receipt], folder: Path) -> Iterator[tuple[str, str, str | None]]:
+    """(agent, key of the prompt, key of the question) of every record, in order."""
+    for receipt in receipts:
+        with (folder / KEYS.format(receipt.shard)).open(encoding="utf-8") as file:
+            for line in file:
+                agent, prompt, question = json.loads(line)
+                yield agent, prompt, question
+
+
+def lines_of(receipts: Iterable[Receipt], folder: Path) -> Iterator[bytes]:
+    """Every record as it is written, in order."""
+    for receipt in receipts:
+        with (folder / RECORDS.format(receipt.shard)).open("rb") as file:
+            yield from file
+
+
+def table_of(outcomes: Mapping[str, Counter[str]]) -> str:
+    """For people: records by environment and by what became of them."""
+    width = max(len(agent) for agent in ("environment", *outcomes))
+    lines = ["  ".join([f"{'environment':<{width}}", *(f"{name:>{max(len(name), 7)}}" for name in OUTCOMES)])]
+    for agent in sorted(outcomes):
+        counts = (f"{outcomes[agent][name]:>{max(len(name), 7)}}" for name in OUTCOMES)
+        lines.append("  ".join([f"{agent:<{width}}", *counts]))
+    return "\n".join(lines)
+
+
+def sources_of(files: list[SourceFile], role: str) -> list[Source]:
+    """For the lineage: each file, with its commit where it is of the Hub and its sha256 where it is of this machine."""
+    return [
+        Source(name=str(digest["name"]), sha256=digest["sha256"], detail=f"{role}: {digest['detail']}")
+        for digest in file_digests(files)
+    ]
+
+
+if __name__ == "__main__":
+    leave_on_signals()
+    sys.exit(run_main(main))

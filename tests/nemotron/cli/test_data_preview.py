@@ -59,6 +59,12 @@ def test_trained_text_is_marked(nemotron: Nemotron, tokenizer: Path, chats: Path
 def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
     done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 9")
     assert "chats.jsonl:2: no assistant turn" in done.stderr and "chats.jsonl:3: " in done.stderr
+    with chats.open("a") as file:
+        said = {**SAID, "content": "<|im_end|>"}
+        file.writelines(json.dumps({"messages": [MESSAGES[0], turn]}) + "\n" for turn in (said, *[SAID] * 9))
+    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 3")  # and before it is asked for more
+    assert "chats.jsonl:3: " in done.stderr and "chats.jsonl:5, " not in done.stdout
+    assert "chats.jsonl:4: <|im_end|>, a control token of nano3, in a message" in done.stderr
     renamed = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --columns=messages=talk")
     assert renamed.stdout.startswith(f"=== {chats}:3: ")
 

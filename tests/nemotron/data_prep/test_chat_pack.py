@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,12 +28,14 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep import chat_pack, chat_spool
 from nemotron.data_prep.chat_spool import ChatSettings, ChatSource
+from nemotron.data_prep.conversations import Conversation
 from nemotron.data_prep.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.shards import freeze, run_shards
 from nemotron.data_prep.sources import Reading, list_files
 from nemotron.data_prep.tokenizer import train_tokenizer
 from nemotron.kit.chat import TEMPLATES, template_source
 
+OPEN_FILES = Path("/proc/self/fd")
 FIELDS = {field: field for field in ("messages", "tools", "used_in")}
 READING = Reading(columns=FIELDS, required=(), present=("messages",))
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -281,6 +284,51 @@ def test_bad_records_stop_with_their_number_or_are_counted(tokenizer: Tokenizer,
     assert outcomes["read"] == 5 + len(bad) + 4
     left_out = sum(outcomes.values()) - sum(outcomes[name] for name in ("read", "kept", "earlier turn, on its own"))
     assert outcomes["read"] + outcomes["earlier turn, on its own"] == outcomes["kept"] + left_out
+
+
+def test_structs_of_a_table_are_the_objects_that_they_were_made_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Parquet gives every struct all fields of its column: what was not there must not be trained on as null."""
+    made = records(40, seed=8)
+    subtract = {"name": "sub", "parameters": {"type": "object", "properties": {"b": {"type": "number"}}}}
+    for record in made[::2]:
+        record["tools"] = [subtract, ADD]
+        record["messages"] += [
+            {"role": "user", "content": "And less?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "sub", "arguments": {"c": 1.5}}]},
+        ]
+    whole = sequences_in(run(tmp_path / "a", [write(tmp_path / "own.jsonl", made)], settings_of(tokenizer))[0])
+    for record in made:  # a column has one type
+        for call in (call for message in record["messages"] for call in message.get("tool_calls", [])):
+            if "b" in call["arguments"]:
+                call["arguments"]["b"] = json.dumps(call["arguments"]["b"])
+    text = sequences_in(run(tmp_path / "t", [write(tmp_path / "text.jsonl", made)], settings_of(tokenizer))[0])
+    assert len(text) == len(whole)
+    pq.write_table(pa.Table.from_pylist(made), tmp_path / "own.parquet", row_group_size=7)
+    parquet = sequences_in(run(tmp_path / "b", [tmp_path / "own.parquet"], settings_of(tokenizer))[0])
+    assert sorted(parquet) == sorted(text)
+
+
+def test_many_shards_with_few_files_open(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", records(150, seed=9))
+    expected = sequences_in(run(tmp_path / "a", [path], settings_of(tokenizer))[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(list(OPEN_FILES.iterdir())) if OPEN_FILES.is_dir() else 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
+    try:
+        folder, _, _ = run(tmp_path / "b", [path], settings_of(tokenizer), shard_bytes=2_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list((tmp_path / "b" / "spool").glob("*.ids"))) > 40
+    assert sorted(sequences_in(folder)) == sorted(expected)
+
+
+def test_long_conversations_are_tokenised_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_spool, "_BATCH_CHARS", 100)
+    monkeypatch.setattr(chat_spool, "_BATCH", 4)
+    conversation = Conversation("own", [], "train")
+    spans = [chat_spool.Span(conversation, 0, i, chars) for i, chars in enumerate([60, 60, 500, 1, 1, 1, 1, 1])]
+    batches = [[span.order for span in batch] for batch in chat_spool._batches(spans)]
+    assert batches == [[0, 1], [2], [3, 4, 5, 6], [7]]
 
 
 def test_a_cap_takes_its_share_of_every_piece(tokenizer: Tokenizer, tmp_path: Path) -> None:

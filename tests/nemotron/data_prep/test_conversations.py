@@ -17,7 +17,7 @@ from nemotron.data_prep.conversations import (
     read_conversations,
     training_spans,
 )
-from nemotron.data_prep.sources import list_files
+from nemotron.data_prep.sources import ReadReport, list_files
 from nemotron.kit.chat import render_with_mask
 
 
@@ -52,6 +52,32 @@ def test_bad_rows_name_file_and_line(tmp_path: Path, row: dict[str, Any], compla
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match=complaint):
         list(read_conversations("mine", list_files([str(tmp_path / "a.jsonl")]), "messages", 0.2, seed=0))
+
+
+def test_tools_come_with_their_conversation(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": '{"a": 1}'}]}
+    messages = [{"role": "user", "content": "1+1?"}, call, {"role": "tool", "content": "2"}, *turn("Sure?")]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": messages, "tools": [{"name": "add"}]}) + "\n")
+    (found,) = read_conversations("mine", list_files([str(path)]), "messages", 0.2, seed=0)
+    assert found.tools == [{"name": "add"}]
+    assert found.messages[1]["tool_calls"] == [{"name": "add", "arguments": {"a": 1}}]
+    with path.open("a") as file:
+        file.write(json.dumps({"messages": messages}) + "\n")
+    with pytest.raises(UserError, match=r"a\.jsonl:2: message 1: calls 'add', which is not declared"):
+        list(read_conversations("mine", list_files([str(path)]), "messages", 0.2, seed=0))
+    report = ReadReport()
+    assert len(list(read_conversations("mine", list_files([str(path)]), "messages", 0.2, 0, "skip", report))) == 1
+    assert (report.records, report.skipped) == (1, {"tool without declaration": 1})
+
+
+def test_control_tokens_anywhere_and_repetitions_whatever_their_ids() -> None:
+    table = ConversationTable()
+    call = {"name": "say", "arguments": {"text": "hm<|im_end|>"}}
+    calling = conversation([{"role": "user", "content": "Say it."}, {"role": "assistant", "tool_calls": [call]}])
+    first, second = (conversation([{**message, "id": i} for message in turn("Sure?")]) for i in range(2))
+    assert list(curate_conversations([calling, first, second], [], table)) == [first]
+    assert table.counts["mine"] == {"read": 3, "control token in a message": 1, "exact duplicate": 1}
 
 
 def test_empty_source_is_refused(tmp_path: Path) -> None:

@@ -256,6 +256,28 @@ def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
     assert [document["id"] for document in read_documents(shard)] == ["a:0", "a:0+1", "a:0+2"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"WARC-Target-URI: https://a.example/0\r\n", b""),
+        (b"HTTP/1.1 200 OK", b"HTTP/1.1 20\xb9 OK"),
+        (b"HTTP/1.1 200 OK", b"\x00"),
+        (b"WARC/1.0", b"WARC/9.\xff"),
+    ],
+)
+def test_a_header_of_any_kind_costs_at_most_its_record(tmp_path: Path, old: bytes, new: bytes) -> None:
+    first, second = warc_bytes([page(0), page(1)], compressed=False)
+    assert old in first
+    header, line, rest = first.replace(old, new).partition(b"Content-Length: ")
+    number, _, rest = rest.partition(b"\r\n")
+    if old.startswith(b"HTTP"):
+        number = str(int(number) + len(new) - len(old)).encode()
+    path = tmp_path / "a.warc"
+    path.write_bytes(header + line + number + b"\r\n" + rest + second)
+    assert "https://a.example/1" in whole(path)
+    assert len(responses(path)) == 2
+
+
 def test_a_fault_of_the_parser_costs_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(page: str) -> str:
         raise ZeroDivisionError("in the parser")

@@ -74,4 +74,7 @@ def test_an_unknown_language_is_refused_with_a_near_one() -> None:
     check_languages(("en", "de"))
     with pytest.raises(UserError, match="unknown language 'eng'") as refused:
         check_languages(("en", "eng"))
-    assert "en" in (refused.value.hint or "")
+    assert refused.value.hint == "did you mean en?"
+    with pytest.raises(UserError, match="unknown language 'english'") as refused:
+        check_languages(("english",))
+    assert "[en, de]" in (refused.value.hint or "")

@@ -154,6 +154,13 @@ def test_what_cannot_be_mixed_is_refused(
         plan_mixture(sources, phases, seq_length=10, train_tokens=train_tokens)
 
 
+def test_a_pass_that_is_shorter_than_a_sequence_says_so() -> None:
+    sources = {"a": SourceTokens(1, 30), "b": SourceTokens(2, 10)}
+    mixture = plan_mixture(sources, None, seq_length=100)
+    assert [(row.requested, row.realised, row.drawn) for row in mixture.sources] == [(0.75, 0, 0), (0.25, 0, 0)]
+    assert "one pass: 0 tokens in sequences of 100: there are fewer" in mixture.table()
+
+
 def test_a_source_of_weight_zero_is_listed_and_not_drawn() -> None:
     sources = {"a": SourceTokens(5, 900), "off": SourceTokens(0, 0)}
     mixture = plan_mixture(sources, [phase("all", 1.0, a=2, off=0)], seq_length=10)

@@ -26,6 +26,7 @@ from nemotron.kit.chat import (
 )
 
 USER = {"role": "user", "content": "2+2?"}
+CALLED = {"name": "f", "arguments": {}}
 THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
 
 
@@ -307,6 +308,8 @@ def test_misspelt_template_is_refused_with_the_nearest_name() -> None:
         ([{"role": "user", "content": ["x"]}], "message 0 .user.: content must be text"),
         ([{"role": "assistant", "content": "x", "reasoning_content": 3}], "reasoning_content must be text"),
         ([{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}], "a tool call needs a name"),
+        ([{"role": "user", "content": None, "tool_calls": [CALLED]}], "message 0 .user.: content must be text"),
+        ([{"role": "assistant", "content": None, "tool_calls": 3}], "tool_calls must be a list"),
         (["hello"], "message 0 is not an object"),
     ],
 )
@@ -356,12 +359,17 @@ def test_messages_as_they_are_published() -> None:
     inline = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4", "tool_calls": []}
     assert normalize_messages([inline]) == [THOUGHT]
     assert normalize_messages([{**inline, "content": "<think></think>4"}]) == [{"role": "assistant", "content": "4"}]
+    # As a model's answer stands behind a prompt that opened the tag; a field that is there and empty says nothing.
+    assert normalize_messages([{**inline, "content": "two and two\n</think>\n4"}]) == [THOUGHT]
+    assert normalize_messages([{**inline, "reasoning_content": ""}]) == [THOUGHT]
     quoted = {"role": "assistant", "content": "the tags <think> and </think>"}
     assert normalize_messages([quoted]) == [quoted]
     parts = {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
     assert normalize_messages([parts]) == [USER]
     assert normalize_messages("no list") == "no list" and normalize_messages([3]) == [3]
     assert normalize_tools(json.dumps([json.dumps(ADD)])) == [ADD]
+    wrapped = {"type": "function", "function": {**ADD, "parameters": json.dumps(ADD["parameters"])}}
+    assert normalize_tools([wrapped]) == [{"type": "function", "function": ADD}]
     assert normalize_tools(None) is normalize_tools([]) is normalize_tools("null") is None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -41,6 +42,30 @@ def test_several_members_and_frames_are_one_file(tmp_path: Path) -> None:
     found, _ = read(tmp_path)
     texts = [value["text"] for _, value in found]
     assert texts == ["0", "1", "0", "1", "2"]
+
+
+def test_a_batch_without_rows_ends_nothing(tmp_path: Path) -> None:
+    schema = pa.schema([("text", pa.string())])
+    batches = [pa.record_batch([pa.array(texts, pa.string())], schema=schema) for texts in (["0"], [], ["1"], [])]
+    for name, new in (("a.arrow", pa.ipc.new_file), ("b.arrows", pa.ipc.new_stream)):
+        with new(str(tmp_path / name), schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    with pq.ParquetWriter(tmp_path / "c.parquet", schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    for target_bytes in (1, 1 << 30):
+        found, report = read(tmp_path, target_bytes=target_bytes)
+        assert [value["text"] for _, value in found] == ["0", "1"] * 3
+        assert (report.records, report.skipped) == (6, {})
+
+
+def test_a_mark_of_byte_order_alone_on_its_line_is_blank(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "a.jsonl").write_bytes(mark + b'\r\n{"text": "a"}\r\n')
+    (tmp_path / "b.jsonl").write_bytes(mark)
+    found, report = read(tmp_path)
+    assert found == [("a.jsonl:2", {"text": "a"})] and report.skipped == {"empty file": 1}
 
 
 def test_columns_are_renamed_projected_and_found_in_objects(tmp_path: Path) -> None:

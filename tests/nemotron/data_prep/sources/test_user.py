@@ -95,6 +95,20 @@ def test_curation_takes_parts_counts_skips_and_keeps_to_limits(tmp_path: Path) -
         curate(parts, tmp_path / "stop")
 
 
+def test_a_bad_record_behind_the_limit_stops_nobody(tmp_path: Path) -> None:
+    rows: list[Any] = [{"text": f"{i} {PARAGRAPH} {i * 7919} {PARAGRAPH[i:]}"} for i in range(30)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(json_lines(rows))
+    (tmp_path / "in" / "b.jsonl").write_bytes(b"{\n")  # which another worker reads at the same time
+    source = UserSource("mine", (str(tmp_path / "in"),))
+    with PoolEngine(2) as engine:
+        table = curate(user_documents(source, source.files(), 0), tmp_path / "w", engine=engine, limits={"mine": 30})
+        assert table.table.read["mine"].documents == 30
+        with pytest.raises(UserError, match=r"b\.jsonl:1: malformed JSON") as caught:
+            curate(user_documents(source, source.files(), 0), tmp_path / "w", engine=engine, limits={"mine": 31})
+    assert caught.value.hint is None
+
+
 def test_digests(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc")
     [digest] = file_digests(list_files([str(tmp_path / "a.txt")]))

@@ -361,6 +361,7 @@ def start_and_kill(cwd: Path, hub: Any, words: tuple[str, ...], step: str, recei
     child.wait()
 
 
+@pytest.mark.slow
 def test_killed_twice_the_same_command_goes_on_to_the_same_digest(tmp_path: Path, hub: Any) -> None:
     publish_blend(hub, mixed(1200))
     undisturbed = tmp_path / "undisturbed"
@@ -377,6 +378,7 @@ def test_killed_twice_the_same_command_goes_on_to_the_same_digest(tmp_path: Path
     assert not list(tmp_path.glob("output/nano3/data/prep/rl/blend/*/work"))
 
 
+@pytest.mark.slow
 def test_a_blend_that_changed_is_noticed(tmp_path: Path, hub: Any) -> None:
     old = publish_blend(hub, mixed(400))
     words = ("valid_rows=100", "shard_bytes=4096")

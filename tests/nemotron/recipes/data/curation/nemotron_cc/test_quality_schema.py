@@ -121,6 +121,9 @@ def test_changed_files_are_another_config(tmp_path: Path) -> None:
         for location in (str(file), str(tmp_path), str(tmp_path / "*.jsonl")):
             states.add(schema.DecontaminateConfig.model_validate({"run": run, "evaluation": [location]}).state)
     assert len(states) == 2
+    # What lies in an artifact counts by the digest of that, wherever the registry is.
+    (tmp_path / "artifact.json").write_text("{}")
+    assert not schema.DecontaminateConfig.model_validate({"run": run, "evaluation": [str(file)]}).state
 
 
 # --- The stand-in ---

@@ -239,7 +239,9 @@ def test_bad_values_are_refused_before_any_work(root: Path, done: dict[str, Vers
 def test_a_signal_ends_it_at_once_while_the_endpoint_is_silent(root: Path, done: dict[str, Version]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        words_given = command("rephrase", f"run.data={artifact('decontaminate')}", f"endpoint.base_url={url}")
+        words_given = command(
+            "rephrase", f"run.data={artifact('decontaminate')}", f"endpoint.base_url={url}", "endpoint.timeout=600"
+        )
         process = subprocess.Popen(
             words_given, cwd=root, env=environment(root), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
@@ -248,7 +250,6 @@ def test_a_signal_ends_it_at_once_while_the_endpoint_is_silent(root: Path, done:
             if said.strip().endswith(": rephrase"):
                 break
         silent.accept()[0].close()  # so a request is under way
-        begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode == 143 and time.monotonic() - begun < 5
+        process.communicate(timeout=60)  # a tenth of what the request would wait
+        assert process.returncode == 143

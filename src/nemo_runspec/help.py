@@ -41,7 +41,7 @@ def summarize_config(config_dir: Path, name: str, fmt: str = "omegaconf") -> Con
     if fmt != "json":
         lines = loaded.path.read_text(encoding="utf-8").splitlines()
         comment = next((line.strip("# ").strip() for line in lines[:3] if line.startswith("#")), "")
-    reads = tuple(str(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value)
+    reads = tuple(dict.fromkeys(str(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value))
     writes = tuple(str(run[key]) for key in ("output", "results") if run.get(key))
     return ConfigSummary(name, comment, run.get("script"), reads, writes)
 

@@ -263,7 +263,6 @@ def rows_shard(shard: Shard, task: RowsTask, output: ShardOutput) -> dict[str, A
     offsets = np.asarray(packing["offsets"][begin : end + 1])
     in_split = slice(int(offsets[0]), int(offsets[-1]))
     where_from = [np.asarray(packing[name][in_split]) for name in ("shard", "begin", "length")]
-    spool: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
     counts = {"rows": end - begin, "sequences": int(offsets[-1] - offsets[0]), "tokens": 0, "trained_tokens": 0}
     lengths = where_from[2].astype(np.int64)
     row_lengths = np.add.reduceat(lengths, offsets[:-1] - offsets[0])
@@ -273,16 +272,15 @@ def rows_shard(shard: Shard, task: RowsTask, output: ShardOutput) -> dict[str, A
             ends = np.cumsum(lengths[items])
             ids = np.empty(int(ends[-1]), np.int32)
             mask = np.empty(int(ends[-1]), np.uint8)
-            for number, from_, length, stop in zip(
-                *(column[items].tolist() for column in where_from), ends.tolist(), strict=True
-            ):
-                if number not in spool:
-                    path = task.spool / task.shards[number]
-                    spool[number] = (
-                        np.memmap(f"{path}.ids", dtype="<i4", mode="r"),
-                        np.memmap(f"{path}.mask", dtype="u1", mode="r"),
-                    )
-                spool_ids, spool_mask = spool[number]
+            # Shard by shard, so that two files are open at a time: a group may draw from more shards than may be open.
+            by_shard = np.argsort(where_from[0][items], kind="stable")
+            columns = (column[items][by_shard].tolist() for column in where_from)
+            now_open = -1
+            for number, from_, length, stop in zip(*columns, ends[by_shard].tolist(), strict=True):
+                if number != now_open:
+                    path, now_open = task.spool / task.shards[number], number
+                    spool_ids = np.memmap(f"{path}.ids", dtype="<i4", mode="r")
+                    spool_mask = np.memmap(f"{path}.mask", dtype="u1", mode="r")
                 ids[stop - length : stop] = spool_ids[from_ : from_ + length]
                 mask[stop - length : stop] = spool_mask[from_ : from_ + length]
             writer.write_table(_table(ids, mask, lengths[items], offsets[first : last + 1], row_lengths[first:last]))

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from nemotron.data_prep.conversations import Conversation, control_reasoning, tr
 from nemotron.data_prep.documents import stable_hash
 from nemotron.data_prep.packing import encode_conversations
 from nemotron.data_prep.shards import Plan, Shard, ShardOutput
-from nemotron.data_prep.sources import Piece, Reading, ReadReport, SourceFile, pieces_of, read_piece, where
+from nemotron.data_prep.sources import Piece, Reading, ReadReport, SourceFile, pieces_of, place, read_piece, where
 from nemotron.data_prep.tokenizer import tokenizer_from
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
 
@@ -35,9 +35,10 @@ TOO_LONG = "longer than seq_length"
 CUT = "cut at seq_length, and kept"
 
 _SKIPPED_HERE = "skipped here"  # records that the reader gave out
-_BATCH = 256  # conversations tokenised together
+# Sequences tokenised together, and fewer long ones: in the tokenizer's own form tokens take much more memory than here.
+_BATCH = 256
+_BATCH_CHARS = 1 << 20
 
-Item = TypeVar("Item")
 Count = dict[str, int]
 
 
@@ -57,6 +58,15 @@ class ChatSource:
     valid_fraction: float = 0.0
     test_fraction: float = 0.0
     max_records: int | None = None
+
+
+class Span(NamedTuple):
+    """A sequence to train on: `split` is its index in `SPLITS`, `order` a seeded hash, `chars` its length, about."""
+
+    conversation: Conversation
+    split: int
+    order: int
+    chars: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +145,8 @@ def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) ->
         output.path(f"{shard.name}.mask").open("wb") as mask_file,
     ):
         for batch in _batches(_spans((c for c in conversations if c is not None), source, settings, outcomes)):
-            encoded = encode_conversations([span for span, _, _ in batch], tokenizer, settings.template)
-            for (_, split, order), (ids, mask) in zip(batch, encoded, strict=True):
+            encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
+            for span, (ids, mask) in zip(batch, encoded, strict=True):
                 if len(ids) > settings.seq_len:
                     _count(outcomes, TOO_LONG if settings.too_long == "drop" else CUT)
                     if settings.too_long == "drop":
@@ -149,8 +159,8 @@ def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) ->
                 ids_file.write(ids.astype("<i4", copy=False).tobytes())
                 mask_file.write(mask.tobytes())
                 lengths.append(len(ids))
-                orders.append(order)
-                splits.append(split)
+                orders.append(span.order)
+                splits.append(span.split)
     np.save(output.path(f"{shard.name}.lengths.npy"), np.array(lengths, dtype="<i4"), allow_pickle=False)
     np.save(output.path(f"{shard.name}.order.npy"), np.array(orders, dtype="<u8"), allow_pickle=False)
     np.save(output.path(f"{shard.name}.split.npy"), np.array(splits, dtype="u1"), allow_pickle=False)
@@ -176,15 +186,15 @@ def _conversations(
             _count(outcomes, NOT_USED_IN)
             yield None
             continue
-        conversation = as_conversation(row.value, source)
+        conversation = as_conversation(row.value, source, piece)
         try:
             check_conversation(conversation.messages, conversation.tools)
         except UntrainableError as error:
             if source.reading.on_error == "stop":
-                place = where(piece, row.index)
-                raise UserError(f"{place}: {error.message}", error.hint or "on_error: skip leaves such out") from None
-            place = where(piece, row.index) if report.has_room(error.reason) else ""
-            report.skip(error.reason, place, error.message)
+                at = where(piece, row.index)
+                raise UserError(f"{at}: {error.message}", error.hint or "on_error: skip leaves such out") from None
+            at = place(piece, row.index) if report.has_room(error.reason) else ""
+            report.skip(error.reason, at, error.message.removeprefix(f"{error.reason}: "))
             _count(outcomes, _SKIPPED_HERE)
             yield None
             continue
@@ -196,20 +206,29 @@ def _names(used_in: object) -> list[object]:
     return used_in if isinstance(used_in, list) else [used_in]
 
 
-def as_conversation(record: Mapping[str, Any], source: ChatSource) -> Conversation:
+def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece) -> Conversation:
     """A record's `messages` and `tools` in the form of the templates; nothing is checked yet."""
-    messages = normalize_messages(record.get("messages"))
+    given = record.get("messages"), record.get("tools")
+    if piece.file.format in ("parquet", "arrow"):
+        given = _without_nulls(given[0]), _without_nulls(given[1])
+    messages = normalize_messages(given[0])
     if not isinstance(messages, list):
         messages = [messages]
-    tools = normalize_tools(record.get("tools"))
-    return Conversation(source.name, messages, "train", tools, source.low_effort)
+    return Conversation(source.name, messages, "train", normalize_tools(given[1]), source.low_effort)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table gives every struct of a column all fields that any of them has: null is one that was not there."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _spans(
     conversations: Iterable[Conversation], source: ChatSource, settings: ChatSettings, outcomes: Count
-) -> Iterator[tuple[Conversation, int, int]]:
-    """(sequence to train on, its split, its seeded hash): reasoning stripped or cut in some conversations, and a
-    sequence of its own for every turn that the template would not show as it was produced."""
+) -> Iterator[Span]:
+    """Sequences to train on: reasoning stripped or cut in some conversations, and a sequence of its own for every turn
+    that the template would not show as it was produced."""
     if settings.reasoning_off or settings.reasoning_truncated:
         conversations = control_reasoning(
             conversations,
@@ -230,11 +249,20 @@ def _spans(
             if number:
                 _count(outcomes, EARLIER_TURNS)
             span_key = key if len(span.messages) == len(conversation.messages) else span.key()
-            yield span, split, stable_hash("pack", seed, span_key, *effort)
+            yield Span(span, split, stable_hash("pack", seed, span_key, *effort), len(span_key))
 
 
-def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
-    return iter(lambda: list(islice(items, _BATCH)), [])
+def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    batch: list[Span] = []
+    chars = 0
+    for span in spans:
+        batch.append(span)
+        chars += span.chars
+        if len(batch) == _BATCH or chars >= _BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
 
 
 def _count(outcomes: Count, outcome: str, n: int = 1) -> None:

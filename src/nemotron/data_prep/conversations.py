@@ -17,7 +17,16 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.decontamination import Decontaminator, words
 from nemotron.data_prep.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, described, read_piece, row_id, whole
-from nemotron.kit.chat import CONTROL_TOKENS, check_messages
+from nemotron.kit.chat import (
+    CONTROL_TOKENS,
+    NO_ANSWER,
+    UntrainableError,
+    check_conversation,
+    normalize_messages,
+    normalize_tools,
+)
+
+_SHOWN = ("role", "content", "reasoning_content", "tool_calls")  # of a message, by the templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +43,10 @@ class Conversation:
     low_effort: bool = False
 
     def key(self) -> str:
-        """Canonical JSON of the messages, and of tools if there are any: equal conversations have equal keys."""
-        content = [self.messages, self.tools] if self.tools else self.messages
+        """Canonical JSON of what templates show of the messages, and of tools if there are any: conversations that are
+        equal but for the rest (the id of a message, its date) have equal keys."""
+        messages = [{name: message[name] for name in _SHOWN if name in message} for message in self.messages]
+        content = [messages, self.tools] if self.tools else messages
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
 
@@ -81,32 +92,34 @@ def read_conversations(
     on_error: Literal["stop", "skip"] = "stop",
     report: ReadReport | None = None,
 ) -> Iterator[Conversation]:
-    """The user's conversations from JSONL, Parquet or Arrow files, with empty optional fields removed.
+    """The user's conversations, with `tools` where a record has them, from JSONL, Parquet or Arrow files.
 
     Under `skip`, what is not right is counted in `report`. UserError with file and row, under `stop`: a record that
-    cannot be read, a missing field, messages that no template can render; always, when there is no record at all.
+    cannot be read, a missing field, messages that no template can render, a call of a tool that is not declared;
+    always, when there is no record at all.
     """
     report = ReadReport() if report is None else report
-    reading = Reading(on_error, columns={"messages": messages_field}, required=(), present=("messages",))
+    columns = {"messages": messages_field, "tools": "tools"}
+    reading = Reading(on_error, columns=columns, required=(), present=("messages",))
     for file in files:
         piece = whole(file)
         for row in read_piece(piece, reading, report):
-            messages = row.value["messages"]
             place = row_id(piece, row.index)
+            messages, tools = normalize_messages(row.value["messages"]), normalize_tools(row.value.get("tools"))
             try:
                 if not isinstance(messages, list) or not messages:
                     problem = f"field {messages_field!r} must be a list of messages"
-                    raise UserError(f"{place}: {problem}", "set messages_field")
-                check_messages(messages, where=f"{place}: message")
-            except UserError as error:
-                if on_error == "stop":
-                    raise
-                report.records -= 1
-                report.skip("malformed messages", place, error.message)
-                continue
-            clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
-            conversation = Conversation(name, clean, "train")
-            yield Conversation(name, clean, split_of(conversation.key(), valid_fraction, seed))
+                    raise UntrainableError("malformed messages", problem, "set messages_field")
+                check_conversation(messages, tools)
+            except UntrainableError as error:
+                if error.reason != NO_ANSWER:  # `curate_conversations` counts those
+                    if on_error == "stop":
+                        raise UserError(f"{place}: {error.message}", error.hint) from None
+                    report.records -= 1
+                    report.skip(error.reason, place, error.message.removeprefix(f"{error.reason}: "))
+                    continue
+            conversation = Conversation(name, messages, "train", tools)
+            yield replace(conversation, split=split_of(conversation.key(), valid_fraction, seed))
     if report.records == 0:
         raise UserError(
             f"source {name!r} is empty: no conversation in {len(files)} files, the first of them {files[0].uri}",
@@ -126,15 +139,15 @@ def curate_conversations(
     seen: set[int] = set()
     for conversation in conversations:
         table.count(conversation.source, "read")
-        key = stable_hash(conversation.key())
-        texts = [str(m.get(f) or "") for m in conversation.messages for f in ("content", "reasoning_content")]
+        content = conversation.key()
+        key = stable_hash(content)
         prompts = [m["content"] for m in conversation.messages if m["role"] == "user"]
         if key in seen:
             table.count(conversation.source, "exact duplicate")
-        elif any(token in text for token in CONTROL_TOKENS for text in texts):
+        elif any(token in content for token in CONTROL_TOKENS):
             table.count(conversation.source, "control token in a message")
         elif not any(message["role"] == "assistant" for message in conversation.messages):
-            table.count(conversation.source, "no assistant turn")
+            table.count(conversation.source, NO_ANSWER)
         elif any(" ".join(words(prompt)) in exact or decontaminator.observe(prompt) for prompt in prompts):
             table.count(conversation.source, "overlaps evaluation prompt")
         else:

@@ -21,6 +21,7 @@ from typing import BinaryIO
 import numpy as np
 from rensa import RMinHash, RMinHashLSH
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits, words
 from nemotron.data_prep.documents import Document, Part, Skipped, Split, in_parts, stable_hash
 from nemotron.data_prep.engines import Engine, SerialEngine
@@ -239,10 +240,21 @@ class _Judged:
     signature: RMinHash | None = None
 
 
-def _judge(part: Part, settings: CurationSettings) -> list[_Judged | Skipped]:
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """A record that stops the curation, unless so many documents of its source are not wanted."""
+
+    source: str | None
+    error: UserError
+
+
+def _judge(part: Part, settings: CurationSettings) -> list[_Judged | Skipped | _Stop]:
     """A task of the first pass: extract, normalise, judge, sign."""
-    judged: list[_Judged | Skipped] = []
-    for document in part.documents():
+    judged: list[_Judged | Skipped | _Stop] = []
+    for document in _until_error(part):
+        if isinstance(document, _Stop):
+            judged.append(document)
+            continue
         if isinstance(document, Skipped):
             judged.append(document)
             continue
@@ -269,6 +281,14 @@ def _judge(part: Part, settings: CurationSettings) -> list[_Judged | Skipped]:
     return judged
 
 
+def _until_error(part: Part) -> Iterator[Document | Skipped | _Stop]:
+    # Another worker may read on in a source while its last document that is wanted is still on its way.
+    try:
+        yield from part.documents()
+    except UserError as error:
+        yield _Stop(part.source, error)
+
+
 def _normalise_and_judge(
     documents: Iterable[Document | Part | Skipped],
     staged: BinaryIO,
@@ -289,6 +309,8 @@ def _normalise_and_judge(
     for judged in chain.from_iterable(engine.map_ordered(_judge, _as_parts(wanted), settings)):
         if judged.source in full:
             continue
+        if isinstance(judged, _Stop):
+            raise judged.error
         if isinstance(judged, Skipped):
             table.skip(judged)
             continue

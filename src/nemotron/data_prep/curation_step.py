@@ -79,7 +79,8 @@ def list_documents(path: Path) -> list[Path]:
 def read_documents(path: Path) -> Iterator[Document]:
     """Yield the documents of one shard, one at a time.
 
-    UserError for a file that is no whole zstd stream and for a line that is no document, with its number.
+    UserError for a file that is no whole zstd stream and for a line that is no document, with its number; RunFailed
+    for one that the system does not let be read.
     """
     for number, line in enumerate(_lines(path), start=1):
         try:
@@ -109,7 +110,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:  # pyarrow's, without errno: truncated or flipped bytes
         if error.errno is not None:
-            raise
+            raise RunFailed(f"{path}: cannot read: {os.strerror(error.errno)}") from error
         raise UserError(f"{path}: not a whole zstd file: {error}") from error
 
 
@@ -126,7 +127,11 @@ class DocumentWriter:
     def write(self, document: Mapping[str, Any]) -> None:
         """Append one document, keys in the given order."""
         self.tally.add(document)
-        self._buffer.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
+        try:
+            line = json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and utf-8 cannot
+            line = json.dumps(document).encode()
+        self._buffer.write(line + b"\n")
         if self._buffer.tell() >= _CHUNK:
             self._flush()
 
@@ -303,13 +308,12 @@ def plan_step(input_files: Sequence[Path], settings: Mapping[str, Any]) -> Plan:
     """One shard of work for each input file, named as the file is.
 
     Args:
-        input_files: what `list_documents` gave; also files of another kind, for a task that reads them itself. Their
-            names up to the first dot must differ.
+        input_files: what `list_documents` gave. Their names must differ.
         settings: JSON; everything that decides about the output besides the files.
     """
     shards, names = [], set()
     for path in input_files:
-        name = path.name.partition(".")[0]
+        name = path.name.removesuffix(SUFFIX)
         if name in names:
             raise UserError(f"{path}: another input file is called {name}, too", "rename one of them")
         names.add(name)
@@ -461,6 +465,11 @@ def read_truth(folder: Path) -> dict[str, list[Planted]]:
 def urls_of(files: Iterable[Path]) -> set[str]:
     """The urls of all documents in some shards."""
     return {str(document.get("url", document["id"])) for path in files for document in read_documents(path)}
+
+
+def share_text(share: float | None) -> str:
+    """`0.9500`; `none` where there was nothing to divide by."""
+    return "none" if share is None else f"{share:.4f}"
 
 
 @dataclass(frozen=True, slots=True)

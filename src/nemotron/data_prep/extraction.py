@@ -16,10 +16,11 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from types import FrameType
 from typing import Any, BinaryIO, cast
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import RunspecError, UserError
 from nemotron.data_prep.curation_step import DocumentWriter, Drop, StepTable, output_name
 from nemotron.data_prep.quality import normalise
 from nemotron.data_prep.shards import Plan, Shard, ShardOutput
@@ -30,6 +31,18 @@ _HEADER_CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNOREC
 _READ, _SCAN = 1 << 16, 1 << 20  # bytes at a time, of a member and in search of the next one
 _MAX_HEADER = 1 << 16  # bytes of a record's header, HTTP's included
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
+# What browsers read for a label, where Python's codec of that name knows fewer characters (WHATWG, Encoding, 4.2).
+_WIDER = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "tis-620": "cp874",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+}
 _LAYOUT_CHARS = 400  # of text in one cell; data tables have numbers and names
 _MARKUP_BYTES = 2048  # the head of a page, in which its charset has to stand
 
@@ -55,8 +68,9 @@ class ExtractionSettings:
 class Response:
     """A page as it was crawled, or, with `problem`, a record that could not be read.
 
-    `offset`: byte in the WARC file at which its record begins. `body`: decoded as its headers say (gzip, chunks), and
-    cut beyond the limit that `read_responses` was given.
+    `offset`: byte in the WARC file at which its record begins, or the gzip member that holds it; `number`: of the
+    record in that member, from 0. `body`: decoded as its headers say (gzip, chunks), and cut beyond the limit that
+    `read_responses` was given. `encoding`: one that its headers name (br, zstd) and that could not be taken off.
     """
 
     offset: int
@@ -66,18 +80,26 @@ class Response:
     content_type: str = ""
     body: bytes = b""
     problem: str = ""
+    number: int = 0
+    encoding: str = ""
 
 
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
 def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) -> Plan:
-    """A shard of work for each WARC file, named as the file is. UserError: two files of one name."""
+    """A shard of work for each WARC file, named as the file is. UserError: two files of one name, one that holds no
+    pages (WET: text), one that is compressed by other means than gzip."""
     shards: dict[str, Shard] = {}
     for file in files:
         name = shard_name(file)
+        if ".wet" in PurePosixPath(file.name).suffixes:
+            raise UserError(f"warc: {file.name} holds text, not pages", "name the WARC files alone, as in *.warc.gz")
+        if file.compression == "zstd":
+            raise UserError(f"warc: {file.name}: of compressed WARC files only *.gz are read", "decompress it: zstd -d")
         if name in shards:
-            raise UserError(f"warc: two files are called {name}: {shards[name].work['file']['uri']} and {file.uri}")
+            both = f"{shards[name].work['file']['uri']} and {file.uri}"
+            raise UserError(f"warc: two files are called {name}: {both}", "documents are named after them: rename one")
         shards[name] = Shard(name, {"file": file.to_json()})
     inputs = [{"uri": file.uri, "size": file.size, "version": file.version} for file in files]
     return Plan(settings=dict(settings), inputs=inputs, shards=list(shards.values()))
@@ -105,7 +127,7 @@ def read_responses(source: SourceFile, max_body_bytes: int) -> Iterator[Response
                 file.seek(offset)
             member = _Member(file, rest)
             stream = io.BufferedReader(member) if compressed else cast("io.BufferedReader[Any]", file)
-            begin, held, rest = offset, None, b""
+            begin, number, held, rest = offset, 0, None, b""
             try:
                 while True:
                     record = _read_record(stream, max_body_bytes + _MAX_HEADER)
@@ -113,15 +135,16 @@ def read_responses(source: SourceFile, max_body_bytes: int) -> Iterator[Response
                         yield held
                     if record is None:
                         break
-                    held = _response(record, begin, max_body_bytes)
+                    held = _response(record, begin, number, max_body_bytes)
+                    number += 1
                     if not compressed:
-                        begin = file.tell()
+                        begin, number = file.tell(), 0
                         if held is not None:
                             yield held
                         held = None  # else held back until the member has ended well: its checksum comes last
                 offset, rest = (member.end, member.rest) if compressed else (None, b"")
             except (_DamagedError, zlib.error, EOFError) as error:
-                yield Response(begin, problem=" ".join(str(error).split())[:100])
+                yield Response(begin, problem=" ".join(str(error).split())[:100], number=number)
                 offset = _next_record(file, begin + 1, compressed=compressed)
 
 
@@ -188,11 +211,11 @@ def _read_record(stream: io.BufferedReader[Any], limit: int) -> tuple[bytes, byt
     return header, content, length
 
 
-def _response(record: tuple[bytes, bytes, int], offset: int, max_body_bytes: int) -> Response | None:
+def _response(record: tuple[bytes, bytes, int], offset: int, number: int, max_body_bytes: int) -> Response | None:
     """A record as a page; None for one of another type."""
     try:
         from warcio.archiveiterator import WARCIterator
-        from warcio.exceptions import ArchiveLoadFailed
+        from warcio.bufferedreaders import BufferedReader
     except ImportError:
         raise UserError("reading WARC files needs warcio", "pip install -e '.[curation]'") from None
     header, content, length = record
@@ -206,16 +229,21 @@ def _response(record: tuple[bytes, bytes, int], offset: int, max_body_bytes: int
             page = parsed.raw_stream
         while len(body) <= max_body_bytes and (more := page.read(max_body_bytes + 1 - len(body))):
             body += more
-    except (ArchiveLoadFailed, zlib.error, EOFError, ValueError) as error:
+    except Exception as error:  # flipped bytes take the parser to where nobody else has been
         raise _DamagedError(f"{type(error).__name__}: {error}") from error
     status = headers.get_statuscode() if headers else ""
+    encoding = (headers.get_header("Content-Encoding") or "" if headers else "").strip().lower()
     return Response(
         offset,
         parsed.rec_headers.get_header("WARC-Target-URI") or "",
         parsed.rec_headers.get_header("WARC-Date") or "",
-        int(status) if status and status.isdigit() else 0,
+        int(status) if status and status.isascii() and status.isdigit() else 0,
         (headers.get_header("Content-Type") or "" if headers else "").lower(),
         body,
+        number=number,
+        encoding=""
+        if encoding in (*BufferedReader.get_supported_decompressors(), "identity", "none", "")
+        else encoding,
     )
 
 
@@ -253,11 +281,14 @@ def decode(body: bytes, content_type: str) -> tuple[str, str]:
     declared = _HEADER_CHARSET.search(content_type)
     in_head = _META_CHARSET.search(body[:_MARKUP_BYTES])
     for name in (declared[1] if declared else "", in_head[1].decode("ascii", "replace") if in_head else ""):
-        with contextlib.suppress(LookupError):
+        # LookupError: no codec. UnicodeError: one that cannot replace ("undefined", which scripts write; "idna").
+        with contextlib.suppress(LookupError, UnicodeError):
             encoding = codecs.lookup(name).name if name else ""
-            if encoding in ("iso8859-1", "ascii"):
-                encoding = "cp1252"  # what browsers take these labels for
-            if encoding and codecs.lookup(encoding)._is_text_encoding:  # "hex" and its like are codecs, too
+            encoding = _WIDER.get(encoding, encoding)
+            if encoding.startswith("utf-16") and not declared:
+                encoding = "utf-8"  # else the head could not have been read
+            # "hex" and its like are codecs, too, and so is how Python writes strings.
+            if encoding and codecs.lookup(encoding)._is_text_encoding and "escape" not in encoding:
                 return body.decode(encoding, "replace"), encoding
     with contextlib.suppress(UnicodeDecodeError):
         return body.decode("utf-8"), "utf-8"
@@ -275,6 +306,8 @@ def main_text(response: Response, settings: ExtractionSettings) -> tuple[str, tu
         return Drop("not HTML", kind)
     if not response.body.strip():
         return Drop("empty page")
+    if response.encoding and not _is_text(response.body):  # else whoever fetched it has taken it off
+        return Drop("content encoding that is not read", response.encoding)
     if len(response.body) > settings.max_html_bytes:
         return Drop("page too large")
     page, encoding = decode(response.body, response.content_type)
@@ -286,13 +319,24 @@ def main_text(response: Response, settings: ExtractionSettings) -> tuple[str, tu
             text = _extract(page)
     except _TooSlow:
         return Drop("page too slow", f"{settings.max_seconds:g} s")
-    except (ValueError, AttributeError, TypeError, KeyError, IndexError, AssertionError, RecursionError) as error:
-        return Drop("unreadable markup", f"{type(error).__name__}: {error}"[:100])  # a fault of the parser's
+    except RunspecError:
+        raise
+    except Exception as error:  # a fault of the parser's, which one page in millions finds
+        return Drop("unreadable markup", f"{type(error).__name__}: {error}"[:100])
     text = normalise((text or "").replace("\ufffd", ""))
     if len(text) < settings.min_chars:
         return Drop("no main text")
     notes = (f"decoded from {encoding}",) if encoding != "utf-8" else ()
     return text, notes + (("some undecodable bytes",) if replaced else ())
+
+
+def _is_text(body: bytes) -> bool:
+    """Whether bytes are utf-8, which compressed ones never are."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(body)  # which takes half a character at the end
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _extract(page: str) -> str | None:
@@ -354,7 +398,7 @@ def extract_shard(shard: Shard, settings: ExtractionSettings, output: ShardOutpu
         for response in read_responses(source, settings.max_html_bytes):
             table.read.add_bytes(len(response.body))
             document = {
-                "id": f"{shard.name}:{response.offset}",
+                "id": f"{shard.name}:{response.offset}" + (f"+{response.number}" if response.number else ""),
                 "text": "",
                 "source": settings.source,
                 "url": response.url,

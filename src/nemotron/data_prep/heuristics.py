@@ -23,6 +23,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from nemotron.data_prep.curation_step import Document, Drop, Keep
+from nemotron.data_prep.quality import num_repeated
 
 STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with"])  # Gopher
 BULLETS = ("•", "‣", "⁃", "∙", "○", "●", "◦", "▪", "■", "* ", "- ")
@@ -148,12 +149,12 @@ def stop_words(page: Page) -> float:
 
 def duplicate_lines(page: Page) -> float:
     """Share of lines that stood there before."""
-    return _repeated(page.lines) / max(1, len(page.lines))
+    return num_repeated(page.lines) / max(1, len(page.lines))
 
 
 def duplicate_paragraphs(page: Page) -> float:
     """Share of paragraphs that stood there before."""
-    return _repeated(page.paragraphs) / max(1, len(page.paragraphs))
+    return num_repeated(page.paragraphs) / max(1, len(page.paragraphs))
 
 
 def duplicate_line_chars(page: Page) -> float:
@@ -336,10 +337,6 @@ def count_characters(text: str, test: Callable[[str], bool], members: bytes) -> 
         return sum(map(test, text))
     encoded = text.encode()
     return len(encoded) - len(encoded.translate(None, members))
-
-
-def _repeated(items: Sequence[str]) -> int:
-    return len(items) - len(set(items))
 
 
 def _repeated_chars(items: Sequence[str]) -> float:

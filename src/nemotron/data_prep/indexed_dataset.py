@@ -41,7 +41,7 @@ class IndexedDatasetWriter:
 
     Usage: `with IndexedDatasetWriter(prefix, np.uint16) as writer: writer.add_documents(tokens, lengths)`. The files
     are those that megatron-core's `IndexedDatasetBuilder` writes for the same documents, byte for byte. Memory: four
-    bytes a document.
+    bytes a document, and some twenty more of each while the index is written.
     """
 
     def __init__(self, prefix: Path, dtype: type[np.generic]) -> None:

@@ -89,7 +89,7 @@ def inspect(location: str, num_samples: int = 3, tokenizer_path: Path | None = N
     if (path / STATE_FILE).is_file():
         return _run(path, num_samples, tokenizer_path)
     tokenizer = _tokenizer_for(path, tokenizer_path)
-    if path.with_name(path.name + ".idx").is_file():
+    if Path(f"{path}.idx").is_file():
         return _streams(path, [path], num_samples, tokenizer)
     if (path / BLEND_FILE).is_file():
         return _with_plans(path, _blend(path, num_samples, tokenizer))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError, nearest
 from nemotron.data_prep.curation_step import Document, Drop, Keep
 
 UNDETERMINED = "und"
@@ -39,7 +39,9 @@ def check_languages(languages: tuple[str, ...]) -> None:
     known = set(_identifier().labels)
     for language in languages:
         if language not in known:
-            raise UserError(f"keep: unknown language {language!r}", did_you_mean(language, sorted(known), "languages"))
+            near = nearest(language, sorted(known))
+            hint = f"did you mean {near}?" if near else "languages are named by their codes in ISO 639, as in [en, de]"
+            raise UserError(f"keep: unknown language {language!r}", hint)
 
 
 def identify(text: str, settings: LanguageSettings) -> tuple[str, float]:

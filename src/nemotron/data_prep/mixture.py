@@ -99,7 +99,8 @@ class Mixture:
             for line in [head, *body]
         ]
         what = "one pass" if self.one_pass else "train_tokens"
-        lines.append(f"{what}: {self.train_tokens:,} tokens in sequences of {self.seq_length:,}")
+        none = "" if self.train_tokens else ": there are fewer"
+        lines.append(f"{what}: {self.train_tokens:,} tokens in sequences of {self.seq_length:,}{none}")
         if self.largest_train_tokens is not None:
             lines.append(f"largest train_tokens by repeats: {self.largest_train_tokens:,} (source {self.limited_by})")
         return "\n".join(lines)
@@ -169,9 +170,10 @@ def plan_mixture(
                 )
             )
     total = max(sum(lengths), 1)
-    shares = {
-        name: sum(p["weights"][name] * n for p, n in zip(resolved, lengths, strict=True)) / total for name in used
-    }
+    # Of a pass that is shorter than a sequence, the shares of the phases as they are stated.
+    ends = [0.0, *(phase["until"] for phase in resolved)]
+    spans = [n / total for n in lengths] if any(lengths) else [end - begin for begin, end in itertools.pairwise(ends)]
+    shares = {name: sum(p["weights"][name] * n for p, n in zip(resolved, spans, strict=True)) for name in used}
     source_rows = []
     for name in sources:
         drawn = sum(row.tokens for row in rows if row.source == name)

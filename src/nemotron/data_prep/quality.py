@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
+from collections.abc import Sequence
 
 from nemotron.data_prep.documents import Kind
 
@@ -21,7 +21,8 @@ MAX_LINE = 1000  # StarCoder: longest line
 MAX_MEAN_LINE = 100  # StarCoder: mean line, code only
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2060\ufeff\ud800-\udfff]")
-_TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
+# Entered at the first blank of a run only: from each of them, a run of n would take n * n / 2 steps.
+_TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{4,}")
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -53,8 +54,7 @@ def defect(text: str, kind: Kind) -> str | None:
         return "many digits"
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if kind == "prose":
-        repeated = sum(count - 1 for count in Counter(lines).values())
-        if repeated > MAX_REPEATED_LINES * len(lines):
+        if num_repeated(lines) > MAX_REPEATED_LINES * len(lines):
             return "repeated lines"
     else:
         if max(map(len, lines)) > MAX_LINE:
@@ -62,3 +62,8 @@ def defect(text: str, kind: Kind) -> str | None:
         if sum(map(len, lines)) > MAX_MEAN_LINE * len(lines):
             return "long lines"
     return None
+
+
+def num_repeated(items: Sequence[str]) -> int:
+    """How many of some lines or paragraphs stood there before."""
+    return len(items) - len(set(items))

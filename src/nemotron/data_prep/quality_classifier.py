@@ -1,6 +1,6 @@
 """A quality classifier for pages: two models of different kinds, their scores as buckets 0 to 19, the larger one wins.
 
-The scheme is that of Nemotron-CC (Su et al. 2024, arXiv 2412.02595, section 2.2): each classifier's scores over the
+The scheme is that of Nemotron-CC (Su et al. 2024, arXiv 2412.02595): each classifier's scores over the
 corpus are cut at its 5th, 10th, ..., 95th percentile, weighted by the size of the documents, which gives 20 buckets of
 equal size that are comparable between classifiers; a page has the highest bucket that any classifier gives it, so that
 what one of them misses the other can still find. Groups of buckets have a label, from `low` to `high`.
@@ -85,7 +85,7 @@ _DIFFERENT_OF = 200  # words from the beginning: over all of a page, the share w
 
 
 def surface_features(text: str) -> np.ndarray:
-    """float32 [len(SURFACE_FEATURES)]: what a page looks like; none of it grows with its length."""
+    """float32 [len(SURFACE_FEATURES)]: what a page looks like, as shares and means; its length is none of them."""
     page = heuristics.Page(text)
     num_words = max(1, len(page.words))
     head = [word.lower() for word in page.words[:_DIFFERENT_OF]]
@@ -228,7 +228,7 @@ def train(texts: Sequence[str], good: Sequence[bool], settings: TrainSettings | 
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise UserError(
-            f"training a quality classifier needs scikit-learn ({error})", "pip install 'nemotron[curation]'"
+            f"training a quality classifier needs scikit-learn ({error})", "pip install -e '.[curation]'"
         ) from None
     labels = np.array(good, dtype=np.int64)
     if len(set(labels.tolist())) < 2:

@@ -26,6 +26,9 @@ from nemotron.data_prep.quality_classifier import (
 from nemotron.data_prep.shards import Plan, Shard, ShardOutput
 
 _BATCH = 256  # documents scored at a time
+# Scores that the thresholds are taken from: of more documents, every second one, every third one, ... evenly over the
+# corpus. With two million, the standard error of the share below a threshold is at most 0.04 %.
+_MAX_SCORES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,20 @@ def label_shard(shard: Shard, buckets: Buckets, output: ShardOutput) -> dict[str
     return {"table": table.to_json()}
 
 
-def thresholds_of(plan: Plan, folder: Path) -> list[list[float]]:
-    """Of each classifier, where its buckets begin, from the scores of all shards."""
-    tables, sizes = zip(*(read_scores(folder, shard.name) for shard in plan.shards), strict=True)
+def thresholds_of(plan: Plan, folder: Path, max_scores: int = _MAX_SCORES) -> list[list[float]]:
+    """Of each classifier, where its buckets begin, from the scores of all shards.
+
+    Args:
+        max_scores: documents whose scores are held in memory at most, 24 bytes each; of more, so many are taken evenly.
+    """
+    step = max(1, -(-sum(len(read_scores(folder, shard.name)[1]) for shard in plan.shards) // max_scores))
+    tables, sizes, before = [], [], 0
+    for shard in plan.shards:
+        scores, weights = read_scores(folder, shard.name)
+        taken = slice(-before % step, None, step)
+        tables.append(scores[taken].copy())  # lest the rest of the array stay, too
+        sizes.append(weights[taken].copy())
+        before += len(weights)
     scores, weights = np.concatenate(tables), np.concatenate(sizes)
     return [bucket_thresholds(scores[:, column], weights) for column in range(len(CLASSIFIERS))]
 

@@ -1,6 +1,6 @@
 """Synthetic rephrasing: documents go to a language model behind an OpenAI-compatible endpoint, and come back reworded.
 
-The styles are those of Nemotron-CC (Su et al. 2024, arXiv 2412.02595, section 2.3): prose as in an encyclopedia for
+The styles are those of Nemotron-CC (Su et al. 2024, arXiv 2412.02595): prose as in an encyclopedia for
 documents of low quality; question and answer pairs, a distilled version, extracted knowledge and a list of facts for
 those of high quality. The prompts are this project's own.
 
@@ -33,7 +33,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -53,11 +53,11 @@ from nemotron.data_prep.curation_step import (
 from nemotron.data_prep.documents import stable_hash
 from nemotron.data_prep.shards import Shard, ShardOutput
 
-JOURNALS = "answers"
 _MAX_ANSWER_BYTES = 16 * 2**20
 _AGAIN = (408, 425, 429)
 _REFUSED = "refused with status"
 _REPORT_SECONDS = 10.0
+_LAST_SECONDS = 10.0  # when the run fails, for the answers that are under way
 _IN_A_ROW = 3  # times the concurrency: so many failures without an answer between them are an endpoint that is gone
 
 
@@ -534,8 +534,10 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
         return
     client = Client(endpoint, stop)
     reported = time.monotonic()
+    threads: list[threading.Thread] = []
+    answers = _in_threads(todo(), ask, endpoint.concurrency, threads)
     try:
-        for answer in _in_threads(todo(), ask, endpoint.concurrency):
+        for answer in answers:
             in_a_row = in_a_row + 1 if answer.failure else 0
             failed.update([answer.failure] if answer.failure else [])
             if answer.failure:
@@ -543,14 +545,28 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
                 print(f"  {len(journal.answers)} of {total} requests answered", file=sys.stderr, flush=True)
+    except RunFailed:
+        # What is under way may be paid for already.
+        stop.set()
+        answers.close()
+        deadline = time.monotonic() + _LAST_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        raise
     finally:
         stop.set()
 
 
 def _in_threads(
-    items: Iterator[tuple[str, Mapping[str, Any]]], function: Callable[[str, Mapping[str, Any]], Answer], count: int
-) -> Iterator[Answer]:
-    """Yield function(*item) as they are done. The threads are daemons: a signal need not wait for an answer."""
+    items: Iterator[tuple[str, Mapping[str, Any]]],
+    function: Callable[[str, Mapping[str, Any]], Answer],
+    count: int,
+    threads: list[threading.Thread],
+) -> Generator[Answer, None, None]:
+    """Yield function(*item) as they are done, in `count` threads, which are put into `threads`.
+
+    They are daemons: a signal need not wait for an answer.
+    """
     todo: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
     done: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
 
@@ -562,7 +578,8 @@ def _in_threads(
                 done.put(error)
 
     for _ in range(count):
-        threading.Thread(target=work, daemon=True).start()
+        threads.append(threading.Thread(target=work, daemon=True))
+        threads[-1].start()
     waiting = 0
     try:
         for item in islice(items, 2 * count):
@@ -600,7 +617,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a task knows besides its shard. `folder`: where the journals lie. Sampling: as sent to the endpoint."""
+    """What a task knows besides its shard. `folder`: of the journals. Sampling: as sent to the endpoint."""
 
     endpoint: Endpoint
     rules: tuple[Rule, ...]
@@ -679,7 +696,7 @@ def rephrase_shard(shard: Shard, job: Job, output: ShardOutput) -> dict[str, Any
     path = Path(shard.work["path"])
     table = StepTable()
     usage = {rule.style: Usage() for rule in job.rules}
-    with Journal(job.folder / JOURNALS / f"{shard.name}.jsonl") as journal:
+    with Journal(job.folder / f"{shard.name}.jsonl") as journal:
         ask_all(lambda: (body for _, _, parts in _wanted(path, job) for _, body in parts), job.endpoint, journal)
         with DocumentWriter(output.path(output_name(shard))) as writer:
             for document in read_documents(path):

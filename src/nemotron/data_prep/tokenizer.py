@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -226,10 +227,10 @@ def _on_hub(location: str) -> TokenizerFiles:
     try:
         folder = Path(snapshot_download(found["repo"], revision=found["revision"], allow_patterns=list(FILES)))
     except Exception as error:  # the library's own, its HTTP client's, and the system's
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"tokenizer {location}: the Hugging Face Hub does not give it: {reason}",
-            "a private or gated model needs a token: hf auth login, or HF_TOKEN",
+            f"tokenizer {location}: the Hugging Face Hub does not give it: {_what_failed(error)}",
+            f"where it can be reached: hf download {found['repo']}, and give its folder here; private and gated models "
+            "need hf auth login, or HF_TOKEN",
         ) from error
     files = {name: folder / name for name in FILES if (folder / name).is_file()}
     if "tokenizer.json" not in files:
@@ -238,3 +239,18 @@ def _on_hub(location: str) -> TokenizerFiles:
             "convert it with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)",
         )
     return TokenizerFiles(location, folder.name, files)
+
+
+def _what_failed(error: Exception) -> str:
+    """In short: the client's own messages are paragraphs."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled) or os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0"):
+        return "HF_HUB_OFFLINE is set, and it is not in the cache"
+    if isinstance(error, GatedRepoError):
+        return "access denied: the model is gated"
+    if isinstance(error, LocalEntryNotFoundError):  # the client looked in its cache when no answer came
+        return "it was not reached, and the tokenizer is not in the cache"
+    if isinstance(error, HfHubHTTPError):
+        return f"it answered {error.response.status_code}"
+    return " ".join(str(error).split())[:120] or type(error).__name__

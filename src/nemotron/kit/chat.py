@@ -28,6 +28,7 @@ from nemotron.kit.chat_templates.segments import (
 
 TEMPLATES = ("nano2", "nano3", "super3")
 ROLES = ("system", "user", "assistant", "tool")
+NO_ANSWER = "no assistant turn"
 CONTROL_TOKENS = (IM_START, IM_END, "<s>", "</s>", "<pad>")
 
 
@@ -149,11 +150,13 @@ def check_messages(messages: Sequence[Message], where: str = "message") -> None:
         if role == "system" and i > 0:
             raise UserError(f"{where} {i}: a system message can only come first")
         content = message.get("content")
-        calls = message.get("tool_calls") or []
+        calls = (message.get("tool_calls") or []) if role == "assistant" else []
         if not isinstance(content, str) and not (calls and content is None):
             raise UserError(f"{where} {i} ({role}): content must be text")
         if not isinstance(message.get("reasoning_content"), str | None):
             raise UserError(f"{where} {i} ({role}): reasoning_content must be text")
+        if not isinstance(calls, list | tuple):
+            raise UserError(f"{where} {i} ({role}): tool_calls must be a list")
         for call in calls:
             function = function_of(call) if isinstance(call, Mapping) else {}
             if (
@@ -215,7 +218,7 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
                     f"{there}; declarations stand beside the messages, in the column of tools",
                 )
     if not answered:
-        raise UntrainableError("no assistant turn", "no assistant turn: nothing to train on")
+        raise UntrainableError(NO_ANSWER, "no assistant turn: nothing to train on")
 
 
 def _is_schema(parameters: object) -> bool:
@@ -235,7 +238,7 @@ def normalize_messages(messages: Any) -> Any:
 
     A list given as JSON text is read; fields that are None or empty lists go; arguments of a call given as JSON text
     become an object; content given in parts of text is put together; reasoning that stands at the beginning of the
-    content, between `<think>` and `</think>`, becomes `reasoning_content`.
+    content and ends in `</think>` becomes `reasoning_content` (its `<think>` may be missing: it is in the prompt).
     """
     messages = _from_json(messages)
     if not isinstance(messages, list):
@@ -248,7 +251,15 @@ def normalize_tools(tools: Any) -> list[Any] | None:
     tools = _from_json(tools)
     if not isinstance(tools, list):
         return None if tools in (None, "", "null") else [tools]
-    return [_from_json(tool) for tool in tools] or None
+    return [_normalized_tool(_from_json(tool)) for tool in tools] or None
+
+
+def _normalized_tool(tool: Any) -> Any:
+    if not isinstance(tool, Mapping):
+        return tool
+    if isinstance(tool.get("function"), Mapping):
+        return {**tool, "function": _normalized_tool(tool["function"])}
+    return {**tool, "parameters": _from_json(tool["parameters"])} if "parameters" in tool else tool
 
 
 def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,10 +274,10 @@ def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
         isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
     ):
         clean["content"] = content = "".join(part["text"] for part in content)
-    if isinstance(content, str) and clean.get("role") == "assistant" and "reasoning_content" not in clean:
-        opening, opened, rest = content.partition(THINK)
-        reasoning, closed, answer = rest.partition(END_THINK)
-        if opened and closed and not opening.strip():
+    if isinstance(content, str) and clean.get("role") == "assistant" and not clean.get("reasoning_content"):
+        reasoning, closed, answer = content.partition(END_THINK)
+        reasoning = reasoning.strip().removeprefix(THINK)
+        if closed and THINK not in reasoning:
             clean["content"] = answer.lstrip()
             if reasoning.strip():
                 clean["reasoning_content"] = reasoning.strip()

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nemotron.data_prep import decontamination_step, quality_step
@@ -20,7 +21,7 @@ from nemotron.data_prep.curation_step import (
 )
 from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits
 from nemotron.data_prep.engines import Engine, PoolEngine, SerialEngine
-from nemotron.data_prep.quality_classifier import TrainSettings, train
+from nemotron.data_prep.quality_classifier import TrainSettings, bucket_thresholds, train
 
 SECRET = " ".join(f"secret{i}" for i in range(15))
 LICENCE = " ".join(f"licence{i}" for i in range(15))
@@ -75,6 +76,18 @@ def test_decontamination_in_shards_is_that_of_one_pass(tmp_path: Path, engine: C
         [detail] = {sample["detail"] for sample in table.samples[decontamination_step.REASON]}
         assert detail == " ".join(SECRET.split()[:13])
         assert table.noted["only boilerplate in common"].documents == 34 - 2
+
+
+def test_thresholds_of_more_documents_than_fit_are_those_of_every_nth(tmp_path: Path) -> None:
+    some = texts(100)
+    ensemble = train(some[:60], ["licence0" in text for text in some[:60]], TrainSettings(hash_bits=10, num_trees=5))
+    plan = plan_step(shards(tmp_path / "in", some, 7), {})
+    collect(plan, tmp_path / "scores", quality_step.score_shard, ensemble, SerialEngine())
+    tables = [quality_step.read_scores(tmp_path / "scores", shard.name) for shard in plan.shards]
+    scores, sizes = np.concatenate([table for table, _ in tables]), np.concatenate([size for _, size in tables])
+    for max_scores, step in ((100, 1), (99, 2), (30, 4), (1, 100)):
+        found = quality_step.thresholds_of(plan, tmp_path / "scores", max_scores)
+        assert found == [bucket_thresholds(column[::step], sizes[::step]) for column in scores.T]
 
 
 def test_buckets_do_not_depend_on_how_shards_were_cut(tmp_path: Path) -> None:

@@ -158,6 +158,10 @@ def html(body: bytes, **more: object) -> Response:
             "undecodable bytes",
         ),
         (html(b"", problem="3 bytes missing"), "damaged record"),
+        (
+            html(random.Random(1).randbytes(2000), encoding="br", content_type="text/html; charset=koi8-r"),
+            "content encoding that is not read",
+        ),
     ],
 )
 def test_reasons(response: Response, reason: str) -> None:
@@ -236,6 +240,26 @@ def test_bodies_are_decoded_as_their_headers_say_and_other_records_passed_over(t
             record = writer.create_warc_record("https://a.example/", kind, payload=io.BytesIO(body), http_headers=http)
             writer.write_record(record)
     assert [(response.body, response.problem) for response in responses(path)] == [(page(1), ""), (page(2), "")]
+
+
+def test_a_content_encoding_that_is_not_taken_off_is_named(tmp_path: Path) -> None:
+    from warcio.statusandheaders import StatusAndHeaders
+
+    path = tmp_path / "a.warc"
+    with path.open("wb") as file:
+        writer = warcio.WARCWriter(file, gzip=False)
+        for name, body in (("zstd", b"\x28\xb5\x2f\xfd" + bytes(range(200))), ("zstd", page(1)), ("identity", page(2))):
+            fields = [("Content-Type", "text/html"), ("Content-Encoding", name)]
+            http = StatusAndHeaders("200 OK", fields, protocol="HTTP/1.1")
+            record = writer.create_warc_record(
+                "https://a.example/", "response", payload=io.BytesIO(body), http_headers=http
+            )
+            writer.write_record(record)
+    found = responses(path)
+    assert [response.encoding for response in found] == ["zstd", "zstd", ""]
+    reasons = [main_text(response, ExtractionSettings()) for response in found]
+    assert reasons[0] == Drop("content encoding that is not read", "zstd")
+    assert not any(isinstance(reason, Drop) for reason in reasons[1:])
 
 
 def test_of_a_page_beyond_the_limit_only_the_beginning_is_held(tmp_path: Path) -> None:

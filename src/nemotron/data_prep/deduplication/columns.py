@@ -20,6 +20,9 @@ from nemotron.data_prep.curation_step import SAMPLE_CHARS, Document
 from nemotron.data_prep.shards import ShardOutput
 
 BATCH_CHARS = 1 << 18  # of text that are hashed at once: arrays of some 2 MB each
+LEAST_MAPPED = 4096  # bytes of a file; an empty array cannot be mapped
+MOST_OPEN = 32
+"""Files mapped at a time: each is an open file, of which a process may often have 256 only, and shards are many."""
 
 
 def batches(documents: Iterable[Document], max_chars: int = BATCH_CHARS) -> Iterator[list[Document]]:
@@ -44,7 +47,7 @@ def save_array(output: ShardOutput, name: str, array: NDArray[Any]) -> None:
 
 def load_array(path: Path) -> NDArray[Any]:
     """A column, mapped into memory: what is not touched is not read."""
-    if path.stat().st_size < 4096:  # an empty array cannot be mapped
+    if path.stat().st_size < LEAST_MAPPED:
         return np.asarray(np.load(path, allow_pickle=False))
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
@@ -107,8 +110,15 @@ class Columns:
 
     def whole(self, name: str, row: int | None = None) -> NDArray[Any]:
         """A column of all shards in memory; `row`: only that row of a column that has the documents in its columns."""
-        parts = [self.column(shard, name) for shard in self.shards]
-        return np.concatenate(parts if row is None else [part[row] for part in parts])
+        whole: NDArray[Any] | None = None
+        for number, shard in enumerate(self.shards):
+            part = self.column(shard, name)
+            part = part if row is None else part[row]
+            if whole is None:
+                whole = np.empty((len(self), *part.shape[1:]), dtype=part.dtype)
+            whole[self.bounds[number] : self.bounds[number + 1]] = part
+        assert whole is not None  # there is a shard
+        return whole
 
     def gather(self, name: str, positions: NDArray[np.int64]) -> NDArray[Any]:
         """A column's values (or rows) for some documents, in the order of `positions`."""
@@ -131,7 +141,7 @@ class Columns:
 
     def _mapped(self, shard: str, name: str) -> NDArray[Any]:
         if (shard, name) not in self._open:
-            if len(self._open) >= 4096:  # mapped files are open files
+            if len(self._open) >= MOST_OPEN:
                 self._open.clear()
             self._open[shard, name] = self.column(shard, name)
         return self._open[shard, name]

@@ -139,7 +139,8 @@ def shingle_hashes(texts: Sequence[str], settings: MinHashSettings) -> tuple[U64
     """Hashes of the shingles of some texts one after another, and where those of each text begin (and the last end).
 
     Characters: of the lower-cased text with one space for every run of whitespace. Words: the lower-cased matches of
-    `\\w+`; all else does not count. A text with fewer than `shingle_size` of them is one shingle, the whole.
+    `\\w+`; all else does not count. A text with fewer than `shingle_size` of them is one shingle, the whole; one
+    without any word is that of its characters, for two of them need not be alike.
     """
     size = settings.shingle_size
     if settings.unit == "characters":
@@ -148,7 +149,8 @@ def shingle_hashes(texts: Sequence[str], settings: MinHashSettings) -> tuple[U64
     else:
         points, bounds = code_points([text.lower() for text in texts])
         starts, ends = find_words(points, bounds)
-        values = span_hashes(mix_points(points), starts, ends)
+        characters, places_of_texts = mix_points(points), bounds
+        values = span_hashes(characters, starts, ends)
         bounds = np.searchsorted(starts, bounds)
     # Windows that do not cross from one text into the next; the place of a short text is taken by its whole.
     counts = np.maximum(np.diff(bounds) - size + 1, 1)
@@ -159,6 +161,8 @@ def shingle_hashes(texts: Sequence[str], settings: MinHashSettings) -> tuple[U64
     hashes = windows[np.minimum(places, len(windows) - 1)] if len(windows) else np.zeros(len(places), dtype=np.uint64)
     if len(short):
         hashes[offsets[short]] = span_hashes(values, bounds[short], bounds[short + 1])
+    if settings.unit == "words" and len(bare := np.flatnonzero(np.diff(bounds) == 0)):
+        hashes[offsets[bare]] = span_hashes(characters, places_of_texts[bare], places_of_texts[bare + 1])
     return hashes, offsets
 
 

@@ -40,7 +40,7 @@ from nemotron.data_prep.curation_step import (
     plan_step,
     read_documents,
 )
-from nemotron.data_prep.deduplication.columns import Columns, Names, batches, excerpt, save_array
+from nemotron.data_prep.deduplication.columns import MOST_OPEN, Columns, Names, batches, excerpt, save_array
 from nemotron.data_prep.deduplication.exact import check_ids
 from nemotron.data_prep.deduplication.removal import first_of_groups
 from nemotron.data_prep.deduplication.text_hashes import (
@@ -225,23 +225,31 @@ def _match(shard: Shard, columns: Columns, output: ShardOutput) -> dict[str, Any
     number, count = shard.work["number"], shard.work["of"]
     begin, end = (np.uint64(min(2**64 - 1, 2**64 * n // count)) for n in (number, number + 1))
     last = number + 1 == count
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("high", "low", "at", "shard")}
-    for place, name in enumerate(columns.shards):
+    # Copies of what is needed: a view would keep its file open, and shards are many.
+    places, hashes = [], []  # of every shard: its windows in the range, from and to
+    for name in columns.shards:
         high = columns.column(name, "high")
         first, stop = np.searchsorted(high, begin), len(high) if last else np.searchsorted(high, end)
-        parts["high"].append(high[first:stop])
-        parts["low"].append(columns.column(name, "low")[first:stop])
-        parts["at"].append(columns.column(name, "at")[first:stop])
-        parts["shard"].append(np.full(stop - first, place, dtype=np.int32))
-    high = np.concatenate(parts["high"])
+        places.append((int(first), int(stop)))
+        hashes.append(np.array(high[first:stop]))
+    high = np.concatenate(hashes)
+    del hashes
     order = np.argsort(high)
     equal = high[order[1:]] == high[order[:-1]]
     shared = np.zeros(len(order), dtype=np.bool_)
     shared[1:] |= equal
     shared[:-1] |= equal
-    chosen = order[shared]
+    chosen = np.sort(order[shared])
     del order, equal, shared
-    high, low, at, where = (np.concatenate(parts.pop(name))[chosen] for name in ("high", "low", "at", "shard"))
+    high = high[chosen]
+    bounds = np.cumsum([0, *(stop - first for first, stop in places)])
+    edges = np.searchsorted(chosen, bounds)
+    where = np.repeat(np.arange(len(places), dtype=np.int32), np.diff(edges))
+    low, at = np.empty(len(chosen), dtype=np.uint64), np.empty(len(chosen), dtype=np.int64)
+    for place, name in enumerate(columns.shards):
+        mine = slice(edges[place], edges[place + 1])
+        rows = chosen[mine] - bounds[place] + places[place][0]
+        low[mine], at[mine] = columns.column(name, "low")[rows], columns.column(name, "at")[rows]
     groups = np.unique(np.stack([high, low], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
     keys = np.empty(len(at), dtype=np.uint64)
     for place in np.unique(where).tolist():
@@ -338,7 +346,7 @@ def _repeats_of(place: int, matches: Columns) -> _Repeats:
     for name in matches.shards:
         first, stop = np.searchsorted(matches.column(name, "shard"), [place, place + 1])
         for column, values in parts.items():
-            values.append(matches.column(name, column)[first:stop])
+            values.append(np.array(matches.column(name, column)[first:stop]))  # a view would keep its file open
     at, first_shard, first_at = (np.concatenate(values) for values in parts.values())
     order = np.argsort(at)
     return _Repeats(at[order], first_shard[order], first_at[order])
@@ -350,6 +358,8 @@ def _verify(shard: str, repeats: _Repeats, columns: Columns, size: int) -> None:
 
     def passage(name: str, begin: int, tokens: int) -> tuple[bytes, NDArray[Any]]:
         if name not in texts:
+            if 2 * len(texts) >= MOST_OPEN:
+                texts.clear()
             texts[name] = columns.column(name, "text"), columns.column(name, "starts")
         text, starts = texts[name]
         bounds = starts[begin : begin + tokens + 1]

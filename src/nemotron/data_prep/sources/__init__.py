@@ -20,7 +20,7 @@ from nemotron.data_prep.sources.files import (
     open_binary,
 )
 from nemotron.data_prep.sources.pieces import Piece, can_be_cut, pieces_of, whole
-from nemotron.data_prep.sources.reader import read_piece, row_id, where
+from nemotron.data_prep.sources.reader import place, read_piece, row_id, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
 from nemotron.data_prep.sources.user import UserSource, file_digests, read_documents, user_documents
 
@@ -41,6 +41,7 @@ __all__ = [
     "list_files",
     "open_binary",
     "pieces_of",
+    "place",
     "read_documents",
     "read_piece",
     "row_id",

@@ -39,8 +39,8 @@ def read_json_lines(piece: Piece, reading: Reading, report: ReadReport) -> Itera
             if line.data is None:
                 detail = f"{line.size} bytes, more than {reading.max_record_bytes}"
                 yield Bad(index, TOO_LONG, detail)
-            elif not line.data.isspace():
-                item = parse_line(line.data.removeprefix(_BOM) if line.offset == 0 else line.data)
+            elif (data := line.data.removeprefix(_BOM) if line.offset == 0 else line.data).strip():
+                item = parse_line(data)
                 if isinstance(item, Bad):
                     yield replace(item, index=index)
                 else:
@@ -82,7 +82,7 @@ def _is_unicode(value: object) -> bool:
 
 def lines_before(file: SourceFile, position: int) -> int:
     """How many lines begin before a byte of a plain file, the one that `position` falls into included."""
-    count = 0
+    count, last = 0, b"\n"
     with open_content(file) as content:
         left = position
         while left and (chunk := content.stream.read(min(left, 1 << 20))):

@@ -57,7 +57,7 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
                 at = (bad.index or 0) + bad.count - 1
             _skip(piece, bad, reading, report)
     except (DamagedError, OSError) as error:
-        rest = f"; what follows {_place(piece, at)} is not read" if at >= 0 else ""
+        rest = f"; what follows {place(piece, at)} is not read" if at >= 0 else ""
         if isinstance(error, DamagedError):
             kind = piece.file.compression if piece.file.compression != "none" else _KINDS[piece.file.format]
             bad = Bad(None, DAMAGED, f"not a readable {kind} file ({error}){rest}")
@@ -86,6 +86,12 @@ def row_id(piece: Piece, index: int) -> str:
     """A name of a record, unique among all files, that costs nothing to find: `notes.jsonl:17` as `where` gives it in a
     file's first piece, `notes.jsonl@33554432:17` (counted from the piece's beginning) in others."""
     return f"{piece.file.name}{f'@{piece.begin}' if piece.begin else ''}:{index + 1}"
+
+
+def place(piece: Piece, index: int) -> str:
+    """As `where`, unless that would read much: then as `row_id`. For samples, of which every piece may have some."""
+    cheap = piece.file.format != "jsonl" or piece.begin <= (_CHEAP if piece.file.is_local else 0)
+    return where(piece, index) if cheap else row_id(piece, index)
 
 
 def _before(piece: Piece) -> int:
@@ -158,23 +164,17 @@ def _lookup(record: Mapping[str, Any], name: str) -> tuple[bool, Any]:
 def _skip(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> None:
     """Count what is not given out, or stop because of it."""
     if reading.on_error == "stop" and bad.reason not in NOT_ERRORS:
-        place = piece.file.name if bad.index is None else where(piece, bad.index)
-        raise UserError(f"{place}: {_message(bad)}", bad.hint)
-    place = ""
+        at = piece.file.name if bad.index is None else where(piece, bad.index)
+        raise UserError(f"{at}: {_message(bad)}", bad.hint)
+    at = ""
     if report.has_room(bad.reason):
-        place = piece.file.name if bad.index is None else _place(piece, bad.index)
+        at = piece.file.name if bad.index is None else place(piece, bad.index)
         if bad.count > 1:
-            place += f" and {bad.count - 1} more"
-    report.skip(bad.reason, place, bad.detail, bad.count)
+            at += f" and {bad.count - 1} more"
+    report.skip(bad.reason, at, bad.detail, bad.count)
 
 
 def _message(bad: Bad) -> str:
     if bad.reason in (NO_FIELD, NOT_TEXT, DAMAGED):
         return bad.detail
     return f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
-
-
-def _place(piece: Piece, index: int) -> str:
-    """As `where`, unless that would read much."""
-    cheap = piece.file.format != "jsonl" or piece.begin <= (_CHEAP if piece.file.is_local else 0)
-    return where(piece, index) if cheap else row_id(piece, index)

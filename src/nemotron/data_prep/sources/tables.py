@@ -45,10 +45,11 @@ def read_parquet(piece: Piece, reading: Reading, report: ReadReport) -> Iterator
             columns=sorted(set(reading.names.values())) if reading.names else None,
         )
         index = 0
-        while batch := _checked(_next, batches):
+        while (batch := _checked(_next, batches)) is not None:  # one without rows is false
             yield from _rows(batch, index, reading)
             index += batch.num_rows
-            report.bytes += piece.size * index // rows - piece.size * (index - batch.num_rows) // rows
+            before = index - batch.num_rows
+            report.bytes += piece.size * index // max(1, rows) - piece.size * before // max(1, rows)
         if index != rows:
             raise DamagedError(f"{index} rows instead of {rows}")
 
@@ -102,7 +103,7 @@ def _stream_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordB
         raise DamagedError("it is an Arrow stream now, and was an Arrow file when it was cut into pieces")
     reader = _checked(pa.ipc.open_stream, stored)
     before = 0
-    while batch := _checked(_next, reader):
+    while (batch := _checked(_next, reader)) is not None:  # one without rows is false, and others may follow
         at = stored.tell()
         yield batch, at - before
         before = at

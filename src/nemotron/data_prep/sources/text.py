@@ -40,7 +40,8 @@ def read_text(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Ro
                 yield _document(piece, index, document, wrong)
                 index += 1
                 document, chars, size, wrong = [], 0, 0, None
-    if document or wrong:
+    # Blank lines after the last cut are the end of that document, and not another one.
+    if wrong or (document and not (index and all(map(str.isspace, document)))):
         yield _document(piece, index, document, wrong)
 
 

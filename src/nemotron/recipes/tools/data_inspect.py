@@ -33,7 +33,7 @@ def find(name: str) -> tuple[str, Version | None]:
         UserError: no such path and no such artifact; the nearest of both.
     """
     path = Path(name).expanduser()
-    if path.exists() or path.with_name(path.name + ".idx").is_file() or any(mark in name for mark in "*?["):
+    if path.exists() or Path(f"{path}.idx").is_file() or any(mark in name for mark in "*?["):
         return str(path), published_at(path.absolute())
     if "://" in name and not name.startswith(SCHEME):
         return name, None

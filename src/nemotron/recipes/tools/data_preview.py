@@ -30,10 +30,10 @@ from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.data_prep.chat_spool import ChatSource, as_conversation
 from nemotron.data_prep.conversations import training_spans
 from nemotron.data_prep.packing import PACKED_SCHEMA, encode_conversations
-from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, list_files, pieces_of, read_piece, where
+from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, list_files, read_piece, where, whole
 from nemotron.data_prep.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import SFTPack
-from nemotron.kit.chat import UntrainableError, check_conversation, required_tokens, template_source
+from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source
 
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 FIELDS = ("messages", "tools")
@@ -129,22 +129,35 @@ def conversation_rows(
 ) -> Iterator[Row]:
     """Conversations as they would be trained, span by span; one that cannot be says why on stderr."""
     source = ChatSource("preview", Reading(on_error="skip", columns=columns, required=(), present=("messages",)))
-    for piece in (piece for file in files for piece in pieces_of(file, 2**24)):
+    forbidden = control_tokens(template)
+    for piece in map(whole, files):
         report = ReadReport()
+        told = 0
         for record in read_piece(piece, source.reading, report):
+            told = _tell(report, told)
             place = where(piece, record.index)
-            conversation = as_conversation(record.value, source)
+            conversation = as_conversation(record.value, source, piece)
             try:
                 check_conversation(conversation.messages, conversation.tools)
             except UntrainableError as error:
                 print(f"{place}: {error.message}", file=sys.stderr)
                 continue
+            content = conversation.key()
+            if found := [token for token in forbidden if token in content]:
+                print(f"{place}: {found[0]}, a control token of {template}, in a message", file=sys.stderr)
+                continue
             spans = list(training_spans(conversation, template))
             for number, (ids, mask) in enumerate(encode_conversations(spans, tokenizer, template), start=1):
                 of = f", sequence {number} of {len(spans)}" if len(spans) > 1 else ""
                 yield Row(f"{place}{of}", ids, mask, [0])
-        for sample in report.samples:
-            print(f"{sample['where']}: {sample['reason']}", file=sys.stderr)
+        _tell(report, told)
+
+
+def _tell(report: ReadReport, told: int) -> int:
+    """What the reader left out since `told` of its samples; returns how many there are now."""
+    for sample in report.samples[told:]:
+        print(f"{sample['where']}: {sample['reason']}", file=sys.stderr)
+    return len(report.samples)
 
 
 # --- How it looks -----------------------------------------------------------------------------------------------------

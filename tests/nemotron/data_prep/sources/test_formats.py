@@ -127,6 +127,16 @@ def test_text_is_a_document_a_file_and_long_ones_are_cut_at_blank_lines(tmp_path
     assert "".join(value["text"] for _, value in found[1:]) == paragraph * 25
 
 
+def test_blank_lines_at_the_end_are_no_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * 200_000 + b"\n\n\n \n")
+    (tmp_path / "b.txt").write_bytes(b"x" * 200_000 + b"\n\n\ny")
+    found, report = read(tmp_path)
+    assert [(name, len(value["text"])) for name, value in found] == [
+        ("a.txt:1", 200_002), ("b.txt:1", 200_002), ("b.txt:2", 2)
+    ]  # fmt: skip
+    assert report.records == 3 and report.skipped == {}
+
+
 @pytest.mark.parametrize("gz", [True, False])
 def test_pages_and_texts_of_a_crawl(tmp_path: Path, gz: bool) -> None:
     page = "<html><body>café – ok</body></html>"

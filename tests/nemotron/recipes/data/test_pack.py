@@ -164,6 +164,13 @@ def config(name: str, *overrides: str) -> Any:
     return load_script_config(RECIPE / "pack.py", ["--config", name, *overrides])
 
 
+def test_a_link_that_leads_nowhere_costs_nothing_but_itself(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "chats" / "a.jsonl", 30, 1)
+    (tmp_path / "chats" / "gone.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    code, _, stderr = pack(tmp_path, *own(tokenizer, "sources=[chats]"))
+    assert code == 0 and "not read: 1 x link that leads nowhere" in stderr
+
+
 def test_the_published_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path))
     nano3 = config("nano3_sft")

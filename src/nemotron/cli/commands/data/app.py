@@ -18,8 +18,9 @@ from nemotron.cli.recipe_dir import recipe_dir
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
 
 data = typer.Typer(cls=DataGroup, no_args_is_help=True, help="Your data: curate, tokenise, pack, look at it.")
-data.command("tokenize", cls=recipe_command(recipe_dir("data/tokenize") / "config"), context_settings=WORDS)(tokenize)
-data.command("pack", cls=recipe_command(recipe_dir("data/pack") / "config"), context_settings=WORDS)(pack)
+for command in (tokenize, pack):
+    configs = recipe_command(recipe_dir(f"data/{command.__name__}") / "config", default="own")
+    data.command(command.__name__, cls=configs, context_settings=WORDS)(command)
 data.command("inspect")(inspect)
 data.command("preview")(preview)
 

@@ -85,7 +85,9 @@ def main() -> None:
         print(f"protected: {len(texts)} texts, {len(prompts)} prompts, {grams} n-grams", file=sys.stderr)
 
         # --- Look for it; then drop, now that boilerplate is known --------------------------------------------------
-        plan = plan_step(files, {"step": "decontaminate", **cfg.model_dump(exclude={"run"})})
+        versions = [[file.uri, file.size, file.version] for file in evaluation_files]  # of those on the Hub, too
+        settings = {"step": "decontaminate", "evaluation_files": versions, **cfg.model_dump(exclude={"run"})}
+        plan = plan_step(files, settings)
         with run.phase("look"):
             collect(plan, hit_dir, steps.hit_shard, protected, engine)
             leaks = steps.leaks_of(plan, hit_dir, decontaminator)

@@ -25,8 +25,9 @@
 Of equal texts the document stays whose id has the smallest hash: that favours no crawl and no date, and is the same
 however the documents are divided into shards. Texts are compared by a hash of 128 bits.
 
-Simplified against the paper: it deduplicated Common Crawl on GPUs. Here tasks hash a shard each, and one process sorts
-the hashes, with 17 bytes of memory a document.
+Simplified against the paper: what it names is fuzzy and substring deduplication; NeMo Curator, with which it was made,
+has this step, too, and runs it on GPUs. Here tasks hash a shard each, and one process sorts the hashes, with 17 bytes
+of memory a document.
 """
 
 from __future__ import annotations

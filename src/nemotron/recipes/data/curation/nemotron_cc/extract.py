@@ -25,8 +25,8 @@
 A page is decoded by its byte order mark, its HTTP header or its head. Pages without main text, too large, too slow,
 undecodable, not HTML or not found, and records that are damaged, are counted by reason; nothing is lost in silence.
 
-Simplified against the paper: the published data was extracted by jusText, because more high-quality tokens were left of
-it than of trafilatura's texts. Here it is trafilatura, which falls back on jusText where it finds too little.
+Simplified against the paper: the published data was extracted by jusText. Here it is trafilatura, which falls back on
+jusText where it finds too little.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from nemotron.data_prep.curation_step import (
     publish_step,
     read_documents,
     read_truth,
+    share_text,
 )
 from nemotron.data_prep.engines import open_engine
 from nemotron.data_prep.extraction import ExtractionSettings, extract_shard, plan_extraction
@@ -109,16 +110,18 @@ def _measure(files: list[Path], truth_dir: Path) -> dict[str, Any]:
                 right += (lines & planted_lines).total()
                 surplus.update(lines - planted_lines)
     lost = len(planted.keys() - broken.keys() - seen)
+    # Both are None where the truth is of another crawl.
+    precision, recall = right / found if found else None, right / wanted if wanted else None
     metrics = {
-        "line_precision": right / found if found else None,
-        "line_recall": right / wanted if wanted else None,
+        "line_precision": precision,
+        "line_recall": recall,
         "lines": wanted,
         "pages_lost": lost,
         "broken_pages_kept": dict(kept),
         "most_frequent_surplus": [line[:100] for line, _ in surplus.most_common(3)],
     }
     print(
-        f"planted main text: lines precision {metrics['line_precision']:.4f}, recall {metrics['line_recall']:.4f} of"
+        f"planted main text: lines precision {share_text(precision)}, recall {share_text(recall)} of"
         f" {wanted}; {lost} good pages lost; of broken pages kept: {dict(kept) or 'none'}",
         file=sys.stderr,
     )

@@ -26,9 +26,9 @@ MinHash signatures of all documents, candidates by locality-sensitive hashing, c
 the signatures estimate (`minhash.min_estimate`); of every cluster of near duplicates the longest text stays. What share
 of pairs is found at which similarity follows from the parameters and is printed first.
 
-Simplified against the paper: it ran NeMo Curator on GPUs. Here tasks sign a shard each, and one process sorts the bands,
-with some 55 bytes of memory a document. The defaults are those of NeMo Curator, but for the text that shingles are cut
-from: lower-cased, with one space for every run of whitespace.
+Simplified against the paper: it ran NeMo Curator on GPUs. Here tasks sign a shard each, and one process sorts the
+bands, with some 55 bytes of memory a document. The defaults are those of NeMo Curator, but for the text that shingles
+are cut from: lower-cased, with one space for every run of whitespace.
 """
 
 from __future__ import annotations

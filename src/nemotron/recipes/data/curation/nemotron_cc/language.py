@@ -46,6 +46,7 @@ from nemotron.data_prep.curation_step import (
     read_documents,
     read_truth,
     score_drops,
+    share_text,
     urls_of,
 )
 from nemotron.data_prep.engines import open_engine
@@ -109,7 +110,9 @@ def _measure(files: list[Path], work_dir: Path, truth_dir: Path, settings: langu
         lambda case: case["kind"] == "language" and case["language"] not in settings.keep,
     )
     accuracy = right / total if total else None
-    print(f"planted languages: accuracy {accuracy:.4f} of {total}; dropping the others: {score}", file=sys.stderr)
+    print(
+        f"planted languages: accuracy {share_text(accuracy)} of {total}; dropping the others: {score}", file=sys.stderr
+    )
     return {
         "accuracy": accuracy,
         "identified": total,

@@ -27,9 +27,9 @@ scores are cut into 20 buckets of equal size, the larger bucket wins, and bucket
 crawl the planted quality of a page says what is good; pages for training and for measuring are told apart by the hash
 of their url, and near copies are gone by now.
 
-Simplified against the paper: its three classifiers (section 2.2) are two regressions on text embeddings, fitted to
-language models' grades of educational value, and the fastText model of DCLM; these two learn in seconds on a CPU. Its
-labels follow from training a model on each bucket; here they are its result, taken over.
+Simplified against the paper: its three classifiers are two regressions on text embeddings, fitted to
+language models' grades of educational value, and the fastText model of DCLM; these two learn in seconds on a CPU. What
+a label is worth is not tried out here by training a model on each bucket; the borders of the labels are this recipe's.
 """
 
 from __future__ import annotations
@@ -165,6 +165,8 @@ def _measure(
             scores.append(score)
             levels.append(planted[url])
             sizes.append(math.log(1 + len(document["text"])))
+    if not scores:
+        return {"pages": 0, "good": 0}
     table, good = np.array(scores), np.array(levels) >= cfg.training.positive_level
     buckets = quality.ensemble_bucket(quality.to_buckets(table, thresholds))
     # Length alone: whether longer or shorter is better is learned on the training pages, as the classifiers are.

@@ -36,20 +36,24 @@ class StepRun(Group):
 def _state_of(locations: list[str]) -> str:
     """Changed files make another run, although the config reads the same. ValueError where there are none.
 
-    Locations behind an address are not looked at, nor are those in an artifact that is not made yet.
+    Locations behind an address are not looked at, nor are those in an artifact: that does not change, and its digest is
+    in the run's identity already.
     """
-    state = hashlib.sha256()
+    state, own = hashlib.sha256(), False
     for location in locations:
         if "://" in location or "(resolved at start)>" in location:
             continue
-        found = glob.glob(str(Path(location).expanduser()), recursive=True)  # noqa: PTH207  takes absolute patterns too
+        path = Path(location).expanduser().absolute()
+        if any((folder / "artifact.json").is_file() for folder in (path, *path.parents)):
+            continue
+        found, own = glob.glob(str(path), recursive=True), True  # noqa: PTH207  takes absolute patterns too
         if not found:
             raise ValueError(f"no file matches {location}" if glob.has_magic(location) else f"no such file: {location}")
         paths = [path for name in found for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*"))]
         for path in sorted({path for path in paths if path.is_file()}):
             status = path.stat()
             state.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return state.hexdigest()[:16] if locations else ""
+    return state.hexdigest()[:16] if own else ""
 
 
 # --- quality.py -------------------------------------------------------------------------------------------------------
@@ -96,9 +100,9 @@ class QualityConfig(Group):
     seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     labels: dict[Label, int] = Field(
-        default_factory=lambda: dict(LABELS), description="label -> its lowest bucket of 0 to 19 (paper)"
+        default_factory=lambda: dict(LABELS), description="label -> its lowest bucket of 0 to 19; the borders are this recipe's"
     )
-    min_bucket: int = Field(0, ge=0, le=19, description="documents of lower buckets are dropped (paper: 0, none)")
+    min_bucket: int = Field(0, ge=0, le=19, description="documents of lower buckets are dropped; 0: none")
 
     @field_validator("labels")
     @classmethod

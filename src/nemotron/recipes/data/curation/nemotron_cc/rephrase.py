@@ -26,7 +26,7 @@
 Documents of low quality are reworded as encyclopedia prose; those of high quality become questions and answers, a
 shorter version, a textbook passage and a list of facts. Real documents lie in `documents/NAME`, synthetic ones in
 `documents/NAME-synthetic`, with `rephrased_from`, `model` and a `source` of their own for the blend. A run that is
-stopped asks nothing again that was answered.
+stopped asks nothing again that was answered, nor does one that is given more patience (endpoint.max_failed, .timeout).
 
 In the tiny config the endpoint is a stand-in: a small program in this process that takes sentences from the text by
 fixed rules. IT IS NO MODEL; with it, this step shows that everything around the model works, and nothing else.
@@ -38,6 +38,7 @@ words; questions are not sampled by the length of the text, all good ones (eight
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,9 @@ def main() -> None:
 
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(open_run(cfg, script=__file__))
+        if (done := run.published()) is not None:  # stopped between publishing and the end: nothing is asked twice
+            print_complete({"data": Dataset.load(done.ref)})
+            return
         files = list_documents(Dataset.load(cfg.run.data).path)
         work_dir = run.dir / "work"
         given = cfg.endpoint.model_dump()
@@ -82,7 +86,9 @@ def main() -> None:
         # time holds for all of them. How patiently it is asked decides nothing about the documents.
         decides = cfg.model_dump(exclude={"run": True, "endpoint": set(given) - {"base_url", "model"}})
         plan = plan_step(files, {"step": "rephrase", **decides})
-        job = rephrasing.Job(endpoint, rules, work_dir, cfg.temperature, cfg.top_p, cfg.seed, cfg.min_words)
+        # Beside the run, not in it: a run with more patience, which is another one, asks nothing again.
+        answers_dir = run.dir.with_name(f"answers-{plan.digest[:10]}")
+        job = rephrasing.Job(endpoint, rules, answers_dir, cfg.temperature, cfg.top_p, cfg.seed, cfg.min_words)
         table, usage = StepTable(), {rule.style: rephrasing.Usage() for rule in rules}
         with run.phase("rephrase"):
             freeze(plan, work_dir)
@@ -115,6 +121,7 @@ def main() -> None:
         if is_stand_in:
             metrics["endpoint"]["note"] = stand_in.NOTE
         dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        shutil.rmtree(answers_dir, ignore_errors=True)
         print(f"{dataset.ref}: {dataset.num_examples} documents, synthetic ones included", file=sys.stderr)
         print_complete({"data": dataset})
 

@@ -36,12 +36,22 @@ class CrawlConfig(Group):
 
     run: CrawlRun
     seed: int = Field(1, ge=0, description="of every random choice")
+    lists: str = Field("", description="digest over the files that say what stands on the pages, filled in")
     python: str = Field(
         default_factory=platform.python_version,
         description="version of the interpreter, filled in: another one has another library, so it is another crawl",
     )
     num_pages: int = Field(1500, ge=400, le=20_000, description="pages before duplicates and broken ones are added")
     num_files: int = Field(6, ge=1, description="WARC files that the pages are spread over")
+
+    @model_validator(mode="after")
+    def _note_lists(self) -> Self:
+        # They are no part of the script, whose bytes count, and decide about every page.
+        digest = hashlib.sha256()
+        for name in ("crawl_pages.py", "crawl_texts.py", "crawl_texts.yaml"):
+            digest.update(Path(__file__).with_name(name).read_bytes())
+        self.lists = digest.hexdigest()[:16]
+        return self
 
 
 # --- extract.py -------------------------------------------------------------------------------------------------------
@@ -50,21 +60,25 @@ class CrawlConfig(Group):
 def _state_of(locations: list[str]) -> str:
     """Changed files make another run, although the config reads the same. ValueError where there are none.
 
-    Locations behind a URL are not looked at.
+    Locations behind a URL are not looked at, nor are those in an artifact: that does not change, and its digest is in
+    the run's identity already.
     """
-    state = hashlib.sha256()
+    state, own = hashlib.sha256(), False
     for location in locations:
-        if "://" in location:
+        if "://" in location or "(resolved at start)>" in location:
             continue
-        path = str(Path(location).expanduser())
-        found = glob.glob(path, recursive=True)  # noqa: PTH207  takes absolute patterns too
+        path = Path(location).expanduser().absolute()
+        if any((folder / "artifact.json").is_file() for folder in (path, *path.parents)):
+            continue
+        found, own = glob.glob(str(path), recursive=True), True  # noqa: PTH207  takes absolute patterns too
         if not found:
-            raise ValueError(f"no such file: {location}" if not glob.has_magic(path) else f"no file matches {location}")
-        inside = [str(file) for name in found for file in Path(name).rglob("*") if file.is_file()]
-        for name in sorted({*found, *inside}):
-            status = Path(name).stat()
-            state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return state.hexdigest()[:16]
+            missing = "no file matches" if glob.has_magic(location) else "no such file:"
+            raise ValueError(f"warc: {missing} {location}")
+        paths = [path for name in found for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*"))]
+        for path in sorted({path for path in paths if path.is_file()}):
+            status = path.stat()
+            state.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return state.hexdigest()[:16] if own else ""
 
 
 class ExtractRun(Group):
@@ -92,8 +106,7 @@ class ExtractConfig(Group):
 
     @model_validator(mode="after")
     def _files_exist_and_note_state(self) -> Self:
-        # An artifact's content counts by its digest already.
-        self.state = _state_of(self.warc) if self.run.data is None else ""
+        self.state = _state_of(self.warc)
         return self
 
 

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -234,6 +236,40 @@ def test_bad_values_are_refused_before_any_work(root: Path, done: dict[str, Vers
         process = run_alone(root, step, f"run.data={CRAWL}", word)
         assert process.returncode == 2, (step, word, process.stderr)
         assert said in process.stderr, (step, word, process.stderr)
+
+
+def test_with_more_patience_nothing_is_asked_again(root: Path, done: dict[str, Version]) -> None:
+    asked: Counter[bytes] = Counter()
+
+    class Choosy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            number, asked[body] = len(asked), asked[body] + 1
+            message = {"role": "assistant", "content": json.loads(body)["messages"][1]["content"].split("<text>")[1]}
+            reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+            self.send_response(200 if number % 5 else 400)  # every fifth one is refused by itself
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Choosy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        words_given = (f"run.data={artifact('decontaminate')}", "run.output=patient", "endpoint.concurrency=1",
+                       f"endpoint.base_url=http://127.0.0.1:{server.server_address[1]}/v1")  # fmt: skip
+        first = run_alone(root, "rephrase", *words_given, "endpoint.max_failed=0.05")
+        assert first.returncode == 1 and "refused with status 400" in first.stderr
+        assert len(asked) > 5
+        second = run_alone(root, "rephrase", *words_given, "endpoint.max_failed=0.9", "endpoint.timeout=50")
+        assert second.returncode == 0, second.stderr
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert set(asked.values()) == {1}
+    assert not list(root.rglob("answers-*"))  # of use until they are published
 
 
 def test_a_signal_ends_it_at_once_while_the_endpoint_is_silent(root: Path, done: dict[str, Version]) -> None:

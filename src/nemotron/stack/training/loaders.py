@@ -92,15 +92,7 @@ class TokenStream:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def _read(self, start: int, count: int) -> NDArray[np.int64]:
-        out = np.empty(count, np.int64)
-        filled = 0
-        i = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while filled < count:
-            skip = start + filled - int(self._starts[i])
-            piece = self._tokens.tokens(int(self._documents[i]), skip, skip + count - filled)
-            out[filled : filled + len(piece)] = piece
-            filled, i = filled + len(piece), i + 1
-        return out
+        return _read_joined(self._tokens, self._documents, self._starts, start, count)
 
 
 class BlendLoader:
@@ -160,6 +152,25 @@ class BlendLoader:
         self.blend.load_state_dict(state["blend"])
 
 
+def _read_joined(
+    tokens: IndexedTokens | JoinedTokens,
+    documents: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    start: int,
+    count: int,
+) -> NDArray[np.int64]:
+    """int64 [count]: tokens from `start` on of `documents` joined in their order; `starts`: where each begins there."""
+    out = np.empty(count, np.int64)
+    filled = 0
+    i = int(np.searchsorted(starts, start, side="right")) - 1
+    while filled < count:
+        skip = start + filled - int(starts[i])
+        piece = tokens.tokens(int(documents[i]), skip, skip + count - filled)
+        out[filled : filled + len(piece)] = piece
+        filled, i = filled + len(piece), i + 1
+    return out
+
+
 def _joined(directory: Path, prefixes: Sequence[str]) -> JoinedTokens:
     return JoinedTokens([directory / prefix for prefix in prefixes])
 
@@ -180,15 +191,21 @@ def validation_batches(
     """(source, batch) over the held-out streams of a blend: windows of `seq_len`+1 tokens, always the same ones.
 
     At most `max_batches` batches a source, taken evenly over its length; a tail shorter than a window is left out, and
-    so is a source that has not one.
+    so is a source that has not one. Only what is yielded is read.
     """
-    for source, documents in held_out_documents(directory).items():
-        stream = np.concatenate([np.empty(0, np.int64), *documents])
-        count = (len(stream) - 1) // seq_len
+    for source, entry in sorted(read_blend(directory).sources.items()):
+        if not entry.valid:
+            continue
+        tokens = _joined(directory, entry.valid)
+        documents = np.arange(len(tokens))
+        places = np.concatenate([[0], np.cumsum(tokens.lengths, dtype=np.int64)])
+        count = (tokens.num_tokens - 1) // seq_len
         wanted = count if max_batches is None else min(count, max_batches * batch_size)
         starts = [(j * count // wanted) * seq_len for j in range(wanted)]
         for i in range(0, wanted, batch_size):
-            rows = np.stack([stream[s : s + seq_len + 1] for s in starts[i : i + batch_size]])
+            rows = np.stack(
+                [_read_joined(tokens, documents, places, s, seq_len + 1) for s in starts[i : i + batch_size]]
+            )
             inputs = torch.from_numpy(rows[:, :-1].copy())
             yield source, Batch(inputs, torch.from_numpy(rows[:, 1:].copy()), torch.ones_like(inputs))
 

@@ -100,7 +100,8 @@ class QualityConfig(Group):
     seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     labels: dict[Label, int] = Field(
-        default_factory=lambda: dict(LABELS), description="label -> its lowest bucket of 0 to 19; the borders are this recipe's"
+        default_factory=lambda: dict(LABELS),
+        description="label -> its lowest bucket of 0 to 19; the borders are this recipe's",
     )
     min_bucket: int = Field(0, ge=0, le=19, description="documents of lower buckets are dropped; 0: none")
 

@@ -157,7 +157,7 @@ def main() -> None:
     """Print a block a size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, nargs="+", default=[50], help="megabytes (10^6 bytes) of text")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="0: the command alone")
     parser.add_argument("--threads", type=int, default=min(len(os.sched_getaffinity(0)), 16))
     parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json")
     arguments = parser.parse_args()
@@ -194,19 +194,19 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 alone.append(plain(tokenizer_json, texts))
                 ours.append(pipeline(tokenizer_json, file, arguments.threads))
-            ratios, processor = [[a[k] / b[k] for a, b in zip(alone, ours, strict=True)] for k in (0, 1)]
             took, peak = command(file, tokenizer_dir)
-            plain_seconds, our_seconds = (statistics.median(wall for wall, _ in each) for each in (alone, ours))
             print(f"\n{megabytes} MB, {len(texts):,} documents")
-            print(f"  plain     {size / plain_seconds:7.2f} MB/s")
-            print(
-                f"  pipeline  {size / our_seconds:7.2f} MB/s, {statistics.median(ratios):.1%} of plain "
-                f"({min(ratios):.1%} to {max(ratios):.1%}); by processor seconds {statistics.median(processor):.1%}"
-            )
-            print(
-                f"  command   {size / took:7.2f} MB/s, {plain_seconds / took:.1%} of plain, "
-                f"at most {peak:,.0f} MB of memory"
-            )
+            beside = ""
+            if arguments.rounds:
+                ratios, processor = [[a[k] / b[k] for a, b in zip(alone, ours, strict=True)] for k in (0, 1)]
+                plain_seconds, our_seconds = (statistics.median(wall for wall, _ in each) for each in (alone, ours))
+                print(f"  plain     {size / plain_seconds:7.2f} MB/s")
+                print(
+                    f"  pipeline  {size / our_seconds:7.2f} MB/s, {statistics.median(ratios):.1%} of plain "
+                    f"({min(ratios):.1%} to {max(ratios):.1%}); by processor seconds {statistics.median(processor):.1%}"
+                )
+                beside = f"{plain_seconds / took:.1%} of plain, "
+            print(f"  command   {size / took:7.2f} MB/s, {beside}at most {peak:,.0f} MB of memory", flush=True)
             del texts
             file.unlink()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.display import display_job
-from nemo_runspec.errors import DONE, RunFailed, UserError
+from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.job import (
     Job,
@@ -111,10 +111,16 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
             _say(title)
             results.append(_run(step, job))
             if results[-1].exit_code != DONE:
-                _say(f"{title}: failed with exit code {results[-1].exit_code}; the same command goes on from here")
+                _say(f"{title}: {ended(results[-1].exit_code)}; the same command goes on from here")
                 break
         produced.update({name: version.ref for name, version in results[-1].versions.items()})
     return results
+
+
+def ended(code: int) -> str:
+    """How a step ended that is not done, in words."""
+    words = {INTERRUPTED: "interrupted", PREEMPTED: "stopped by a signal"}
+    return words.get(code, f"failed with exit code {code}")
 
 
 def published(job: Job) -> dict[str, Version]:

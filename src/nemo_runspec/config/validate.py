@@ -174,9 +174,15 @@ def _field(group: type[BaseModel], key: str) -> FieldInfo | None:
 
 
 def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel]) -> str | None:
-    """The sibling that looks like the last part of `path`; else a key of that name elsewhere; else the siblings."""
+    """The sibling that looks like the last part of `path`; else a key of that name elsewhere; else the siblings.
+
+    A group may say in a class variable `other_names` how other commands call its keys: {their name: its own}.
+    """
     word = str(path[-1])
     prefix = f"{dotted(path[:-1])}." if len(path) > 1 else ""
+    called = getattr(group, "other_names", {}).get(word)
+    if called is not None:
+        return f"here it is called {prefix}{called}"
     siblings = list(group.model_fields)
     near = nearest(word, siblings)
     if near is not None:

@@ -125,9 +125,9 @@ def _shares(total: int | None, sizes: Sequence[int]) -> list[int | None]:
 def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) -> dict[str, Any]:
     """A task: one piece of a source into the spool.
 
-    Its counts: `outcomes` (records read and dropped for which reason, sequences kept), `sequences`, `tokens`, `bytes`
-    and `samples` of what was dropped. UserError for the first record that cannot be trained on, unless the source says
-    to skip those.
+    Its counts: `outcomes` (records read and dropped for which reason, sequences kept), `errors` (of them the reasons
+    that would have stopped the run), `sequences`, `tokens`, `bytes` and `samples` of what was dropped. UserError for
+    the first record that cannot be trained on, unless the source says to skip those.
     """
     source = settings.sources[shard.work["source"]]
     piece = Piece.from_json(shard.work["piece"])
@@ -173,6 +173,7 @@ def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) ->
         "sequences": len(lengths),
         "tokens": sum(lengths),
         "bytes": piece.size,
+        "errors": report.errors(),
         "samples": report.samples,
     }
 
@@ -250,6 +251,13 @@ def _spans(
                 _count(outcomes, EARLIER_TURNS)
             span_key = key if len(span.messages) == len(conversation.messages) else span.key()
             yield Span(span, split, stable_hash("pack", seed, span_key, *effort), len(span_key))
+
+
+def sum_of(outcomes: Mapping[str, int]) -> str:
+    """How the sequences kept follow from the records read, for people: one line."""
+    left_out = sum(count for outcome, count in outcomes.items() if outcome not in (READ, KEPT, EARLIER_TURNS, CUT))
+    read, kept, earlier = (outcomes.get(outcome, 0) for outcome in (READ, KEPT, EARLIER_TURNS))
+    return f"{read:,} records read - {left_out:,} left out + {earlier:,} up to earlier turns = {kept:,} sequences kept"
 
 
 def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, Literal
+from itertools import islice, pairwise
+from typing import Any, Literal, TypeVar
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.decontamination import Decontaminator, words
@@ -26,6 +26,7 @@ from nemotron.kit.chat import (
     normalize_tools,
 )
 
+Item = TypeVar("Item")
 _SHOWN = ("role", "content", "reasoning_content", "tool_calls")  # of a message, by the templates
 
 
@@ -55,6 +56,19 @@ class ConversationTable:
     """How many conversations were read, kept, and dropped for which reason, by source."""
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    capped: dict[str, str] = field(default_factory=dict)  # source -> the key that left out the rest of it
+
+    def first(self, source: str, items: Iterable[Item], most: int | None, key: str) -> Iterator[Item]:
+        """At most so many of a source's items (null: all); where there are more, the table says that `key` cut them."""
+        items = iter(items)
+        yield from islice(items, most)
+        try:
+            more = most is not None and next(items, None) is not None
+        except UserError:  # what is behind the cap stops nobody
+            more = True
+        if more:
+            self.capped[source] = key
+            self.count(source, f"the first only ({key})", most or 0)
 
     def count(self, source: str, outcome: str, n: int = 1) -> None:
         """Add `n` to one outcome ("read", "kept" or the reason of a drop)."""
@@ -71,8 +85,11 @@ class ConversationTable:
 
     def __str__(self) -> str:
         """The table for people, one line a row."""
-        lines = [f"{'source':<24} {'outcome':<30} {'conversations':>13}"]
-        lines += [f"{row['source']:<24} {row['outcome']:<30} {row['conversations']:>13}" for row in self.rows()]
+        lines = [f"{'source':<24} {'outcome':<36} {'conversations':>13}"]
+        lines += [f"{row['source']:<24} {row['outcome']:<36} {row['conversations']:>13}" for row in self.rows()]
+        for source, key in sorted(self.capped.items()):
+            number = self.counts[source][f"the first only ({key})"]
+            lines.append(f"{key}: the first {number} records of {source}; more are there")
         return "\n".join(lines)
 
 

@@ -72,6 +72,7 @@ class CurationTable:
     kept: dict[str, Tally] = field(default_factory=dict)
     dropped: dict[str, dict[str, Tally]] = field(default_factory=dict)  # source -> reason -> tally
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # reason -> [{id, text}]
+    capped: set[str] = field(default_factory=set)  # sources that hold more than their limit
 
     def drop(self, document: Document, reason: str) -> None:
         """Record one dropped document."""
@@ -93,11 +94,14 @@ class CurationTable:
     def rows(self) -> list[dict[str, str | int]]:
         """The table as flat rows: source, outcome, documents, bytes.
 
-        Outcomes: "read", "kept", "not read: REASON" of a record that is no document, and the reason of a drop.
+        Outcomes: "read", "kept", "the first only (max_documents)" where a limit left out the rest of a source, "not
+        read: REASON" of a record that is no document, and the reason of a drop.
         """
         rows: list[dict[str, str | int]] = []
         for source in sorted({*self.read, *self.not_read}):
             outcomes = {"read": self.read.get(source, Tally()), "kept": self.kept.get(source, Tally())}
+            if source in self.capped:
+                outcomes["the first only (max_documents)"] = outcomes["read"]
             not_read = sorted(self.not_read.get(source, {}).items())
             outcomes.update({f"not read: {reason}": Tally(count) for reason, count in not_read})
             outcomes.update(sorted(self.dropped.get(source, {}).items()))
@@ -111,6 +115,10 @@ class CurationTable:
         for row in self.rows():
             megabytes = f"{int(row['bytes']) / 1e6:.3f}"
             lines.append(f"{row['source']:<16} {row['outcome']:<38} {row['documents']:>10} {megabytes:>9}")
+        for source in sorted(self.capped):
+            lines.append(
+                f"max_documents: the first {self.read[source].documents} documents of {source}; more are there"
+            )
         return "\n".join(lines)
 
 
@@ -157,7 +165,7 @@ def curate(
     """Curate documents into a corpus whose texts lie in `work_dir`.
 
     A `Part` among the documents is extracted where it is judged: on a worker of `engine` (default: this process).
-    Of a source in `limits` the first so many documents are taken, and the rest is not read.
+    Of a source in `limits` the first so many documents are taken, the rest is not read, and the table says so.
     `protected_texts` are the prompts of the evaluation sets; the held-out split is protected without being named.
     Returns the corpus with its table of drops. Peak memory grows by some 1.5 kB a document, not with their length.
     """
@@ -305,9 +313,18 @@ def _normalise_and_judge(
     signatures: dict[int, RMinHash] = {}
     losers: list[int] = []
     full: set[str | None] = set()  # sources that have reached their limit
-    wanted = (item for item in documents if item.source not in full)
-    for judged in chain.from_iterable(engine.map_ordered(_judge, _as_parts(wanted), settings)):
+
+    def wanted() -> Iterator[Document | Part | Skipped]:
+        for item in documents:
+            if item.source not in full:
+                yield item
+            elif item.source is not None and not isinstance(item, Skipped):
+                table.capped.add(item.source)
+
+    for judged in chain.from_iterable(engine.map_ordered(_judge, _as_parts(wanted()), settings)):
         if judged.source in full:
+            if judged.source is not None and not isinstance(judged, Skipped):
+                table.capped.add(judged.source)
             continue
         if isinstance(judged, _Stop):
             raise judged.error

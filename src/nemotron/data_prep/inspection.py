@@ -6,6 +6,7 @@ Counts come from indexes and footers where there are any.
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from nemotron.data_prep.indexed_dataset import IndexedDataset
 from nemotron.data_prep.mixture import MIXTURE_FILE
 from nemotron.data_prep.shards import PLAN_FILE, RECEIPTS, Plan, Receipt, Shard
 from nemotron.kit.metrics import read_metrics
-from nemotron.kit.run import PUBLISHED_FILE, STATE_FILE, read_state
+from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
 
 READ_ALL_BYTES = 16 * 2**20  # stored bytes below which every record is read
 SAMPLE_FILES, SAMPLE_RECORDS = 16, 4096
@@ -34,6 +35,7 @@ _CONVERSATIONS = ("messages", "conversations", "conversation")
 _TEXTS = ("text", "html", "content")
 _COUNTED = ("documents", "tokens", "bytes")
 _MIXTURE = ("source", "documents", "tokens", "requested", "realised", "drawn", "epochs", "repeats")
+_NO_TOKENIZER = "samples are token ids: no folder `tokenizer` that can be read lies beside the data or above it"
 
 Table = list[dict[str, Any]]
 
@@ -135,6 +137,7 @@ def _streams(path: Path, prefixes: Sequence[Path], num_samples: int, tokenizer: 
     report.counts["token_type"] = types
     report.lengths = _lengths("documents", "tokens", [dataset.lengths for dataset in datasets])
     report.samples = _decoded(list(zip(some, datasets, strict=True)), num_samples, tokenizer)
+    report.notes += [_NO_TOKENIZER] * (tokenizer is None and bool(report.samples))
     return report
 
 
@@ -204,6 +207,7 @@ def _blend(path: Path, num_samples: int, tokenizer: Tokenizer | None) -> Report:
         "token_type": streams.counts["token_type"],
     }
     report.read, report.lengths, report.samples = streams.read, streams.lengths, streams.samples
+    report.notes += streams.notes
     return report
 
 
@@ -273,12 +277,13 @@ def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Toke
         "rows_read": seen,
         "longest_row": longest,
         "tokens_read": tokens,
-        "conversations_read": sum(len(each) for each in lengths),
+        "sequences_read": sum(len(each) for each in lengths),
         "share_in_loss": trained / tokens if tokens else 0.0,
         "filled": tokens / (seen * longest) if tokens else 0.0,
     }
-    report.lengths = _lengths("conversations", "tokens", lengths)
+    report.lengths = _lengths("sequences", "tokens", lengths)
     report.samples = [{"where": at, "text": _text_of(ids, tokenizer)} for at, ids in _spread(places, num_samples)]
+    report.notes += [_NO_TOKENIZER] * (tokenizer is None and bool(report.samples))
     return report
 
 
@@ -434,8 +439,23 @@ def _run(path: Path, num_samples: int, tokenizer_path: Path | None) -> Report:
             report = inspect(str(path / name), num_samples, tokenizer_path)
             break
     published = [f"published: {line['version']}" for line in read_metrics(path / PUBLISHED_FILE)]
-    report.notes = [f"run: {read_state(path).get('state', 'unknown')}", *published, *report.notes]
+    state = read_state(path).get("state", "unknown")
+    if state == "running" and not _is_locked(path / LOCK_FILE):  # killed or interrupted: nobody has written since
+        state = "not finished, and no process works on it; the same command goes on"
+    report.notes = [f"run: {state}", *published, *report.notes]
     return report
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a run; also where the file system cannot tell."""
+    try:
+        with path.open("rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _plan_folders(path: Path) -> list[Path]:

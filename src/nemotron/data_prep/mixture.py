@@ -19,6 +19,8 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.blend import Phase, resolve_phases
 
 MIXTURE_FILE = "mixture.json"
+# Muennighoff et al., "Scaling Data-Constrained Language Models", 2023 (arXiv 2305.16264).
+GOOD_EPOCHS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class SourceRow:
 class Mixture:
     """The plan. `phases` goes into blend.json: normalised weights. `train_tokens` counts whole sequences.
 
-    `one_pass`: no budget was given, and `train_tokens` is what the sources hold, each times its repeats.
+    `budget_given`: else `train_tokens` is what the sources hold, each times its repeats. `one_pass`: that is every
+    source once, since the weights are those of the sources' sizes.
     `largest_train_tokens`: with more than these tokens, `limited_by` would need more epochs than its repeats; None
     where no source has a limit.
     """
@@ -69,6 +72,7 @@ class Mixture:
     phases: list[Phase]
     train_tokens: int
     seq_length: int
+    budget_given: bool
     one_pass: bool
     largest_train_tokens: int | None
     limited_by: str | None
@@ -81,7 +85,7 @@ class Mixture:
 
     def table(self) -> str:
         """The sources as lines of text: what there is, what is asked for, what is drawn."""
-        head = ("source", "documents", "tokens", "asked", "drawn", "epochs")
+        head = ("source", "train documents", "train tokens", "asked", "drawn", "epochs")
         body = [
             (
                 row.source,
@@ -98,12 +102,32 @@ class Mixture:
             "  ".join(f"{cell:{'<' if column == 0 else '>'}{widths[column]}}" for column, cell in enumerate(line))
             for line in [head, *body]
         ]
-        what = "one pass" if self.one_pass else "train_tokens"
+        # Once all tokens that there are, and yet drawn by weight: a small source often, a large one in part.
+        what = "train_tokens" if self.budget_given else "one pass" if self.one_pass else "as many as the sources hold"
         none = "" if self.train_tokens else ": there are fewer"
         lines.append(f"{what}: {self.train_tokens:,} tokens in sequences of {self.seq_length:,}{none}")
+        if self.train_tokens and any(abs(row.realised - row.requested) > row.requested / 10 for row in self.sources):
+            lines.append(
+                f"only whole sequences of {self.seq_length:,} are drawn: what is asked of the smallest is rounded"
+            )
         if self.largest_train_tokens is not None:
             lines.append(f"largest train_tokens by repeats: {self.largest_train_tokens:,} (source {self.limited_by})")
         return "\n".join(lines)
+
+    def repetitions(self) -> list[str]:
+        """One line for people where sources are drawn more than `GOOD_EPOCHS` times and no `repeats` says that this
+        is wanted."""
+        often = [row for row in self.sources if row.epochs > GOOD_EPOCHS and row.repeats is None]
+        if not often:
+            return []
+        worst = max(often, key=lambda row: row.epochs)
+        more = f" (and {len(often) - 1} more of them often)" if len(often) > 1 else ""
+        least = min(math.floor(row.tokens / row.requested) for row in self.sources if row.requested)
+        without = (
+            f"train_tokens of at most {least:,} repeats none" if least > self.seq_length else "give it less weight"
+        )
+        drawn = f"source {worst.source!r} is drawn {worst.epochs:.1f} times{more}"
+        return [f"{drawn}; {GOOD_EPOCHS} epochs are nearly as good as new data (arXiv 2305.16264); {without}"]
 
 
 def plan_mixture(
@@ -119,7 +143,7 @@ def plan_mixture(
         sources: what there is to train on, by name; sources that are held out altogether are not among them.
         phases: weights as the config has them; None: in proportion to tokens x repeats.
         seq_length: tokens of a sequence, the unit of drawing.
-        train_tokens: what the model is to be trained on; None: one pass.
+        train_tokens: what the model is to be trained on; None: what the sources hold, each times its repeats.
 
     Raises:
         UserError: phases and sources do not fit (`resolve_phases`); a source with a weight has no tokens, or, where
@@ -194,11 +218,21 @@ def plan_mixture(
         phases=resolved,
         train_tokens=sum(lengths) * seq_length,
         seq_length=seq_length,
-        one_pass=train_tokens is None,
+        budget_given=train_tokens is not None,
+        one_pass=train_tokens is None and _is_one_pass(source_rows),
         largest_train_tokens=largest,
         limited_by=limited_by,
         sources=source_rows,
         rows=rows,
+    )
+
+
+def _is_one_pass(rows: Sequence[SourceRow]) -> bool:
+    """Whether every source that is drawn is asked for in proportion to its tokens, to a hundredth, and once."""
+    used = [row for row in rows if row.requested]
+    total = sum(row.tokens for row in used)
+    return all(
+        math.isclose(row.requested * total, row.tokens, rel_tol=0.01) and row.repeats in (None, 1) for row in used
     )
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -253,4 +254,5 @@ def _what_failed(error: Exception) -> str:
         return "it was not reached, and the tokenizer is not in the cache"
     if isinstance(error, HfHubHTTPError):
         return f"it answered {error.response.status_code}"
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    said = textwrap.shorten(str(error).partition("\n")[0], 160, placeholder=" …")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

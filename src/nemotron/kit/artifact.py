@@ -43,6 +43,7 @@ class Source(BaseModel):
 
 
 AnyArtifact = TypeVar("AnyArtifact", bound="Artifact")
+_MOST_NAMES = 100  # whose records are read for a hint
 
 
 def _source(value: Any) -> Any:
@@ -181,7 +182,11 @@ class Artifact(BaseModel):
     def _of_version(cls, version: Version) -> Self:
         record = version.record
         if cls.__name__ not in record.get("types", []):
-            raise UserError(f"{version.ref} is a {record.get('type')}, not a {cls.__name__}")
+            others = _names_of(cls, version.registry)
+            raise UserError(
+                f"{version.ref} is of type {record.get('type')}, not {cls.__name__}",
+                f"give one of {', '.join(others)}" if others else None,
+            )
         run = current_run()
         if run is not None:
             run.add_input(version)
@@ -296,6 +301,18 @@ def _run_results_dir() -> Path | None:
 def _subclasses(cls: type[AnyArtifact]) -> list[type[AnyArtifact]]:
     direct = cls.__subclasses__()
     return direct + [sub for each in direct for sub in _subclasses(each)]
+
+
+def _names_of(cls: type[Artifact], registry: Registry) -> list[str]:
+    """Names of the artifacts of this machine whose latest version is of the type, some of them at most."""
+    found = []
+    for name in registry.names()[:_MOST_NAMES]:
+        try:
+            if cls.__name__ in registry.resolve(name).record.get("types", []):
+                found.append(name)
+        except UserError:  # a damaged one is none to propose
+            continue
+    return found
 
 
 def _check_path(what: str, path: Path) -> None:

@@ -39,10 +39,11 @@ from nemotron.kit.lineage import use_configured_tracker, write_json
 from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
 from nemotron.kit.producer import Producer, producer_of
 
+LOCK_FILE = "run.lock"
 STATE_FILE = "run.json"
 PUBLISHED_FILE = "published.jsonl"
 # What the launcher wrote before the script started, and the lock; a fresh start keeps them.
-_KEPT = ("job.yaml", "train.yaml", "train.json", "run.lock")
+_KEPT = ("job.yaml", "train.yaml", "train.json", LOCK_FILE)
 _RANK_0_SECONDS = 1800.0  # how long other ranks wait until rank 0 has checked the inputs
 
 _current: Run | None = None
@@ -163,7 +164,7 @@ class Run:
         A record lock: the kernel drops it when the process dies, and forked data loader workers do not inherit it.
         Raises UserError when another process holds it. A file system without locks is used without.
         """
-        path = self.dir / "run.lock"
+        path = self.dir / LOCK_FILE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

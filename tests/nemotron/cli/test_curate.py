@@ -52,7 +52,8 @@ def test_own_pages_need_no_demo_crawl(nemotron: Nemotron, tmp_path: Path) -> Non
         ("data curate -c tiny langage:threshold=0.5", "unknown step 'langage'", "did you mean language?"),
         ("data curate -c tiny --from qualty", "unknown step 'qualty'", "did you mean quality?"),
         ("data curate -c tiny language:treshold=0.5", "unknown key treshold", "did you mean threshold?"),
-        ("data curate extract", "no file matches crawl/*.warc.gz", "warc"),
+        ("data curate extract", "no file matches crawl/*.warc.gz; name yours: 'warc=[…]'", "-c tiny"),
+        ("data curate", "no file matches crawl/*.warc.gz; name yours: ", "of all steps 'extract:warc=[…]'"),
         (
             "data curate extract -c tiny",
             "no artifact 'nemotron_cc-crawl-data-tiny'",
@@ -100,3 +101,15 @@ def test_the_table_names_the_most_frequent_reasons() -> None:
     text = console.export_text()
     assert "1,830" in text
     assert re.search(r"language .* 1,000 .* 880 .* 0\.88 .*language ru 57, language de 55, unsure 4, 2 more 4", text)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(130, "interrupted"), (143, "stopped by a signal"), (1, "failed with exit code 1")]
+)
+def test_the_table_says_how_a_step_ended(code: int, said: str) -> None:
+    from rich.console import Console
+
+    step = StepResult(Step("language", Path(), Path()), "failed", code, 1.0, Path())
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(curate._table([result("crawl", None), step]))
+    assert re.search(rf"language .* {said} ", console.export_text())

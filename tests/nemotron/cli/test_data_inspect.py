@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "notes").mkdir()
     rows = [{"text": f"note {i} " + "word " * i} for i in range(40)]
     (tmp_path / "notes" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
     return tmp_path / "notes"
 
 
@@ -60,6 +61,7 @@ def test_json_of_an_artifact(nemotron: Nemotron, folder: Path, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
+        ("data inspect {folder}/../gone.jsonl", "gone.jsonl is a link to nowhere, and nothing is there", None),
         ("data inspect", "inspect what?", None),
         ("data inspect {folder}x", "no file, folder or artifact", "did you mean {folder}?"),
         ("data inspect {folder}/b.jsonl", "no file, folder or artifact", "did you mean {folder}/a.jsonl?"),

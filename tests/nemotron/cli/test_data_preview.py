@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nemotron.cli.commands.data.preview import preview as command
 from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.data_prep.conversations import Conversation
 from nemotron.data_prep.packing import pack, tokenize_conversations
@@ -38,6 +40,7 @@ def chats(tmp_path: Path) -> Path:
     path.write_text(
         "".join(json.dumps(record) + "\n" for record in ({"messages": MESSAGES}, bad, {"talk": MESSAGES[:2]}))
     )
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
     return path
 
 
@@ -89,6 +92,28 @@ def test_packed_rows_and_their_artifact(
     by_name = nemotron("data preview my-pack -n 9", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
     assert by_name.returncode == 0, by_name.stderr
     assert by_name.stdout.count("{+two and two") == 6
+    # The tokenizer of an artifact, for what has none; of a row not more than was asked for.
+    line = f"data preview {payload / 'train.parquet'} --tokenizer my-pack --sequences 1"
+    some = nemotron(line, RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
+    assert some.returncode == 0, some.stderr
+    assert some.stdout.count("{+two and two") == 3 == some.stdout.count(": 2 sequences: ")
+    assert some.stdout.count("\n… 1 more sequences in this row; --sequences=2 shows all\n") == 3
+
+
+def test_a_row_of_many_sequences_is_cut_by_default(nemotron: Nemotron, tokenizer: Path, tmp_path: Path) -> None:
+    conversations = [Conversation("x", [{"role": "user", "content": str(i)}, SAID], "train") for i in range(30)]
+    items = list(tokenize_conversations(conversations, load_tokenizer(tokenizer)))
+    pack(items, 4096, tmp_path / "train.parquet")
+    done = nemotron(f"data preview {tmp_path / 'train.parquet'} --tokenizer {tokenizer}")
+    assert done.stdout.startswith("=== train.parquet row 0: 30 sequences: ")
+    assert done.stdout.count("{+two and two") == 3
+    assert "\n… 27 more sequences in this row; --sequences=30 shows all\n" in done.stdout
+
+
+def test_options_of_command_and_script_agree() -> None:
+    text = (recipe_dir("tools") / "data_preview.py").read_text()
+    for name in ("number", "skip", "sequences"):
+        assert f'"--{name}", type=int, default={inspect.signature(command).parameters[name].default}' in text
 
 
 def test_ids(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
@@ -133,11 +158,13 @@ def test_colours_only_on_a_terminal_that_wants_them(no_color: bool, tokenizer: P
     [
         ("", "preview of what?"),
         ("chats.jsonl", "which tokenizer? give --tokenizer=FOLDER"),
+        ("chats.jsonl --tokenizer nano3-pretrain-data-tiny", "make it: nemotron nano3 data prep pretrain -c tiny"),
         ("chats.json --tokenizer {tokenizer}", "no file, folder or artifact 'chats.json'\ndid you mean chats.jsonl?"),
         ("chats.jsonl --template supr3", "unknown chat template 'supr3', did you mean 'super3'?"),
         ("chats.jsonl --template nano2 --tokenizer {tokenizer}", "has no token <SPECIAL_10>, which nano2 needs"),
         ("chats.jsonl --tokenizer {tokenizer} --skip 50", "nothing to show after the first 50"),
         ("chats.jsonl --tokenizer {tokenizer} --columns=message=x", "write messages=COLUMN or tools=COLUMN"),
+        ("gone.jsonl --tokenizer {tokenizer}", "gone.jsonl is a link to nowhere, and nothing is there"),
         ("nano3-sft-data-tiny", "no artifact 'nano3-sft-data-tiny'"),
     ],
 )

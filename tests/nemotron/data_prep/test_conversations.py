@@ -135,3 +135,20 @@ def test_spans_train_every_answer_with_its_reasoning() -> None:
     trained = [text for span in spans for text, is_trained in render_with_mask(span.messages) if is_trained]
     assert trained == ["r1\n</think>\nyes<|im_end|>", "r2\n</think>\nyes<|im_end|>", "yes<|im_end|>"]
     assert list(training_spans(conversation(turn("a"), turn("b")))) == [conversation(turn("a"), turn("b"))]
+
+
+@pytest.mark.parametrize(("most", "more"), [(None, False), (2, True), (3, False), (4, False)])
+def test_a_cap_that_leaves_something_out_says_so(most: int | None, more: bool) -> None:
+    table = ConversationTable()
+    assert list(table.first("mine", iter(range(3)), most, "max_tasks")) == list(range(3))[:most]
+    assert table.counts == ({"mine": {"the first only (max_tasks)": 2}} if more else {})
+    assert ("max_tasks: the first 2 records of mine; more are there" in str(table)) == more
+
+
+def test_a_bad_record_behind_a_cap_stops_nobody(tmp_path: Path) -> None:
+    lines = [json.dumps({"messages": turn(f"Say {i}")}) for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{"]))
+    table = ConversationTable()
+    own = read_conversations("mine", list_files([str(tmp_path / "a.jsonl")]), "messages", 0.2, seed=0)
+    assert len(list(table.first("mine", own, 3, "max_conversations"))) == 3
+    assert "more are there" in str(table)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,7 @@ def test_a_token_stream_by_prefix_bin_idx_or_folder(tmp_path: Path) -> None:
         assert report.lengths is not None
         assert report.lengths.bins == [(1, 2, 1), (2, 4, 3)]
         assert report.samples[0]["text"] == "7"
+        assert "samples are token ids: no folder `tokenizer`" in report.notes[0]
 
 
 def test_tokens_are_decoded_where_a_tokenizer_lies_beside(tmp_path: Path) -> None:
@@ -72,7 +75,8 @@ def test_tokens_are_decoded_where_a_tokenizer_lies_beside(tmp_path: Path) -> Non
     ids = tokenizer.encode("the model reads").ids
     with IndexedDatasetWriter(tmp_path / "web_train", np.uint16) as writer:
         writer.add_document([*ids, 2])
-    assert inspect(str(tmp_path / "web_train")).samples[0]["text"] == "the model reads</s>"
+    decoded = inspect(str(tmp_path / "web_train"))
+    assert (decoded.samples[0]["text"], decoded.notes) == ("the model reads</s>", [])
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")  # one that cannot be read: the ids, then
     assert inspect(str(tmp_path / "web_train")).samples[0]["text"] == " ".join(map(str, [*ids, 2]))
 
@@ -136,7 +140,7 @@ def test_packed_rows(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "train.parquet", row_group_size=1)
     report = inspect(str(tmp_path))
     assert report.kind == "packed rows"
-    assert (report.counts["rows"], report.counts["tokens_read"], report.counts["conversations_read"]) == (2, 8, 3)
+    assert (report.counts["rows"], report.counts["tokens_read"], report.counts["sequences_read"]) == (2, 8, 3)
     assert report.counts["share_in_loss"] == 4 / 8
     assert report.counts["filled"] == 8 / 10
     assert report.lengths is not None
@@ -238,7 +242,16 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: 1")
     assert inspect(str(tmp_path)).kind == "run"
     freeze(Plan({}, [], [Shard("s", {"number": 0})]), tmp_path / "work")
-    assert inspect(str(tmp_path)).notes == ["run: running", ".: 0 of 1 shards done"]
+    killed = "run: not finished, and no process works on it; the same command goes on"
+    assert inspect(str(tmp_path)).notes == [killed, ".: 0 of 1 shards done"]
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "run.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        assert inspect(str(tmp_path)).notes[0] == "run: running"
+        holder.communicate(b"\n")
+    assert inspect(str(tmp_path)).notes[0] == killed
     (tmp_path / "run.json").write_text('{"state": "finished"}')
     (tmp_path / "published.jsonl").write_text('{"name": "x", "version": "x:3", "digest": "d"}\n')
     assert inspect(str(tmp_path)).notes[:2] == ["run: finished", "published: x:3"]

@@ -94,7 +94,7 @@ def test_phases_weigh_by_their_length() -> None:
 def test_without_weights_a_pass_takes_every_source_as_often_as_it_may() -> None:
     sources = {"web": SourceTokens(70, 700), "books": SourceTokens(10, 100, repeats=3)}
     mixture = plan_mixture(sources, None, seq_length=1)
-    assert mixture.one_pass
+    assert not mixture.one_pass and not mixture.budget_given  # three times the books
     assert mixture.train_tokens == 1000
     assert {row.source: (row.requested, row.epochs) for row in mixture.sources} == {
         "web": (pytest.approx(0.7), pytest.approx(1.0)),
@@ -166,3 +166,33 @@ def test_a_source_of_weight_zero_is_listed_and_not_drawn() -> None:
     mixture = plan_mixture(sources, [phase("all", 1.0, a=2, off=0)], seq_length=10)
     assert {row.source: row.drawn for row in mixture.sources} == {"a": 900, "off": 0}
     assert "off" in mixture.table()
+
+
+def test_a_source_that_is_drawn_often_is_named_with_the_budget_that_repeats_nothing() -> None:
+    sources = {"large": SourceTokens(100, 190_000), "small": SourceTokens(1, 1_000), "even": SourceTokens(1, 1_000)}
+    weights = {"large": 0.5, "small": 0.4, "even": 0.1}
+    phases: list[Phase] = [{"name": "all", "until": 1.0, "weights": weights}]
+    mixture = plan_mixture(sources, phases, seq_length=10)
+    [warning] = mixture.repetitions()
+    assert "source 'small' is drawn 76.8 times (and 1 more of them often)" in warning
+    assert "train_tokens of at most 2,500 repeats none" in warning
+    assert "one pass" not in mixture.table() and "as many as the sources hold: 192,000 tokens" in mixture.table()
+    # What it says is so.
+    within = plan_mixture(sources, phases, seq_length=10, train_tokens=2500)
+    assert max(row.epochs for row in within.sources) <= 1 and not within.repetitions()
+    beyond = plan_mixture(sources, phases, seq_length=10, train_tokens=2600)
+    assert max(row.epochs for row in beyond.sources) > 1
+    # Who gives `repeats` knows.
+    asked = sources | {name: SourceTokens(1, 1_000, repeats=100) for name in ("small", "even")}
+    assert not plan_mixture(asked, phases, seq_length=10, train_tokens=190_000).repetitions()
+
+
+def test_one_pass_is_said_where_it_is_one_and_rounding_is_named() -> None:
+    equal = {name: SourceTokens(10, 72) for name in ("a", "b", "c")}
+    mixture = plan_mixture(equal, None, seq_length=100)
+    assert mixture.one_pass and not mixture.repetitions()
+    assert "one pass: 200 tokens" in mixture.table()
+    assert "only whole sequences of 100 are drawn" in mixture.table()
+    assert "whole sequences" not in plan_mixture(equal, None, seq_length=1).table()
+    weighted: list[Phase] = [{"name": "all", "until": 1.0, "weights": dict.fromkeys(equal, 1.0)}]
+    assert plan_mixture(equal, weighted, seq_length=1).one_pass  # weights that are those of the sizes

@@ -78,6 +78,26 @@ def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
     assert other.digest != first.digest
 
 
+def test_own_sources_are_not_scaled(tmp_path: Path) -> None:
+    file = corpus(tmp_path / "own.jsonl")
+    whole = prepare(PRETRAIN, tmp_path, *QUICK, f"sources=[{file}]")
+    rows = published(tmp_path, whole).record["metrics"]["curation"]
+    assert {row["outcome"]: row["documents"] for row in rows if row["source"] == "own"}["read"] == 82
+    assert "more are there" not in whole.stderr
+    some = prepare(PRETRAIN, tmp_path, *QUICK, f"sources=[{{name: own, paths: [{file}], max_documents: 70}}]")
+    rows = published(tmp_path, some).record["metrics"]["curation"]
+    outcomes = {row["outcome"]: row["documents"] for row in rows if row["source"] == "own"}
+    assert outcomes["read"] == outcomes["the first only (max_documents)"] == 70
+    assert "max_documents: the first 70 documents of own; more are there" in some.stderr
+    # Tasks, as conversations are: by the same table.
+    tasks = [json.dumps(task.to_dict()) for task in generate_tasks("math", "train", 7)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(tasks))
+    source = "sources=[{name: tasks, paths: [tasks.jsonl], max_tasks: 5}]"
+    capped = prepare("stage2_rl", tmp_path, "tasks.families=[]", source)
+    assert published(tmp_path, capped).record["fields"]["num_examples"] == 5
+    assert "max_tasks: the first 5 records of tasks; more are there" in capped.stderr
+
+
 def test_sft_and_rl_data(tmp_path: Path) -> None:
     base = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK))
     chats = [
@@ -85,7 +105,7 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
         for i in range(60)
     ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    own = f"sources=[{{name: chats, paths: [{tmp_path / 'chats.jsonl'}], valid_fraction: 0.2}}]"
+    own = f"sources=[{{name: chats, paths: [{tmp_path / 'chats.jsonl'}], valid_fraction: 0.2, max_conversations: 60}}]"
     sft = published(tmp_path, prepare("stage1_sft", tmp_path, "tasks.num_tasks=5000", "packing.seq_length=256", own))
     rows = {split: pq.read_table(sft.path / f"{split}.parquet").to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}

@@ -79,9 +79,13 @@ def test_kinds_load_as_their_own_type_or_any_base_and_as_nothing_else(out):
     Curated(path=out, num_examples=2, dropped={"short": 3}).save("curated")
     assert Dataset.load("pack").seq_len == 512 and isinstance(Artifact.load("pack"), SFTPack)
     assert Dataset.load("curated").dropped == {"short": 3}
-    with pytest.raises(UserError, match="pack:1 is a SFTPack, not a Checkpoint"):
+    with pytest.raises(UserError, match="pack:1 is of type SFTPack, not Checkpoint") as caught:
         Checkpoint.load("pack")
-    with pytest.raises(UserError, match="not a PretrainBlend"):
+    assert caught.value.hint is None
+    with pytest.raises(UserError, match="curated:1 is of type Curated, not SFTPack") as caught:
+        SFTPack.load("curated")
+    assert caught.value.hint == "give one of pack"
+    with pytest.raises(UserError, match="not PretrainBlend"):
         PretrainBlend.load("pack")
 
 

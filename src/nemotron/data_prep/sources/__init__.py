@@ -21,8 +21,8 @@ from nemotron.data_prep.sources.files import (
 )
 from nemotron.data_prep.sources.pieces import Piece, can_be_cut, pieces_of, whole
 from nemotron.data_prep.sources.reader import place, read_piece, row_id, where
-from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
-from nemotron.data_prep.sources.user import UserSource, file_digests, read_documents, user_documents
+from nemotron.data_prep.sources.reading import Reading, ReadReport, Row, check_skipped
+from nemotron.data_prep.sources.user import UserSource, file_digests, page_text, read_documents, user_documents
 
 __all__ = [
     "FORMATS",
@@ -35,11 +35,13 @@ __all__ = [
     "SourceFile",
     "UserSource",
     "can_be_cut",
+    "check_skipped",
     "described",
     "file_digests",
     "format_of",
     "list_files",
     "open_binary",
+    "page_text",
     "pieces_of",
     "place",
     "read_documents",

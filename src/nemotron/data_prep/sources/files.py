@@ -37,10 +37,18 @@ SUFFIXES: Mapping[str, Format] = {
 }
 """File name's end -> format. `.json` is one object a line, too, where it is named or matched by a glob; in a folder it
 is passed over: most are settings."""
+_KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
+    "jsonl": ".jsonl",
+    "parquet": ".parquet",
+    "arrow": ".arrow",
+    "text": ".txt, .md, source code",
+    "warc": ".warc, .wet",
+}
 COMPRESSION_SUFFIXES: Mapping[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Parquet and Arrow compress inside.
 _COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "text", "warc")
 
+_NOT_ALLOWED = "make it readable; a source's `on_error: skip` leaves such out and counts them"
 MAGIC_BYTES = 4
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -102,23 +110,30 @@ def format_of(name: str) -> tuple[Format, Compression] | None:
 
 
 def list_files(
-    locations: Sequence[str], formats: Sequence[Format] = FORMATS, passed_over: Counter[str] | None = None
+    locations: Sequence[str],
+    formats: Sequence[Format] = FORMATS,
+    passed_over: Counter[str] | None = None,
+    on_error: Literal["stop", "skip"] = "stop",
 ) -> list[SourceFile]:
     """The files behind paths, globs (`**` included), folders and addresses; sorted, each file once.
 
     A folder stands for all in it, however deep; hidden files and folders (`.git`) are left out, and links that lead
     round in a circle end where they began. What a folder or a glob holds besides is counted in `passed_over`, by
-    suffix; without one a line on stderr says it.
+    suffix; without one a line on stderr says it. So is a folder or file below that may not be looked at, where
+    `on_error` is `skip`.
 
-    UserError: a path that does not exist or cannot be listed, a glob or folder without a file that is read, a named
-    file of an unknown type.
+    UserError: a path that does not exist or, under `stop`, cannot be listed, a glob or folder without a file that is
+    read, a named file of an unknown type.
     """
     counts: Counter[str] = Counter() if passed_over is None else passed_over
     found: dict[str, SourceFile] = {}
     for location in locations:
         before = len(found), counts.total()
         try:
-            listed = (_remote if _leaves(location) else _local)(location, formats, counts)
+            if _leaves(location):
+                listed = _remote(location, formats, counts)
+            else:
+                listed = _local(location, formats, counts, on_error)
         except OSError as error:  # of a folder on the way, mostly
             raise UserError(f"{location}: {error.strerror or error}") from error
         for file in listed:
@@ -165,15 +180,16 @@ def _leaves(location: str) -> bool:
     return is_address(location) and not location.startswith("file://")
 
 
-def _local(location: str, formats: Sequence[Format], counts: Counter[str]) -> list[SourceFile]:
+def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_error: str) -> list[SourceFile]:
     path = Path(os.path.abspath(Path(location.removeprefix("file://")).expanduser()))  # noqa: PTH100  keeps links
     if path.is_dir():
-        files = [file for name in _below(path, counts) if (file := _in_folder(name, formats, counts))]
+        names = _below(path, counts, on_error)
+        files = [file for name in names if (file := _in_folder(name, formats, counts, on_error))]
         if not files:
             _nothing_readable(location, formats, counts)
         return files
     if glob.has_magic(location) and not path.exists():
-        return _matching(location, path, formats, counts)
+        return _matching(location, path, formats, counts, on_error)
     if not path.is_file():
         if path.exists():
             raise UserError(f"{location} is neither a file nor a folder")
@@ -183,7 +199,9 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str]) -> li
     return [_named(path, location, formats)]
 
 
-def _matching(location: str, path: Path, formats: Sequence[Format], counts: Counter[str]) -> list[SourceFile]:
+def _matching(
+    location: str, path: Path, formats: Sequence[Format], counts: Counter[str], on_error: str
+) -> list[SourceFile]:
     names = glob.glob(str(path), recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
     if not names:
         raise UserError(f"no file matches {location}")
@@ -192,7 +210,7 @@ def _matching(location: str, path: Path, formats: Sequence[Format], counts: Coun
         if Path(name).is_dir():
             if "**" not in location:  # else what is in it matches, too
                 counts["folder"] += 1
-        elif file := _in_folder(name, formats, counts, json_too=True):
+        elif file := _in_folder(name, formats, counts, on_error, json_too=True):
             files.append(file)
     if not files:
         if all(Path(name).is_dir() for name in names):
@@ -222,13 +240,13 @@ def _unknown_type(location: str, name: str, formats: Sequence[Format]) -> None:
 
 
 def _nothing_readable(location: str, formats: Sequence[Format], counts: Mapping[str, int]) -> None:
-    known = ", ".join(suffix for suffix, known_format in SUFFIXES.items() if known_format in formats)
+    known = ", ".join(_KNOWN_BY[known_format] for known_format in FORMATS if known_format in formats)
     holds = f", only {described(counts)}" if counts else ""
-    raise UserError(f"{location} holds no file that is read{holds}", f"known: {known}"[:200])
+    raise UserError(f"{location} holds no file that is read{holds}", f"read are: {known}")
 
 
 def _in_folder(
-    name: str, formats: Sequence[Format], counts: Counter[str], *, json_too: bool = False
+    name: str, formats: Sequence[Format], counts: Counter[str], on_error: str, *, json_too: bool = False
 ) -> SourceFile | None:
     """A file that was found rather than named; None, and counted, if it is not one to read."""
     known = format_of(name)
@@ -242,7 +260,10 @@ def _in_folder(
         counts["link that leads nowhere"] += 1
         return None
     except OSError as error:
-        raise UserError(f"{name}: {error.strerror}") from error
+        if on_error == "stop":
+            raise UserError(f"{name}: {error.strerror}", _NOT_ALLOWED) from error
+        counts["unreadable file"] += 1
+        return None
 
 
 def _suffix(name: str) -> str:
@@ -268,12 +289,14 @@ def compression_of(begin: bytes) -> Compression:
     return "zstd" if begin == ZSTD_MAGIC else "none"
 
 
-def _below(folder: Path, counts: Counter[str]) -> Iterator[str]:
+def _below(folder: Path, counts: Counter[str], on_error: str) -> Iterator[str]:
     """Files below a folder, in the order of their names; hidden ones and other things than files are counted."""
     entered: set[tuple[int, int]] = set()
 
     def fail(error: OSError) -> None:
-        raise UserError(f"{error.filename}: {error.strerror}") from error
+        if on_error == "stop":
+            raise UserError(f"{error.filename}: {error.strerror}", _NOT_ALLOWED) from error
+        counts["unreadable folder"] += 1
 
     for directory, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         status = os.stat(directory)  # noqa: PTH116

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from nemotron.data_prep.sources.reading import (
 from nemotron.data_prep.sources.streams import lines, open_content
 
 _BOM = b"\xef\xbb\xbf"
+UTF16 = Bad(None, NOT_UTF8, "the file is UTF-16", "iconv -f UTF-16 -t UTF-8 FILE makes a file that is read")
 
 
 def read_json_lines(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
@@ -41,10 +43,17 @@ def read_json_lines(piece: Piece, reading: Reading, report: ReadReport) -> Itera
                 yield Bad(index, TOO_LONG, detail)
             elif (data := line.data.removeprefix(_BOM) if line.offset == 0 else line.data).strip():
                 item = parse_line(data)
+                if line.offset == 0 and is_utf16(data):
+                    item = UTF16
                 if isinstance(item, Bad):
                     yield replace(item, index=index)
                 else:
                     yield Row(index, item)
+
+
+def is_utf16(begin: bytes) -> bool:
+    """Whether a file's first bytes are the byte order mark of UTF-16."""
+    return begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 def parse_line(data: bytes) -> dict[str, object] | Bad:

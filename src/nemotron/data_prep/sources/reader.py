@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -171,7 +172,10 @@ def _skip(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> None:
         at = piece.file.name if bad.index is None else place(piece, bad.index)
         if bad.count > 1:
             at += f" and {bad.count - 1} more"
-    report.skip(bad.reason, at, bad.detail, bad.count)
+    detail = bad.detail
+    if bad.reason in (NO_FIELD, NOT_TEXT) and bad.hint:
+        detail += f" ({textwrap.shorten(bad.hint, 300, placeholder=' …')})"
+    report.skip(bad.reason, at, detail, bad.count)
 
 
 def _message(bad: Bad) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from nemo_runspec.errors import nearest
+from nemo_runspec.errors import UserError, nearest
 
 SAMPLES_PER_REASON = 5
+FEW_RECORDS = 10  # of so few a share says nothing
 
 # Reasons of a skip that are the reader's own; others are for the consumers of rows to add.
 NOT_UTF8 = "not UTF-8"
@@ -148,6 +149,30 @@ class ReadReport:
         """The counts for people, one line."""
         skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
         return f"{self.records} records read" + (f"; not read: {skipped}" if skipped else "")
+
+
+def check_skipped(
+    source: str, records: int, errors: Mapping[str, int], samples: Sequence[Mapping[str, str]], max_skipped: float
+) -> None:
+    """UserError if too many records of a source were left out because they could not be read.
+
+    `records`: all of them, those left out included; `errors`: reason -> how many. Of fewer than `FEW_RECORDS` a share
+    says nothing: there it is an error if none is left.
+    """
+    skipped = sum(errors.values())
+    if not skipped or skipped <= max_skipped * records or (records < FEW_RECORDS and skipped < records):
+        return
+    reason = max(sorted(errors), key=lambda name: errors[name])
+    example = next((f", as {sample['where']}: {sample['reason']}" for sample in samples if _is_of(sample, reason)), "")
+    example = example.replace(f": {reason}: ", ": ", 1)  # it was named
+    key = (
+        "where the field has another name, say so in the source's `columns`; " if reason in (NO_FIELD, NOT_TEXT) else ""
+    )
+    raise UserError(
+        f"source {source!r}: {skipped:,} of {records:,} records cannot be read, more than reading.max_skipped = "
+        f"{max_skipped:g} allows; {errors[reason]:,} times {reason}{example}",
+        f"{key}reading.max_skipped=1 allows any number",
+    )
 
 
 def _is_of(sample: Mapping[str, str], reason: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nemotron.data_prep.sources.json_lines import UTF16, is_utf16
 from nemotron.data_prep.sources.pieces import Piece
 from nemotron.data_prep.sources.reading import NOT_UTF8, TOO_LONG, Bad, Reading, ReadReport, Row
 from nemotron.data_prep.sources.streams import lines, open_content
@@ -32,7 +33,8 @@ def read_text(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Ro
                     document.append(text.replace("\r\n", "\n").replace("\r", "\n"))
                     chars += len(document[-1])
                 except UnicodeDecodeError as error:
-                    wrong = NOT_UTF8, f"byte {line.offset + error.start}"
+                    utf16 = line.offset == 0 and is_utf16(line.data)
+                    wrong = NOT_UTF8, UTF16.detail if utf16 else f"byte {line.offset + error.start}"
             if wrong is not None:
                 document.clear()
                 chars = max(chars, size)
@@ -47,5 +49,5 @@ def read_text(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Ro
 
 def _document(piece: Piece, index: int, lines: list[str], wrong: tuple[str, str] | None) -> Row | Bad:
     if wrong is not None:
-        return Bad(index, *wrong)
+        return Bad(index, *wrong, hint=UTF16.hint if wrong == (NOT_UTF8, UTF16.detail) else None)
     return Row(index, {"text": "".join(lines), "path": piece.file.name})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.documents import Document, Kind, Part, Skipped, split_of
 from nemotron.data_prep.sources.files import SourceFile, list_files, open_binary
 from nemotron.data_prep.sources.pieces import Piece, can_be_cut, pieces_of, whole
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 4 << 20  # of a part: a worker holds all its documents, judged, and a few parts wait for their turn
 _LARGE_BYTES = 8 << 20  # what cannot be cut and is larger is read here, as a stream
 _BATCH_CHARS = 1 << 20  # of it, handed out at a time
+SKIP_HINT = "on_error: skip leaves such out and counts them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class UserSource:
 
     def files(self) -> list[SourceFile]:
         """Its files, sorted. UserError: there is none, or one that cannot be read was named."""
-        return list_files(self.paths)
+        return list_files(self.paths, on_error=self.on_error)
 
 
 def user_documents(source: UserSource, files: Sequence[SourceFile], seed: int) -> Iterator[Part | Skipped]:
@@ -57,20 +59,35 @@ def user_documents(source: UserSource, files: Sequence[SourceFile], seed: int) -
         # Decompressed here and handed out: taking the text out of pages is most of the work.
         report = ReadReport()
         piece = whole(file)
-        for rows in _batches(read_piece(piece, _reading(piece, source), report)):
-            yield Part(row_id(piece, rows[0].index), _batch_documents, (rows, piece, source, seed), source.name)
+        try:
+            for rows in _batches(read_piece(piece, _reading(piece, source), report)):
+                yield Part(row_id(piece, rows[0].index), _batch_documents, (rows, piece, source, seed), source.name)
+        except UserError as error:
+            raise _with_way_out(error) from error
         yield from _skipped(source, report)
 
 
 def read_documents(piece: Piece, source: UserSource, seed: int) -> Iterator[Document | Skipped]:
-    """Documents of one piece, at most `source.max_documents`, and at the end what was skipped.
+    """Documents of one piece and at the end what was skipped; behind `source.max_documents` one more, and no further:
+    it says that there are more.
 
-    Of an HTML page the main text is taken.
+    Of an HTML page the main text is taken. UserError: a record that is not right, under `stop`.
     """
     report = ReadReport()
-    rows = read_piece(piece, _reading(piece, source), report)
-    yield from islice(_documents(rows, piece, source, seed, report), source.max_documents)
+    most = None if source.max_documents is None else source.max_documents + 1
+    try:
+        rows = read_piece(piece, _reading(piece, source), report)
+        yield from islice(_documents(rows, piece, source, seed, report), most)
+    except UserError as error:
+        raise _with_way_out(error) from error
     yield from _skipped(source, report)
+
+
+def _with_way_out(error: UserError) -> UserError:
+    """The same, and that it can be skipped; a hint of another kind is about what cannot."""
+    if error.hint is None or error.hint.startswith("fields there"):
+        return UserError(error.message, "; ".join(filter(None, (error.hint, SKIP_HINT))))
+    return error
 
 
 def _batch_documents(rows: list[Row], piece: Piece, source: UserSource, seed: int) -> Iterator[Document | Skipped]:
@@ -89,7 +106,7 @@ def _documents(
     rows: Iterable[Row], piece: Piece, source: UserSource, seed: int, report: ReadReport
 ) -> Iterator[Document]:
     for row in rows:
-        text = row.value["text"] if "text" in row.value else _main_text(row.value["html"], row.value["url"])
+        text = row.value["text"] if "text" in row.value else page_text(row.value["html"], row.value["url"])
         if isinstance(text, str):
             split = split_of(text, source.valid_fraction, seed)
             yield Document(source.name, row_id(piece, row.index), text, source.kind, split)
@@ -116,8 +133,8 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _main_text(html: str, url: str | None) -> str | Drop:
-    """The main text of a page, or why there is none."""
+def page_text(html: str, url: str | None) -> str | Drop:
+    """The main text of a page, or why there is none. UserError: extra `curation`, which takes it out, is missing."""
     from nemotron.data_prep.extraction import ExtractionSettings, Response, main_text
 
     page = Response(0, url or "", status=200, content_type="text/html; charset=utf-8", body=html.encode())

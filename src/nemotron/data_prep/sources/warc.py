@@ -7,12 +7,16 @@ text that was made of a page (`conversion`). The rest (requests, metadata, redir
 from __future__ import annotations
 
 import codecs
+import importlib.util
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.pieces import Piece
 from nemotron.data_prep.sources.reading import (
     MALFORMED_HTTP,
@@ -33,6 +37,16 @@ _LINE = 1 << 20  # bytes of a header's line
 _HTML = ("text/html", "application/xhtml+xml")
 # Spellings that the codecs of Python know and no browser does; some of them decode to what is no Unicode.
 _NO_CHARSETS = ("utf-7", "unicode_escape", "raw_unicode_escape", "punycode", "idna", "undefined")
+
+
+def require_extra(files: Sequence[SourceFile]) -> None:
+    """UserError, before any work, if there are WARC files and what reads them and their pages is not installed."""
+    crawls = [file for file in files if file.format == "warc"]
+    # WET files hold text, of which nothing has to be taken out.
+    pages = any(".wet" not in PurePosixPath(file.name.lower()).suffixes for file in crawls)
+    for module, needed in (("warcio", bool(crawls)), ("trafilatura", pages)):
+        if needed and importlib.util.find_spec(module) is None:
+            raise UserError(f"{crawls[0].name}: reading WARC files needs {module}", "pip install -e '.[curation]'")
 
 
 def read_warc(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:

@@ -78,14 +78,16 @@ def link_streams(streams: dict[str, SourceStreams], folder: Path, output_dir: Pa
 
 def skipped_table(streams: dict[str, SourceStreams]) -> str:
     """What was read and what was not, source by source, for people; with an example of each reason."""
-    lines = [f"{'source':<24} {'documents':>12} {'MB of text':>11}  not used"]
+    lines = [f"{'documents of source':<24} {'train':>12} {'valid':>10} {'test':>10} {'MB of text':>11}  not used"]
     for name, source in streams.items():
-        documents = sum(source.files[key] for key in ("documents", "valid_documents", "test_documents"))
+        train, valid, test = (source.files[key] for key in ("documents", "valid_documents", "test_documents"))
         num_bytes = sum(source.files[key] for key in ("bytes", "valid_bytes", "test_bytes"))
-        skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(source.read.skipped.items())) or "-"
+        notes = [", ".join(f"{count} {reason}" for reason, count in sorted(source.read.skipped.items()))]
         if source.capped:
-            skipped += f"; {source.capped} of {source.shards} shards end at their share of the cap"
-        lines.append(f"{name:<24} {documents:>12,} {num_bytes / 1e6:>11.1f}  {skipped}")
+            notes.append(f"{source.capped} of {source.shards} shards end at their share of the cap")
+        skipped = "; ".join(filter(None, notes)) or "-"
+        counts = f"{train:>12,} {valid:>10,} {test:>10,} {num_bytes / 1e6:>11.1f}"
+        lines.append(f"{name:<24} {counts}  {skipped}")
     shown: set[str] = set()
     for source in streams.values():
         for sample in source.read.samples:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.shards import Json, Shard, ShardOutput
-from nemotron.data_prep.sources import Piece, Reading, ReadReport, place, read_piece, where
+from nemotron.data_prep.sources import Piece, Reading, ReadReport, page_text, place, read_piece, where
 from nemotron.data_prep.tokenization.encoding import LONG_CHARS, Encoder, plain_tokenizer
 
 SPLITS = ("train", "valid", "test")
@@ -24,6 +24,9 @@ _TRAIN, _VALID, _TEST = range(3)
 EMPTY_TEXT = "empty text"
 NO_WORDS = "a word of more than some 100,000 characters"
 BEYOND_CAP = "beyond max_tokens"
+NO_MAIN_TEXT = "page without a main text"
+NOT_UNREADABLE = (EMPTY_TEXT, BEYOND_CAP, NO_MAIN_TEXT)
+"""Of these, the reasons that stop nothing under either policy."""
 # A batch of the tokenizer: enough that a call costs nothing, few enough that it takes some 30 MB.
 _BATCH_CHARS, _BATCH_DOCUMENTS = 2**18, 512
 _POWERS = 2 ** np.arange(48)
@@ -168,12 +171,21 @@ def _documents(
     """The documents that can be used, in order, at most `max_documents`."""
     given = 0
     for piece in pieces:
-        for row in read_piece(piece, rules.reading, report):
-            text = row.value["text"]
+        # A page has no text yet: its main text is taken here.
+        reading = replace(rules.reading, required=()) if piece.file.format == "warc" else rules.reading
+        for row in read_piece(piece, reading, report):
+            reason, detail = EMPTY_TEXT, ""
+            if "html" in row.value:
+                found = page_text(row.value["html"], row.value["url"])
+                text = found if isinstance(found, str) else ""
+                if not isinstance(found, str):
+                    reason, detail = NO_MAIN_TEXT, found.reason
+            else:
+                text = row.value["text"]
             if not text:
                 report.records -= 1
-                at = place(piece, row.index) if report.has_room(EMPTY_TEXT) else ""
-                report.skip(EMPTY_TEXT, at)
+                at = place(piece, row.index) if report.has_room(reason) else ""
+                report.skip(reason, at, detail)
                 continue
             data = text.encode()
             yield _Document(text, len(data), split_number(data, seed, rules.valid, rules.test), piece, row.index)

@@ -35,6 +35,8 @@ def find(name: str) -> tuple[str, Version | None]:
     path = Path(name).expanduser()
     if path.exists() or Path(f"{path}.idx").is_file() or any(mark in name for mark in "*?["):
         return str(path), published_at(path.absolute())
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path} is a link to {path.readlink()}, and nothing is there")
     if "://" in name and not name.startswith(SCHEME):
         return name, None
     registry = Registry.default()

@@ -1,10 +1,10 @@
 """Which tokens a model is trained on: python data_preview.py SOURCE [--number 3] [--template nano3] [--tokenizer DIR]
 
 SOURCE is a file, folder or address of conversations, which are rendered and tokenised here; packed Parquet rows, a file
-or a folder of them; or a reference of a packed artifact. On a terminal trained tokens are green and context is grey,
-each token in another shade than its neighbour; elsewhere, or with NO_COLOR, trained text stands between {+ and +}.
-`nemotron data preview` starts this script. This is a tool and no step of a recipe: it publishes nothing and carries no
-runspec block.
+or a folder of them; or a reference of a packed artifact. Of a packed row the first sequences are shown. On a terminal
+trained tokens are green and context is grey, each token in another shade than its neighbour; elsewhere, or with
+NO_COLOR, trained text stands between {+ and +}. `nemotron data preview` starts this script. This is a tool and no step
+of a recipe: it publishes nothing and carries no runspec block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nemotron.data_prep.conversations import training_spans
 from nemotron.data_prep.packing import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, list_files, read_piece, where, whole
 from nemotron.data_prep.tokenizer import find_tokenizer, tokenizer_from
-from nemotron.kit import SFTPack
+from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source
 
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
@@ -76,6 +76,8 @@ def find(source: str | None) -> Place:
         if packed:
             return Place(source, packed, [], _tokenizer_beside(path))
         return Place(source, [], list_files([source], FORMATS), None)
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path} is a link to {path.readlink()}, and nothing is there")
     registry = Registry.default()
     artifact, artifacts = re.split("[:@]", source.removeprefix(SCHEME))[0], registry.names()
     if source.startswith(SCHEME) or artifact in artifacts or (hint_for(artifact) and "/" not in source):
@@ -112,6 +114,23 @@ def _tokenizer_beside(path: Path) -> str | None:
     return None
 
 
+def _tokenizer_of_artifact(location: str) -> str | None:
+    """The tokenizer of the artifact of that name; None where it names none. UserError: that artifact has none."""
+    artifact = re.split("[:@]", location.removeprefix(SCHEME))[0]
+    if Path(location).expanduser().exists() or location.startswith("hf://"):
+        return None
+    registry = Registry.default()
+    if not (
+        location.startswith(SCHEME) or artifact in registry.names() or (hint_for(artifact) and "/" not in location)
+    ):
+        return None
+    found = Artifact.load(registry.resolve(location).ref)
+    path = getattr(found, "tokenizer_path", None)
+    if path is None:
+        raise UserError(f"artifact {found.ref} has no tokenizer")
+    return str(path)
+
+
 def packed_rows(files: Iterable[Path]) -> Iterator[Row]:
     """Rows of packed Parquet, one at a time."""
     for file in files:
@@ -122,6 +141,14 @@ def packed_rows(files: Iterable[Path]) -> Iterator[Row]:
                 title = f"{file.name} row {number}: {len(starts)} sequences"
                 yield Row(title, ids, mask, starts.tolist())
                 number += 1
+
+
+def first_sequences(row: Row, most: int) -> tuple[Row, int]:
+    """A row cut behind its first sequences, and how many it has beyond them."""
+    if len(row.starts) <= most:
+        return row, 0
+    end = row.starts[most]
+    return Row(row.title, row.input_ids[:end], row.loss_mask[:end], row.starts[:most]), len(row.starts) - most
 
 
 def conversation_rows(
@@ -215,6 +242,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?")
     parser.add_argument("--number", type=int, default=3)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--sequences", type=int, default=3)
     parser.add_argument("--template", default="nano3")
     parser.add_argument("--tokenizer")
     parser.add_argument("--columns")
@@ -226,7 +254,11 @@ def main() -> None:
     place = find(arguments.source)
     location = arguments.tokenizer or place.tokenizer
     if location is None:
-        raise UserError("which tokenizer? give --tokenizer=FOLDER, or hf://ORG/MODEL")
+        raise UserError(
+            "which tokenizer? give --tokenizer=FOLDER, an artifact with one, or hf://ORG/MODEL",
+            "as in --tokenizer nano3-pretrain-data-tiny, which nemotron nano3 data prep pretrain -c tiny makes",
+        )
+    location = _tokenizer_of_artifact(location) or location
     tokenizer = tokenizer_from(find_tokenizer(location).json_text())
     if place.files:
         for token in required_tokens(arguments.template):
@@ -243,9 +275,14 @@ def main() -> None:
         shown += 1
         trained = int(row.loss_mask.sum(dtype=np.int64))
         title = f"=== {row.title}: {len(row.input_ids)} tokens, {trained} of them trained ==="
+        row, left_out = first_sequences(row, arguments.sequences)
         texts = pieces_of_text(tokenizer, row.input_ids.tolist())
         print(f"{RULE}{title}{RESET}" if coloured else title)
-        print(colour(row, texts, arguments.ids) if coloured else plain(row, texts, arguments.ids), end="\n\n")
+        print(colour(row, texts, arguments.ids) if coloured else plain(row, texts, arguments.ids))
+        if left_out:
+            note = f"… {left_out} more sequences in this row; --sequences={len(row.starts) + left_out} shows all"
+            print(f"{RULE}{note}{RESET}" if coloured else note)
+        print()
     if not shown:
         raise UserError(
             f"{place.title}: nothing to show" + (f" after the first {arguments.skip}" * bool(arguments.skip))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources import SourceFile, described, format_of, list_files, open_binary
+from nemotron.data_prep.sources import FORMATS, SourceFile, described, format_of, list_files, open_binary
+from nemotron.data_prep.sources.warc import require_extra
 
 from .written import json_lines, zstd
 
@@ -154,3 +157,48 @@ def test_a_file_that_changed_after_it_was_listed_is_not_opened(tmp_path: Path) -
     path.write_bytes(b"{}\n")
     with pytest.raises(OSError, match="changed after it was listed"):
         open_binary(file)
+
+
+def test_a_folder_that_may_not_be_looked_at_stops_or_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("open/a.jsonl", "shut/b.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}\n")
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:  # also where the tests' user may look everywhere
+        if str(path).endswith("shut"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="shut: Permission denied") as caught:
+        list_files([str(tmp_path)])
+    assert caught.value.hint is not None and "readable" in caught.value.hint
+    counts: Counter[str] = Counter()
+    assert [Path(file.uri).name for file in list_files([str(tmp_path)], FORMATS, counts, "skip")] == ["a.jsonl"]
+    assert counts == {"unreadable folder": 1}
+
+
+def test_what_is_read_is_said_in_short(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a")
+    with pytest.raises(UserError) as caught:
+        list_files([str(tmp_path)], passed_over=Counter())
+    assert caught.value.hint == "read are: .jsonl, .parquet, .arrow, .txt, .md, source code, .warc, .wet"
+
+
+def test_what_reads_a_crawl_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.warc.gz", "b.warc.wet.gz", "c.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    page, text, rows = (list_files([str(tmp_path / name)]) for name in ("a.warc.gz", "b.warc.wet.gz", "c.jsonl"))
+    missing = {"trafilatura"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else object())
+    require_extra([*text, *rows])
+    with pytest.raises(UserError, match=r"a\.warc\.gz: reading WARC files needs trafilatura") as caught:
+        require_extra([*rows, *page])
+    assert caught.value.hint == "pip install -e '.[curation]'"
+    missing = {"warcio"}
+    with pytest.raises(UserError, match="needs warcio"):
+        require_extra(text)
+    require_extra(rows)

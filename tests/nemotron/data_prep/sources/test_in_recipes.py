@@ -93,7 +93,8 @@ def test_a_folder_of_mixed_files(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_bytes(json_lines(rows()) + b"{\n")
     stopped = prepare("stage0_pretrain", tmp_path, *QUICK, source % "")
     assert stopped.returncode == 2
-    assert stopped.stderr.splitlines()[-1].startswith(f"error: {folder}/a.jsonl:31: malformed JSON")
+    assert stopped.stderr.splitlines()[-2].startswith(f"error: {folder}/a.jsonl:31: malformed JSON")
+    assert "on_error: skip leaves such out" in stopped.stderr.splitlines()[-1]
     second = published(tmp_path, prepare("stage0_pretrain", tmp_path, *QUICK, source % ", on_error: skip"))
     assert outcomes(second, "mine")["not read: malformed JSON"] == 1
     assert outcomes(second, "mine")["read"] == expected

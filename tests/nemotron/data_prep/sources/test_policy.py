@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources import Reading, ReadReport, list_files, read_piece
+from nemotron.data_prep.sources import Reading, ReadReport, check_skipped, list_files, read_piece, whole
 
 from .written import arrow, every_format, json_lines, parquet, pieces, read, response, warc, zstd
 
@@ -319,3 +319,30 @@ def test_reports_add_up(tmp_path: Path) -> None:
     assert whole == parts
     assert whole.skipped == {"malformed JSON": 9, "not a JSON object": 1}
     assert [sample["where"].rpartition(":")[2] for sample in whole.samples] == ["4", "5", "6", "7", "8", "13"]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_called_by_its_name(tmp_path: Path, name: str, encoding: str) -> None:
+    (tmp_path / name).write_bytes(("\ufeff" + '{"text": "Wörter"}\n').encode(encoding))
+    [file] = list_files([str(tmp_path / name)])
+    with pytest.raises(UserError, match=r":1: not UTF-8: the file is UTF-16") as caught:
+        list(read_piece(whole(file), Reading(), ReadReport()))
+    assert caught.value.hint is not None and "iconv" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("records", "skipped", "share", "fails"),
+    [(168, 165, 0.5, True), (20, 10, 0.5, False), (20, 11, 0.5, True), (9, 8, 0.5, False), (9, 9, 0.5, True),
+     (9, 9, 1.0, False), (100, 1, 0.0, True), (100, 0, 0.0, False), (0, 0, 0.5, False)],
+)  # fmt: skip
+def test_a_source_of_which_too_much_is_left_out_is_an_error(
+    records: int, skipped: int, share: float, fails: bool
+) -> None:
+    errors = {"field is missing": skipped} if skipped else {}
+    samples = [{"where": "x.jsonl:1", "reason": "field is missing: field 'text' is missing (fields there: body)"}]
+    if not fails:
+        check_skipped("docs", records, errors, samples, share)
+        return
+    with pytest.raises(UserError, match=rf"source 'docs': {skipped} of {records} .*x\.jsonl:1.*fields there: body"):
+        check_skipped("docs", records, errors, samples, share)

@@ -89,7 +89,9 @@ def test_curation_takes_parts_counts_skips_and_keeps_to_limits(tmp_path: Path) -
     with PoolEngine(2) as engine:
         assert curated("pool", engine, None) == curated("serial", None, None)
         assert curated("pool", engine, 37) == curated("serial", None, 37)
-    assert {row["outcome"]: row["documents"] for row in curated("few", None, 37)}["read"] == 37
+    few = {row["outcome"]: row["documents"] for row in curated("few", None, 37)}
+    assert few["read"] == few["the first only (max_documents)"] == 37
+    assert not any("max_documents" in str(row["outcome"]) for row in curated("all", None, 60))
     with pytest.raises(UserError, match=r"a\.jsonl:31: malformed JSON"):
         parts = user_documents(UserSource("mine", source.paths), source.files(), 0)
         curate(parts, tmp_path / "stop")
@@ -106,7 +108,24 @@ def test_a_bad_record_behind_the_limit_stops_nobody(tmp_path: Path) -> None:
         assert table.table.read["mine"].documents == 30
         with pytest.raises(UserError, match=r"b\.jsonl:1: malformed JSON") as caught:
             curate(user_documents(source, source.files(), 0), tmp_path / "w", engine=engine, limits={"mine": 31})
-    assert caught.value.hint is None
+    assert caught.value.hint == "on_error: skip leaves such out and counts them"
+    (tmp_path / "in" / "b.jsonl").write_bytes(b'{"txt": "x"}\n')
+    with pytest.raises(UserError, match=r"b\.jsonl:1: ") as caught:
+        curate(user_documents(source, source.files(), 0), tmp_path / "w")
+    assert caught.value.hint == "fields there: txt; on_error: skip leaves such out and counts them"
+
+
+@pytest.mark.parametrize("cap", [10, 29, 30, 31, 59, 60])
+def test_a_cap_that_leaves_something_out_says_so(tmp_path: Path, cap: int) -> None:
+    rows: list[Any] = [{"text": f"{i} {PARAGRAPH} {i * 7919} {PARAGRAPH[i:]}"} for i in range(60)]
+    (tmp_path / "in").mkdir()
+    for name, part in (("a", rows[:30]), ("b", rows[30:])):
+        (tmp_path / "in" / f"{name}.jsonl").write_bytes(json_lines(part))
+    source = UserSource("mine", (str(tmp_path / "in"),), max_documents=cap)
+    table = curate(user_documents(source, source.files(), 0), tmp_path / "w", limits={"mine": cap}).table
+    assert table.read["mine"].documents == cap
+    said = f"max_documents: the first {cap} documents of mine; more are there"
+    assert (said in str(table)) == (cap < 60)
 
 
 def test_digests(tmp_path: Path) -> None:

@@ -253,3 +253,11 @@ def test_a_piece_of_the_receipt_is_json(tmp_path: Path) -> None:
         json.loads((tmp_path / "work" / "receipts" / f"{receipt.shard}.json").read_text()) for receipt in receipts
     ]
     assert [each["counts"] for each in on_disk] == [receipt.counts for receipt in receipts]
+
+
+def test_the_table_tells_training_documents_from_held_out_ones() -> None:
+    source = SourceStreams(shards=3, capped=2)
+    source.files["documents"], source.files["valid_documents"], source.files["test_documents"] = 70, 20, 10
+    head, line = skipped_table({"web": source}).splitlines()
+    assert head.split()[3:6] == ["train", "valid", "test"] and line.split()[:4] == ["web", "70", "20", "10"]
+    assert line.endswith("  2 of 3 shards end at their share of the cap")  # nothing was skipped, and nothing says so

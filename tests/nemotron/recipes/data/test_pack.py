@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -195,3 +196,35 @@ def test_the_published_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [source.locations for source in super3.sources] == [source.locations for source in nano3.sources]
     schema = sys.modules[type(nano3).__module__].PackConfig
     assert schema.model_fields["chat_template"].annotation.__args__ == TEMPLATES
+
+
+def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "a.jsonl", 40, 1)
+    (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace('"messages"', '"turns"'))
+    code, _, stderr = pack(tmp_path, *own(tokenizer, "sources=[b.jsonl]", "reading.on_error=skip"))
+    assert code == 2, stderr
+    message, hint = stderr[stderr.index("error: ") :].splitlines()
+    assert "source 'b': 40 of 40 records" in message and "turns" in message and "`columns`" in hint
+    assert not list((tmp_path / "output" / "artifacts").glob("pack-data-own/[0-9]*"))
+    renamed = "sources=[{locations: [b.jsonl], columns: {messages: turns}}]"
+    published(tmp_path, pack(tmp_path, *own(tokenizer, renamed, "reading.on_error=skip")))
+    for source, said in (
+        ("{locations: [b.jsonl], columns: {mesages: turns}}", "unknown field `mesages`, did you mean `messages`?"),
+        ("{paths: [b.jsonl]}", "here it is called sources.0.locations"),
+        ("{locations: [b.jsonl], messages_field: turns}", "here it is called sources.0.columns: {messages: …}"),
+    ):
+        code, _, stderr = pack(tmp_path, *own(tokenizer, f"sources=[{source}]"))
+        assert code == 2 and said in stderr, stderr
+
+
+def test_the_table_of_what_was_kept_adds_up(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "a.jsonl", 60, 1)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"messages": [{"role": "user", "content": "hm"}]}\n')
+    words = own(tokenizer, "sources=[a.jsonl]", "packing.seq_length=256", "reading.on_error=skip")
+    result = pack(tmp_path, *words)
+    published(tmp_path, result)
+    [line] = [line for line in result[2].splitlines() if line.startswith("a: ")]
+    read, left_out, earlier, kept = map(int, re.findall(r"\d+", line))
+    assert read == 61 and left_out > 1 and earlier > 0
+    assert read - left_out + earlier == kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -239,3 +240,61 @@ def test_one_document_of_30_mb_among_many_takes_no_more_than_1_gb(here: Path) ->
     blend = json.loads((version.path / "blend.json").read_text())
     lengths = [n for p in blend["sources"]["huge"]["train"] for n in IndexedDataset(version.path / p).lengths]
     assert len(lengths) == 4001 and max(lengths) > 4_000_000
+
+
+def test_a_link_that_leads_nowhere_is_left_out(here: Path) -> None:
+    (here / "docs" / "gone.jsonl").symlink_to(here / "nowhere.jsonl")
+    result = run(here, "sources=[docs]")
+    published(here, result)
+    assert "1 x link that leads nowhere" in result.stderr
+
+
+def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(here: Path) -> None:
+    rows = [*({"body": text} for text in texts(165)), *({"text": text} for text in texts(3))]
+    (here / "other").mkdir()
+    (here / "other" / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(here, "sources=[other]")
+    assert result.returncode == 2, result.stderr
+    message, hint = result.stderr[result.stderr.index("error: ") :].splitlines()
+    assert "source 'other': 165 of 168 records" in message and "165 times field is missing" in message
+    assert "x.jsonl:1" in message and "fields there: body" in message
+    assert "`columns`" in hint and "reading.max_skipped=1" in hint
+    assert not list((here / "output" / "artifacts").glob("*/*"))
+    allowed = published(here, run(here, "sources=[other]", "reading.max_skipped=1", "splits.valid=0"))
+    assert allowed.record["fields"]["num_examples"] == 3
+    published(here, run(here, "sources=[{locations: [other], columns: {text: body}}]"))
+
+
+def test_keys_of_other_commands_are_translated(here: Path) -> None:
+    for key, ours in (("paths", "locations"), ("text_field", "columns: {text: …}")):
+        result = run(here, f"sources=[{{{key}: docs}}]")
+        assert result.returncode == 2 and f"here it is called sources.0.{ours}" in result.stderr
+    (here / "blend.yaml").write_text("sources: [{paths: [docs]}]\n")
+    assert "unknown key 'paths'; here it is called locations" in run(here, "blend=blend.yaml").stderr
+
+
+def test_pages_of_a_crawl_give_their_main_text(here: Path) -> None:
+    warcio = pytest.importorskip("warcio.warcwriter")
+    pytest.importorskip("trafilatura")
+    from warcio.statusandheaders import StatusAndHeaders
+
+    prose = "The planted paragraph tells of rivers and mountains, of letters and machines, and of every single day. "
+    (here / "crawl").mkdir()
+    with (here / "crawl" / "pages.warc.gz").open("wb") as stream:
+        writer = warcio.WARCWriter(stream, gzip=True)
+        for number, body in enumerate((f"<p>{prose * 4}</p>", "", f"<p>{prose * 5}</p>")):
+            html = (
+                f"<html><head><title>t</title></head><body><nav>Home About</nav><article>{body}</article></body></html>"
+            )
+            headers = StatusAndHeaders("200 OK", [("Content-Type", "text/html; charset=utf-8")], protocol="HTTP/1.1")
+            record = writer.create_warc_record(
+                f"https://a.example/{number}", "response", payload=io.BytesIO(html.encode()), http_headers=headers
+            )
+            writer.write_record(record)
+    result = run(here, "sources=[crawl]", "splits.valid=0")
+    version = published(here, result)
+    source = json.loads((version.path / "blend.json").read_text())["sources"]["crawl"]
+    assert source["documents"] == 2 and "1 page without a main text" in result.stderr
+    tokenizer = Tokenizer.from_file(str(here / "tok/tokenizer.json"))
+    text = tokenizer.decode(IndexedDataset(version.path / source["train"][0])[0][:-1].tolist())
+    assert text.count("planted paragraph") == 4 and "<p>" not in text and "About" not in text

@@ -70,3 +70,10 @@ def test_bad_values_are_refused(group: str, key: str, value: object, message: st
     values[group][key] = value
     with pytest.raises(ValidationError, match=message):
         PretrainConfig.model_validate(values)
+
+
+def test_sft_says_what_to_lower_with_the_iterations() -> None:
+    values = read("stage1_sft", "tiny")
+    values["train"]["train_iters"] = 1
+    with pytest.raises(ValidationError, match=r"exceed train\.train_iters 1: lower those, too"):
+        SFTConfig.model_validate(values)

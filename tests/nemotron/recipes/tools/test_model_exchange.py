@@ -290,7 +290,7 @@ def test_a_damaged_artifact_is_not_exported(published: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
-        (model_export, ("--model=nano3-sft-data-tiny",), "is a Dataset, not a Model"),
+        (model_export, ("--model=nano3-sft-data-tiny",), "is of type Dataset, not Model"),
         (model_export, ("--model=nano3-sft-model-tiny", "--dtype=bfloat"), "did you mean bfloat16?"),
         (model_export, ("--model=nano3-sft-model-tiny", "--max-shard-size=big"), "bad size 'big'"),
         (model_import, ("--source=nowhere",), "no directory nowhere"),

@@ -15,7 +15,7 @@ from nemo_runspec.errors import DONE, UserError, did_you_mean
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.follow import follow
 from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_recipe_config
-from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
+from nemo_runspec.pipeline import Step, StepResult, ended, plan_pipeline, run_pipeline
 from nemo_runspec.variables import PUBLISHED_DIR
 from nemotron.cli.recipe_dir import recipe_dir
 
@@ -191,7 +191,7 @@ def _table(results: list[StepResult]) -> Table:
             megabytes = f"{counts['kept']['bytes'] / 1e6:.2f}"
             table.add_row(result.step.name, f"{read:,}", f"{kept:,}", megabytes, _reasons(counts["dropped"]))
         if not result.versions:
-            table.add_row(result.step.name, "", "", "", f"failed with exit code {result.exit_code}")
+            table.add_row(result.step.name, "", "", "", ended(result.exit_code))
     return table
 
 

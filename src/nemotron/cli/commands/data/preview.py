@@ -21,9 +21,11 @@ def preview(
     ] = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sequences or rows to show.")] = 3,
     skip: Annotated[int, typer.Option("--skip", min=0, help="Sequences or rows to leave out before.")] = 0,
+    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Sequences shown of a packed row.")] = 3,
     template: Annotated[str, typer.Option("--template", help="nano2, nano3 or super3.")] = "nano3",
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Folder with tokenizer.json, or hf://ORG/MODEL.")
+        str | None,
+        typer.Option("--tokenizer", help="Folder with tokenizer.json, an artifact with one, or hf://ORG/MODEL."),
     ] = None,
     columns: Annotated[
         str | None, typer.Option("--columns", help="messages=COLUMN,tools=COLUMN where they are called otherwise.")
@@ -37,12 +39,12 @@ def preview(
 
     \b
     Examples:
-      nemotron data preview chats.jsonl --template super3 -n 1
+      nemotron data preview chats.jsonl --tokenizer nano3-pretrain-data-tiny -n 1
       nemotron data preview pack-data-tiny
     """
     from nemo_runspec.execution.local import local_environment
 
-    arguments = [f"--number={number}", f"--skip={skip}", f"--template={template}"]
+    arguments = [f"--number={number}", f"--skip={skip}", f"--sequences={sequences}", f"--template={template}"]
     if tokenizer is not None:
         arguments.append(f"--tokenizer={tokenizer}")
     if columns is not None:

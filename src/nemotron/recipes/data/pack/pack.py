@@ -38,6 +38,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ from nemotron.data_prep.engines import open_engine
 from nemotron.data_prep.progress import Progress
 from nemotron.data_prep.shards import RECEIPTS, freeze, run_shards
 from nemotron.data_prep.signals import leave_on_signals
-from nemotron.data_prep.sources import Format, Reading, SourceFile, list_files
+from nemotron.data_prep.sources import Format, Reading, SourceFile, check_skipped, list_files
 from nemotron.data_prep.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import required_tokens, template_source
@@ -73,7 +74,12 @@ def main() -> None:
 
         # --- Files ----------------------------------------------------------------------------------------------------
         with run.phase("list"):
-            files = {source.name: list_files(source.locations, FORMATS) for source in cfg.sources}
+            files = {
+                source.name: list_files(
+                    source.locations, FORMATS, on_error=settings.sources[source.name].reading.on_error
+                )
+                for source in cfg.sources
+            }
             if cfg.example.num_conversations:
                 path = work / "example.jsonl"
                 write_example(path, apply_scale(cfg.example.num_conversations, cfg.scale), cfg.example.seed)
@@ -83,6 +89,7 @@ def main() -> None:
 
         # --- Records -> ids and masks, a shard a piece of a file ------------------------------------------------------
         table, samples = ConversationTable(), []
+        errors: dict[str, Counter[str]] = {name: Counter() for name in settings.sources}
         total_bytes = sum(shard.work["piece"]["size"] for shard in plan.shards)
         with run.phase("tokenize"), Progress("tokenize", total_bytes, "sequences") as progress:
             before = {path.stem for path in (work / "spool" / RECEIPTS).glob("*.json")}
@@ -91,9 +98,16 @@ def main() -> None:
                 for outcome, count in receipt.counts["outcomes"].items():
                     table.count(shard.work["source"], outcome, count)
                 samples += receipt.counts["samples"]
+                errors[shard.work["source"]].update(receipt.counts["errors"])
                 counts = receipt.counts
                 note = progress.found_done if shard.name in before else progress.add
                 note(rows=counts["sequences"], tokens=counts["tokens"], bytes=counts["bytes"])
+
+        print(table, file=sys.stderr)
+        for name, outcomes in table.counts.items():
+            print(f"{name}: {chat_spool.sum_of(outcomes)}", file=sys.stderr)
+        for name, outcomes in table.counts.items():
+            check_skipped(name, outcomes[chat_spool.READ], errors[name], samples, cfg.reading.max_skipped)
 
         # --- Which sequences in which row: lengths alone --------------------------------------------------------------
         with run.phase("pack"):
@@ -107,7 +121,7 @@ def main() -> None:
                 repeats={source.name: source.repeats for source in cfg.sources},
                 num_tokens=cfg.num_tokens,
             )
-            print(f"{table}\nexact duplicates left out: {chosen.duplicates}", file=sys.stderr)
+            print(f"exact duplicates left out: {chosen.duplicates}", file=sys.stderr)
             for sample in samples[:20]:
                 print(f"left out: {sample['where']}: {sample['reason']}", file=sys.stderr)
             if not len(chosen.splits["train"]):
@@ -186,7 +200,7 @@ def _settings(cfg: PackConfig, tokenizer: str) -> chat_spool.ChatSettings:
             low_effort=source.low_effort,
             valid_fraction=cfg.valid_fraction(source),
             test_fraction=cfg.test_fraction(source),
-            max_records=source.max_conversations and apply_scale(source.max_conversations, cfg.scale),
+            max_records=source.max_conversations,
         )
         for source in cfg.sources
     }

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -82,7 +82,10 @@ def state_of(locations: Iterable[str]) -> str:
             names = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207
             seen.update(file for name in names for file in _files_below(Path(name).absolute()))
     for name in sorted(seen):
-        status = os.stat(name) if os.path.exists(name) else os.lstat(name)  # noqa: PTH110, PTH116  a link to nowhere
+        try:
+            status = os.stat(name)  # noqa: PTH116
+        except OSError:  # a link that leads nowhere, say: listing leaves it out, too, or says what is wrong
+            continue
         state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return state.hexdigest()[:16] if seen else ""
 
@@ -113,6 +116,14 @@ class RunConfig(Group):
 class SourceConfig(Group):
     """A source of conversations. A location alone may stand for it."""
 
+    # What a source of `nemotron nano3 data prep` calls it.
+    other_names: ClassVar[dict[str, str]] = {
+        "path": "locations",
+        "paths": "locations",
+        "messages_field": "columns: {messages: …}",
+        "max_examples": "max_conversations",
+    }
+
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=120, description="in the tables of what was kept"
     )
@@ -121,7 +132,7 @@ class SourceConfig(Group):
         description="JSONL, Parquet or Arrow: files, folders, globs, hf://ORG/DATASET[:CONFIG][/SPLIT][@REVISION], "
         "s3://, gs://, https://",
     )
-    columns: dict[Literal["messages", "tools", "used_in"], str] = Field(
+    columns: dict[str, str] = Field(
         {}, description="wanted field -> the column or dotted key that holds it: {messages: conversation}"
     )
     used_in: list[str] = Field([], description="keep records whose used_in names one of these; []: all")
@@ -131,7 +142,7 @@ class SourceConfig(Group):
         gt=0,
         description="epochs of it: at most, where there are weights; null: one, or as many as num_tokens needs",
     )
-    max_conversations: int | None = Field(None, ge=1, description="read at most, at scale full; null: all")
+    max_conversations: int | None = Field(None, ge=1, description="read at most; null: all")
     low_effort: bool = Field(
         False, description="its answers are those to a user who asks for little reasoning (super3)"
     )
@@ -142,6 +153,12 @@ class SourceConfig(Group):
 
     @model_validator(mode="after")
     def _note_state(self) -> Self:
+        fields = ("messages", "tools", "used_in")
+        for name in self.columns:
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, 1)
+                meant = f", did you mean `{near[0]}`?" if near else f"; there is {', '.join(fields)}"
+                raise ValueError(f"columns: unknown field `{name}`{meant}")
         self.state = state_of(self.locations)
         return self
 
@@ -195,13 +212,20 @@ class ReadingConfig(Group):
     max_record_bytes: int = Field(
         32 * 2**20, ge=1, description="bytes of one record; a longer one is an error like any other"
     )
+    max_skipped: Fraction = Field(
+        0.5,
+        description="share of a source's records that `skip` may leave out; above it the run ends and nothing is "
+        "published. Sources of fewer than 10 records: only if none of them is left",
+    )
 
 
 class PackConfig(Group):
     """`nemotron data pack`."""
 
     run: RunConfig
-    scale: Literal["tiny", "small", "medium", "full"] = Field("full", description="share of the counts below to use")
+    scale: Literal["tiny", "small", "medium", "full"] = Field(
+        "full", description="share of the made-up conversations to use"
+    )
     seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         description="folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]"

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -87,7 +87,10 @@ def state_of(locations: Iterable[str]) -> str:
             names = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207
             seen.update(file for name in names for file in _files_below(Path(name)))
     for name in sorted(seen):
-        status = Path(name).stat()
+        try:
+            status = os.stat(name)  # noqa: PTH116
+        except OSError:  # a link that leads nowhere, say: listing leaves it out, too, or says what is wrong
+            continue
         state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return state.hexdigest()[:16] if seen else ""
 
@@ -122,6 +125,14 @@ class RunConfig(Group):
 
 class SourceConfig(Group):
     """A source: documents that get a weight together. A location alone may stand for it."""
+
+    # What a source of `nemotron nano3 data prep` and an entry of a published blend call it.
+    other_names: ClassVar[dict[str, str]] = {
+        "path": "locations",
+        "paths": "locations",
+        "text_field": "columns: {text: …}",
+        "max_examples": "max_documents",
+    }
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=120, description="in the blend and of its files"
@@ -166,6 +177,13 @@ class ReadingConfig(Group):
     on_error: Literal["stop", "skip"] = Field("stop", description="stop, or leave the record out and count it")
     max_record_bytes: int = Field(
         32 * 2**20, ge=1, description="bytes of one record; a longer one is an error like any other"
+    )
+    max_skipped: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of a source's records that `skip` may leave out; above it the run ends and nothing is "
+        "published. Sources of fewer than 10 records: only if none of them is left",
     )
 
 
@@ -213,10 +231,11 @@ class TokenizeConfig(Group):
     shard_bytes: int = Field(
         64 * 2**20,
         ge=2**16,
-        description="bytes of input a shard at most, where num_shards is null: the unit of work and resume",
+        description="bytes of input a shard at most, where num_shards is null: the unit of work and resume. "
+        "A 32nd of all input, but at least 1 MiB, where that is less, so that workers share a small input",
     )
     train_tokens: int | None = Field(
-        None, ge=1, description="tokens that the model is to be trained on; null: epochs are those of one pass"
+        None, ge=1, description="tokens that the model is to be trained on; null: as many as the sources hold"
     )
     seq_length: int = Field(8192, ge=1, description="tokens a training sequence, what the loader draws at a time")
     seed: int = Field(1234, ge=0, description="of the split into training, validation and test documents")
@@ -403,7 +422,7 @@ def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
     given = {"locations": [entry]} if isinstance(entry, str) else entry
     if not isinstance(given, dict):
         raise ValueError(f"{at} is neither a location nor a mapping")
-    _check_keys(given, SourceConfig.model_fields, at)
+    _check_keys(given, SourceConfig.model_fields, at, SourceConfig.other_names)
     given = dict(given)
     if isinstance(given.get("locations"), list):
         given["locations"] = [_beside(path, location) for location in given["locations"]]
@@ -432,11 +451,15 @@ def _list(content: Mapping[str, Any], key: str, path: Path) -> list[Any]:
     return value
 
 
-def _check_keys(given: Mapping[str, Any], known: Iterable[str], at: str) -> None:
+def _check_keys(
+    given: Mapping[str, Any], known: Iterable[str], at: str, other_names: Mapping[str, str] | None = None
+) -> None:
     known = list(known)
     for key in given:
         if key not in known:
-            raise ValueError(f"{at}: unknown key {key!r}{_nearest(key, known)}")
+            called = (other_names or {}).get(key)
+            meant = f"; here it is called {called}" if called else _nearest(key, known)
+            raise ValueError(f"{at}: unknown key {key!r}{meant}")
 
 
 def _nearest(word: str, choices: Iterable[str]) -> str:

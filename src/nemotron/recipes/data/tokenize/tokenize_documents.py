@@ -50,11 +50,12 @@ from nemotron.data_prep.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
 from nemotron.data_prep.progress import Progress
 from nemotron.data_prep.shards import RECEIPTS, Receipt, freeze, run_shards
 from nemotron.data_prep.signals import leave_on_signals
-from nemotron.data_prep.sources import FORMATS, Reading, described, list_files
+from nemotron.data_prep.sources import FORMATS, Reading, check_skipped, described, list_files
+from nemotron.data_prep.sources.warc import require_extra
 from nemotron.data_prep.tokenization.encoding import plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokenization.planning import SourceInput, make_plan
 from nemotron.data_prep.tokenization.streams import collect, link_streams, skipped_table
-from nemotron.data_prep.tokenization.task import SPLITS, SourceRules, TokenizeJob, tokenize_shard
+from nemotron.data_prep.tokenization.task import NOT_UNREADABLE, SPLITS, SourceRules, TokenizeJob, tokenize_shard
 from nemotron.data_prep.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
@@ -93,7 +94,9 @@ def main() -> None:
             for source in cfg.sources:
                 reading = Reading(cfg.on_error(source), cfg.max_record_bytes(source), source.columns)
                 rules[source.name] = SourceRules(reading, cfg.valid_fraction(source), cfg.test_fraction(source))
-                listed = list_files(source.locations, source.formats or FORMATS, passed_over)
+                formats = source.formats or FORMATS
+                listed = list_files(source.locations, formats, passed_over, on_error=cfg.on_error(source))
+                require_extra(listed)
                 inputs.append(SourceInput(source.name, listed, source.max_documents, source.max_tokens))
             settings = {
                 "tokenizer": tokenizer_files.digest,
@@ -121,6 +124,12 @@ def main() -> None:
             receipts = run_shards(plan, work_dir, tokenize_shard, job, engine)
             streams = collect(plan, followed(receipts, work_dir, progress))
         print(skipped_table(streams), file=sys.stderr)
+        for name, source_streams in streams.items():
+            read = source_streams.read
+            skipped = read.errors()
+            errors = {reason: count for reason, count in skipped.items() if reason not in NOT_UNREADABLE}
+            records = read.records + sum(skipped.values())
+            check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped)
 
         # --- Mixture: what the blend asks for, against what there is -------------------------------------------------
         there_is = {
@@ -133,6 +142,8 @@ def main() -> None:
         asked = cast("list[Phase] | None", cfg.requested_phases())
         mixture = plan_mixture(there_is, asked, seq_length=cfg.seq_length, train_tokens=cfg.train_tokens)
         print(mixture.table(), file=sys.stderr)
+        for warning in mixture.repetitions():
+            print(f"warning: {warning}", file=sys.stderr)
 
         # --- Publish: streams, blend, mixture, counts and the tokenizer ----------------------------------------------
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there

@@ -71,7 +71,7 @@ def main() -> None:
             source.kind,
             source.text_field,
             source.valid_fraction,
-            apply_scale(source.max_documents, cfg.scale),
+            source.max_documents,
             source.on_error,
         )
         for source in cfg.sources
@@ -102,9 +102,10 @@ def main() -> None:
         with run.phase("curate"):
             protected = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
             documents: Iterator[Document | Part | Skipped] = chain(
+                # Yours first: what is wrong with a file is said at once. The order of sources changes nothing.
+                *(sources.user_documents(source, user_files[source.name], cfg.seed) for source in user_sources),
                 stdlib.parts(files, cfg.stdlib.max_code_chars, cfg.stdlib.max_docs_chars),
                 task_documents,
-                *(sources.user_documents(source, user_files[source.name], cfg.seed) for source in user_sources),
             )
             settings = curation.CurationSettings(seed=cfg.seed, **cfg.curation.model_dump(exclude={"evaluation_tasks"}))
             limits = {source.name: source.max_documents for source in user_sources if source.max_documents}

@@ -9,8 +9,9 @@ import glob
 import hashlib
 import os
 import platform
+import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
 
@@ -161,6 +162,8 @@ _READ = "JSONL, text, WARC, WET, each plain, .gz or .zst; Parquet, Arrow"
 class SourceConfig(Group):
     """A source of your own documents."""
 
+    other_names: ClassVar[dict[str, str]] = {"locations": "paths", "path": "paths", "columns": "text_field"}
+
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the blend and of its files")
     paths: list[str] = Field(min_length=1, description="files, globs, folders, addresses (s3 gs https hf): " + _READ)
     weight: float = Field(0.2, ge=0, le=1, description="share of all tokens, in phases that do not name the source")
@@ -170,8 +173,21 @@ class SourceConfig(Group):
         "stop", description="at a record or file that cannot be read: stop and name it, or skip and count it"
     )
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share of documents held out, by hash of the text")
-    max_documents: int = Field(1_000_000, ge=1, description="documents read at most, at scale full")
+    max_documents: int | None = Field(
+        None, ge=1, description="documents read at most, the first ones, at every scale; null: all"
+    )
     state: str = Field("", description="digest over the files' sizes and times of change, filled in")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        """A path alone is a source named after its file or folder. ValueError: no name can be made of it."""
+        if isinstance(given, str):
+            name = re.sub(r"[^a-z0-9]+", "_", Path(given.rstrip("/")).name.split(".")[0].lower()).strip("_")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"no name can be made of {given!r}: write {{name: mine, paths: [{given}]}}")
+            return {"name": name, "paths": [given]}
+        return given
 
     @field_validator("paths")
     @classmethod
@@ -230,11 +246,13 @@ class PretrainDataConfig(Group):
     """`nemotron nano3 data prep pretrain`."""
 
     run: RunConfig
-    scale: Literal["tiny", "small", "medium", "full"] = Field("full", description="share of the counts below to use")
+    scale: Literal["tiny", "small", "medium", "full"] = Field(
+        "full", description="share of the generated counts to use"
+    )
     seed: int = Field(1234, ge=0, description="of document order, held-out split and MinHash")
     stdlib: StdlibConfig = Field(default_factory=StdlibConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)
-    sources: list[SourceConfig] = Field([], description="your own documents")
+    sources: list[SourceConfig] = Field([], description="your own documents; a path alone is a source of weight 0.2")
     curation: CurationConfig = Field(default_factory=CurationConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     blend: list[PhaseConfig] = Field(description="phases: diversity, then quality from 94 % on (tech report 2.3)")
@@ -249,4 +267,18 @@ class PretrainDataConfig(Group):
             raise ValueError(f"blend: `until` must rise from phase to phase and end at 1.0, not {ends}")
         if not (self.stdlib.enabled or self.tasks.num_tasks or self.sources):
             raise ValueError("no source of documents: stdlib.enabled is false, tasks.num_tasks is 0, sources is empty")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_leave_room(self) -> Self:
+        there = {"stdlib_code": self.stdlib.enabled, "stdlib_docs": self.stdlib.enabled, "tasks": self.tasks.num_tasks}
+        for phase in self.blend:
+            added = {f"sources.{i}.weight": s for i, s in enumerate(self.sources) if s.name not in phase.weights}
+            total = round(sum(source.weight for source in added.values()), 9)
+            others = sorted(name for name, weight in phase.weights.items() if weight > 0 and there.get(name, True))
+            if total > 1 or (total == 1 and others):
+                limit = f"below 1, to leave a share to {', '.join(others)}" if others else "at most 1"
+                weights = " + ".join(f"{source.weight:g}" for source in added.values())
+                said = f"{weights} = {total:g}" if len(added) > 1 else weights
+                raise ValueError(f"{' + '.join(added)} = {said} in blend phase {phase.name!r}: must be {limit}")
         return self

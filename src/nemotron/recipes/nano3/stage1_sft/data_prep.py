@@ -37,7 +37,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
@@ -82,7 +82,8 @@ def main() -> None:
             for conversation in generated:
                 table.count(conversation.source, "read")
             own = chain.from_iterable(
-                islice(
+                table.first(
+                    source.name,
                     conv.read_conversations(
                         source.name,
                         files[source.name],
@@ -92,7 +93,8 @@ def main() -> None:
                         source.on_error,
                         reports[source.name],
                     ),
-                    apply_scale(source.max_conversations, cfg.scale),
+                    source.max_conversations,
+                    "max_conversations",
                 )
                 for source in cfg.sources
             )

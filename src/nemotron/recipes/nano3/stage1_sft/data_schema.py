@@ -8,8 +8,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
 
@@ -152,6 +153,8 @@ class TasksConfig(Group):
 class SourceConfig(Group):
     """A source of your own conversations."""
 
+    other_names: ClassVar[dict[str, str]] = {"locations": "paths", "path": "paths", "columns": "messages_field"}
+
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the table of what was kept")
     paths: list[str] = Field(
         min_length=1, description="files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
@@ -161,8 +164,21 @@ class SourceConfig(Group):
         "stop", description="at a record or file that cannot be read: stop and name it, or skip and count it"
     )
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share held out, by hash of the conversation")
-    max_conversations: int = Field(1_000_000, ge=1, description="conversations read at most, at scale full")
+    max_conversations: int | None = Field(
+        None, ge=1, description="conversations read at most, the first ones, at every scale; null: all"
+    )
     state: str = Field("", description="digest over the files' sizes and times of change, filled in")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        """A path alone is a source named after its file or folder. ValueError: no name can be made of it."""
+        if isinstance(given, str):
+            name = re.sub(r"[^a-z0-9]+", "_", Path(given.rstrip("/")).name.split(".")[0].lower()).strip("_")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"no name can be made of {given!r}: write {{name: mine, paths: [{given}]}}")
+            return {"name": name, "paths": [given]}
+        return given
 
     @field_validator("paths")
     @classmethod
@@ -222,12 +238,14 @@ class SFTDataConfig(Group):
     """`nemotron nano3 data prep sft`."""
 
     run: RunConfig
-    scale: Literal["tiny", "small", "medium", "full"] = Field("full", description="share of the counts below to use")
+    scale: Literal["tiny", "small", "medium", "full"] = Field(
+        "full", description="share of the generated counts to use"
+    )
     seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
     tokenizer: Path = Field(description="directory with tokenizer.json")
     chat_template: Literal["nano3"] = Field("nano3", description="how messages become text")
     tasks: TasksConfig = Field(default_factory=TasksConfig)
-    sources: list[SourceConfig] = Field([], description="your own conversations")
+    sources: list[SourceConfig] = Field([], description="your own conversations; a path alone is a source, too")
     evaluation_tasks: int = Field(500, ge=0, description="tasks a family whose prompts no source may contain")
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     packing: PackingConfig = Field(default_factory=PackingConfig)

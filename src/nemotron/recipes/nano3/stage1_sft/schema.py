@@ -264,7 +264,7 @@ class SFTConfig(Group):
         if self.scheduler.lr_warmup_iters + decay > self.train.train_iters:
             raise ValueError(
                 f"scheduler.lr_warmup_iters {self.scheduler.lr_warmup_iters} + scheduler.lr_wsd_decay_iters {decay} "
-                f"exceed train.train_iters {self.train.train_iters}"
+                f"exceed train.train_iters {self.train.train_iters}: lower those, too"
             )
         if self.optimizer.min_lr > self.optimizer.lr:
             raise ValueError(f"optimizer.min_lr {self.optimizer.min_lr} exceeds optimizer.lr {self.optimizer.lr}")

@@ -100,7 +100,7 @@ def main() -> None:
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
-            for name, split, task in _all_tasks(cfg, per_family, difficulties, engine, files, reports):
+            for name, split, task in _all_tasks(cfg, per_family, difficulties, engine, files, reports, table):
                 table.count(name, "read")
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
@@ -165,6 +165,7 @@ def _all_tasks(
     engine: Engine,
     files: dict[str, list[SourceFile]],
     reports: dict[str, ReadReport],
+    table: ConversationTable,
 ) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of generated and of the user's tasks; theirs too goes by the hash of the task."""
     wanted = [(family, split, count) for family in cfg.tasks.families for split, count in per_family.items()]
@@ -173,7 +174,7 @@ def _all_tasks(
         yield from ((family, split, task) for task in tasks)
     for source in cfg.sources:
         own = _own_tasks(source, files[source.name], reports[source.name])
-        yield from islice(own, apply_scale(source.max_tasks, cfg.scale))
+        yield from table.first(source.name, own, source.max_tasks, "max_tasks")
         if reports[source.name].records == 0:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
 

@@ -73,7 +73,10 @@ def _state_of(locations: list[str]) -> str:
         found, own = glob.glob(str(path), recursive=True), True  # noqa: PTH207  takes absolute patterns too
         if not found:
             missing = "no file matches" if glob.has_magic(location) else "no such file:"
-            raise ValueError(f"warc: {missing} {location}")
+            raise ValueError(
+                f"warc: {missing} {location}; name yours: 'warc=[…]', of all steps 'extract:warc=[…]'; "
+                "the demo: -c tiny"
+            )
         paths = [path for name in found for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*"))]
         for path in sorted({path for path in paths if path.is_file()}):
             status = path.stat()

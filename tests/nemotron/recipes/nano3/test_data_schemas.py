@@ -1,0 +1,116 @@
+"""Configs of the three data preparations: sources of one's own in a few words, and what is refused before any work."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from pydantic import ValidationError
+
+from nemo_runspec.config.script import load_script_config
+from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep import blend
+from nemotron.data_prep.documents import Document, Part, Skipped
+
+NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
+STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}
+CAPS = {"stage0_pretrain": "max_documents", "stage1_sft": "max_conversations", "stage2_rl": "max_tasks"}
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "My Notes.2024").mkdir()
+    for name in ("My Notes.2024/a.jsonl", "own.jsonl", "7.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+
+
+def source_config(stage: str) -> Any:
+    return importlib.import_module(f"nemotron.recipes.nano3.{stage}.data_schema").SourceConfig
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_path_alone_is_a_source(stage: str) -> None:
+    for path, name in (("own.jsonl", "own"), ("My Notes.2024", "my_notes"), ("My Notes.2024/", "my_notes")):
+        source = source_config(stage).model_validate(path)
+        assert source == source_config(stage)(name=name, paths=[path])
+        assert getattr(source, CAPS[stage]) is None  # all of it
+    with pytest.raises(ValidationError, match=r"write \{name: mine, paths: \[7\.jsonl\]\}"):
+        source_config(stage).model_validate("7.jsonl")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_keys_of_other_commands_are_named_as_they_are_here(stage: str) -> None:
+    arguments = ["--config", "tiny", "sources=[{name: a, locations: [own.jsonl]}]"]
+    with pytest.raises(UserError, match=r"unknown key sources\.0\.locations") as caught:
+        load_script_config(str(NANO3 / stage / "data_prep.py"), arguments)
+    assert caught.value.hint == "here it is called sources.0.paths"
+    assert set(source_config(stage).other_names.values()) <= set(source_config(stage).model_fields)
+
+
+PHASES: list[blend.Phase] = [
+    {"name": "first", "until": 0.9, "weights": {"stdlib_code": 0.5, "tasks": 0.5}},
+    {"name": "last", "until": 1.0, "weights": {"tasks": 1.0, "named": 2.0}},
+]
+
+
+@pytest.mark.parametrize("num_tasks", [0, 10])
+@pytest.mark.parametrize("stdlib", [True, False])
+@pytest.mark.parametrize(
+    "weights",
+    [{"a": 0.7}, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.3}, {"a": 1.0}, {"named": 1.0}, {"a": 0.5, "named": 0.9}],
+)
+def test_weights_that_the_run_would_refuse_are_refused_in_the_config(
+    weights: dict[str, float], stdlib: bool, num_tasks: int
+) -> None:
+    off = {name for name, there in (("stdlib_code", stdlib), ("tasks", num_tasks)) if not there}
+    phases: list[blend.Phase] = [
+        {**phase, "weights": {name: weight for name, weight in phase["weights"].items() if name not in off}}
+        for phase in PHASES
+    ]
+    config = {
+        "run": {"output": "x"},
+        "stdlib": {"enabled": stdlib},
+        "tasks": {"num_tasks": num_tasks},
+        "sources": [{"name": name, "paths": ["own.jsonl"], "weight": weight} for name, weight in weights.items()],
+        "blend": PHASES,
+    }
+    schema = importlib.import_module("nemotron.recipes.nano3.stage0_pretrain.data_schema").PretrainDataConfig
+    try:
+        blend.add_shares(phases, weights)
+    except UserError:
+        with pytest.raises(ValidationError, match=r"sources\.0\.weight.* in blend phase .*must be (below|at most) 1"):
+            schema.model_validate(config)
+    else:
+        schema.model_validate(config)
+
+
+def test_own_sources_are_read_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = importlib.import_module("nemotron.recipes.nano3.stage0_pretrain.data_prep")
+    seen: list[str | None] = []
+
+    def first_of(documents: Iterable[Document | Part | Skipped], *_: object) -> NoReturn:
+        seen.append(next(iter(documents)).source)
+        raise UserError("that was the first")
+
+    monkeypatch.setattr(script.curation, "curate", first_of)
+    words = ["tasks.num_tasks=100", "curation.evaluation_tasks=1", "sources=[own.jsonl]"]
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *words])
+    assert run_main(script.main) == 2
+    assert seen == ["own"]
+
+
+def test_the_message_names_keys_sum_and_limit() -> None:
+    sources = "sources=[{name: a, paths: [own.jsonl], weight: 0.7}, {name: b, paths: [own.jsonl], weight: 0.7}]"
+    with pytest.raises(UserError) as caught:
+        load_script_config(str(NANO3 / "stage0_pretrain" / "data_prep.py"), ["--config", "tiny", sources])
+    assert caught.value.message == (
+        "command line: sources.0.weight + sources.1.weight = 0.7 + 0.7 = 1.4 in blend phase 'diversity': "
+        "must be below 1, to leave a share to stdlib_code, stdlib_docs, tasks"
+    )

@@ -52,7 +52,7 @@ def conversations(folder: Path, dice: random.Random) -> None:
     """Several turns with reasoning; one record has no answer."""
     for name in ("a", "b", "c"):
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-            for _ in range(800):
+            for _ in range(150):
                 turns: list[dict[str, Any]] = []
                 for _ in range(dice.randint(1, 3)):
                     turns.append({"role": "user", "content": sentences(dice, 20)})
@@ -69,7 +69,7 @@ def conversations(folder: Path, dice: random.Random) -> None:
 
 COMMANDS = {
     "tokenize": (documents, DATA / "tokenize" / "tokenize_documents.py", ["shard_bytes=100000", "splits.test=0.05"]),
-    "pack": (conversations, DATA / "pack" / "pack.py", ["shard_bytes=100000", "packing.seq_length=1024"]),
+    "pack": (conversations, DATA / "pack" / "pack.py", ["shard_bytes=20000", "packing.seq_length=1024"]),
 }
 
 

@@ -142,6 +142,7 @@ def test_two_nodes_train_like_two_processes_here(undisturbed: Desk, desk: Desk) 
     assert isinstance(producer, dict) and re.fullmatch(r"[0-9a-f]{64}", producer["code_digest"])
 
 
+@pytest.mark.slow
 def test_a_request_to_save_requeues_and_ends_with_the_same_weights(undisturbed: Desk, desk: Desk, slurm: Slurm) -> None:
     with_data_of(undisturbed, desk)
     process = desk.start("nano3", "pretrain", "-c", "tiny", "--run", "slurm", *TRAIN)
@@ -265,7 +266,8 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("profile", ["slurm", pytest.param("login", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["slurm", "login"])
 def test_a_script_of_another_project_gets_its_secrets_and_nobody_else_does(
     desk: Desk, login_node: LoginNode, profile: str
 ) -> None:

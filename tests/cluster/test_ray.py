@@ -264,6 +264,7 @@ def test_a_secret_that_the_cluster_lacks_is_refused_by_name(
     assert code == 2 and "error: ANOTHER_TOKEN, a secret of this job, is not set on" in out and "begun" not in out
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_the_cluster_and_the_digest_is_that_of_one_process(
     ray_cluster: RayCluster, here: Version, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def files_with(text: str, *folders: Path) -> list[Path]:
 # -- to the end
 
 
+@pytest.mark.slow
 def test_torchrun_over_two_nodes(submit: Submitter, tmp_path: Path) -> None:
     """Ranks over nodes, variables with any text, secrets that arrive but are written nowhere, GPUs, states."""
     submit.profile("gpus", gpus_per_node=2, cpus_per_task=3)

@@ -12,7 +12,7 @@ Every round times, one after the other in this process: `plain`, the texts in me
 `Tokenizer.encode_batch_fast` in batches of 256 on N threads, the ids thrown away; `pipeline`, the same documents from
 the JSON Lines file to .bin/.idx with receipts (reading the tokenizer, listing, plan, N processes and their start
 included). The ratio is that of the round; its median is printed, and that of the processor seconds, which other work on
-the machine disturbs less. Then `command`: the recipe's script as a user starts it, up to the published artifact, with
+the machine disturbs less. And `command`: the recipe's script as a user starts it, up to the published artifact, with
 the most memory that all its processes held together (PSS, sampled); and start-up, which is that command for one short
 document.
 """
@@ -190,22 +190,25 @@ def main() -> None:
             file = folder / f"{megabytes}.jsonl"
             with file.open("w", encoding="utf-8") as stream:
                 stream.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-            alone, ours = [], []
+            alone, ours, commands = [], [], []
             for _ in range(arguments.rounds):
                 alone.append(plain(tokenizer_json, texts))
                 ours.append(pipeline(tokenizer_json, file, arguments.threads))
-            took, peak = command(file, tokenizer_dir)
+                commands.append(command(file, tokenizer_dir))
+            commands = commands or [command(file, tokenizer_dir)]
+            took, peak = statistics.median(seconds for seconds, _ in commands), max(memory for _, memory in commands)
             print(f"\n{megabytes} MB, {len(texts):,} documents")
             beside = ""
             if arguments.rounds:
                 ratios, processor = [[a[k] / b[k] for a, b in zip(alone, ours, strict=True)] for k in (0, 1)]
+                shares = [a[0] / b[0] for a, b in zip(alone, commands, strict=True)]
                 plain_seconds, our_seconds = (statistics.median(wall for wall, _ in each) for each in (alone, ours))
                 print(f"  plain     {size / plain_seconds:7.2f} MB/s")
                 print(
                     f"  pipeline  {size / our_seconds:7.2f} MB/s, {statistics.median(ratios):.1%} of plain "
                     f"({min(ratios):.1%} to {max(ratios):.1%}); by processor seconds {statistics.median(processor):.1%}"
                 )
-                beside = f"{plain_seconds / took:.1%} of plain, "
+                beside = f"{statistics.median(shares):.1%} of plain ({min(shares):.1%} to {max(shares):.1%}), "
             print(f"  command   {size / took:7.2f} MB/s, {beside}at most {peak:,.0f} MB of memory", flush=True)
             del texts
             file.unlink()

@@ -103,11 +103,12 @@ def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
 
 def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float, int]:
     """Seconds from a file's name to packed rows, as of `Clock`; and how many tokens these hold."""
-    from nemotron.data_prep import chat_pack, chat_spool
-    from nemotron.data_prep.engines import PoolEngine, SerialEngine
-    from nemotron.data_prep.shards import freeze, run_shards
+    from nemotron.data_prep.chat import pack as chat_pack
+    from nemotron.data_prep.chat import spool as chat_spool
     from nemotron.data_prep.sources import Reading, list_files
-    from nemotron.data_prep.tokenizer import tokenizer_from
+    from nemotron.data_prep.tokens.tokenizer import tokenizer_from
+    from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+    from nemotron.data_prep.work.shards import freeze, run_shards
 
     reading = Reading(columns={"messages": "messages", "tools": "tools"}, required=(), present=("messages",))
     source = chat_spool.ChatSource("own", reading)
@@ -171,7 +172,7 @@ def main() -> None:
 
     from tokenizers import __version__
 
-    from nemotron.data_prep.tokenizer import find_tokenizer, train_tokenizer
+    from nemotron.data_prep.tokens.tokenizer import find_tokenizer, train_tokenizer
     from nemotron.kit.chat import render
 
     if arguments.tokenizer:

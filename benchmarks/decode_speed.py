@@ -39,8 +39,8 @@ import torch
 from models import build, huggingface_twin, machine
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.generate import generate
-from nemotron.stack.models.parameters import count_parameters
+from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.published.parameters import count_parameters
 from nemotron.stack.training.flops import forward_flops_per_token
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 

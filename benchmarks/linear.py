@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""fp32 matrix products of a linear layer and its gradient: oneDNN (`stack/models/linear.py`) beside PyTorch's own.
+"""fp32 matrix products of a linear layer and its gradient: oneDNN (`kernels/linear.py`) beside PyTorch's own.
 
     python benchmarks/linear.py
 
@@ -23,7 +23,7 @@ if os.environ.get("_SETTINGS") != "1":  # they act when a process starts
 import torch
 from models import machine
 
-from nemotron.stack.models.linear import HAS_ONEDNN, matmul_nt
+from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt
 
 SHAPES = [(2048, 128, 648), (2048, 128, 2048), (2048, 256, 1288), (2048, 256, 4096), (512, 128, 128)]
 

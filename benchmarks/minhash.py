@@ -33,10 +33,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from nemotron.data_prep.decontamination import words
-from nemotron.data_prep.deduplication import minhash
-from nemotron.data_prep.deduplication.columns import BATCH_CHARS
-from nemotron.data_prep.deduplication.minhash import MinHashSettings
+from nemotron.data_prep.curation.decontamination import words
+from nemotron.data_prep.curation.deduplication import minhash
+from nemotron.data_prep.curation.deduplication.columns import BATCH_CHARS
+from nemotron.data_prep.curation.deduplication.minhash import MinHashSettings
 
 MEAN_WORDS, SIGMA, VOCABULARY = 500, 0.6, 50_000
 PLANTED = (0.7, 0.8, 0.9)

@@ -24,7 +24,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from nemotron.data_prep.bin_packing import Algorithm, first_fit_decreasing, pack_lengths
+from nemotron.data_prep.chat.bin_packing import Algorithm, first_fit_decreasing, pack_lengths
 
 MEAN, SIGMA, CAPACITY, ROUNDS = 664, 1.0, 4096, 3
 NAIVE = 10_000

@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, nargs="+", default=[100], help="megabytes (10^6 bytes) of text")
     arguments = parser.parse_args()
-    from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+    from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 
     every = sorted(os.sched_getaffinity(0))
     print(f"{platform.machine()}, {len(every)} cores; Python {platform.python_version()}")

@@ -21,8 +21,8 @@ import torch
 from models import MODELS, machine
 
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.generate import generate
-from nemotron.stack.models.speculative import Acceptance, generate_speculative
+from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.speculative import Acceptance, generate_speculative
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
 CONFIG = replace(MODELS["1.9M"], vocab_size=256, num_nextn_predict_layers=1, mtp_num_layers=2)

@@ -90,12 +90,12 @@ def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
 
 def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float]:
     """Seconds from a file's name to all receipts, as of `Clock`."""
-    from nemotron.data_prep.engines import PoolEngine, SerialEngine
-    from nemotron.data_prep.shards import freeze, run_shards
     from nemotron.data_prep.sources import Reading, list_files
-    from nemotron.data_prep.tokenization.encoding import plain_tokenizer
-    from nemotron.data_prep.tokenization.planning import SourceInput, make_plan
-    from nemotron.data_prep.tokenization.task import SourceRules, TokenizeJob, tokenize_shard
+    from nemotron.data_prep.tokens.encoding import plain_tokenizer
+    from nemotron.data_prep.tokens.planning import SourceInput, make_plan
+    from nemotron.data_prep.tokens.task import SourceRules, TokenizeJob, tokenize_shard
+    from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+    from nemotron.data_prep.work.shards import freeze, run_shards
 
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         plain_tokenizer.cache_clear()
@@ -164,7 +164,7 @@ def main() -> None:
     os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"] = str(arguments.threads), "true"
     import tokenizers
 
-    from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+    from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

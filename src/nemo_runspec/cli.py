@@ -15,10 +15,11 @@ from nemo_runspec.config.script import default_config
 from nemo_runspec.config.validate import load_schema
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, run_main
-from nemo_runspec.execution import ray, slurm
-from nemo_runspec.execution.follow import follow
-from nemo_runspec.execution.follow_ray import follow_ray
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.execution.ray import jobs as ray
+from nemo_runspec.execution.ray.follow import follow_ray
+from nemo_runspec.execution.slurm import submit as slurm
+from nemo_runspec.execution.slurm.follow import follow
 from nemo_runspec.job import (
     CONTEXT_SETTINGS,
     VALUED,

@@ -19,10 +19,10 @@ import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env import Env, RaySettings
 from nemo_runspec.errors import UserError
-from nemo_runspec.execution import ray as ray_execution
-from nemo_runspec.execution.follow_ray import follow_ray
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
-from nemo_runspec.execution.ray import RayJob, how_to_follow, new_job_id, ray_runtime_env, submit
+from nemo_runspec.execution.ray import jobs as ray_execution
+from nemo_runspec.execution.ray.follow import follow_ray
+from nemo_runspec.execution.ray.jobs import RayJob, how_to_follow, new_job_id, ray_runtime_env, submit
 
 from .ray_cluster import RayCluster
 from .slurm import Slurm, wait_for
@@ -33,7 +33,7 @@ DATA_PREP = SOURCE_ROOT / "nemotron/recipes/nano3/stage0_pretrain/data_prep.py"
 QUICK = ("stdlib.enabled=false", "tasks.num_tasks=60000", "tokenizer.vocab_size=400", "curation.evaluation_tasks=20")
 ON_A_NODE = (
     "import os, sys\nfrom nemo_runspec.errors import run_main\n"
-    "from nemo_runspec.execution.ray_allocation import run_in_allocation\n"
+    "from nemo_runspec.execution.ray.allocation import run_in_allocation\n"
     "sys.exit(run_main(lambda: run_in_allocation(sys.argv[1:], dict(os.environ), None)))"
 )
 
@@ -98,7 +98,7 @@ def test_data_on_two_nodes_of_a_slurm_job_has_the_digest_of_one_process(
 def test_shards_written_on_two_nodes_are_those_of_one_process(
     slurm: Slurm, scratch: Path, tmp_path: Path, kind: str
 ) -> None:
-    from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+    from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 
     (tmp_path / "mine").mkdir()
     for name in "abc":
@@ -286,8 +286,8 @@ def test_the_command_runs_on_the_cluster_and_the_digest_is_that_of_one_process(
 _FOLLOW = """
 import signal, sys
 from nemo_runspec.errors import run_main
-from nemo_runspec.execution.follow_ray import follow_ray
-from nemo_runspec.execution.ray import RayJob
+from nemo_runspec.execution.ray.follow import follow_ray
+from nemo_runspec.execution.ray.jobs import RayJob
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(run_main(lambda: follow_ray(RayJob(*sys.argv[1:]))))
 """

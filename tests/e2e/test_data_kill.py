@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
-from nemotron.data_prep.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, train_tokenizer
 from nemotron.kit import Model
 from nemotron.stack.models import NemotronH, NemotronHConfig
 

@@ -86,7 +86,7 @@ def run_node(file: Path) -> int:
         return DONE
     command, environment = node_command(launch, bundle, here), local_environment({})
     if launch.launch == "ray":
-        from nemo_runspec.execution.ray_allocation import run_in_allocation
+        from nemo_runspec.execution.ray.allocation import run_in_allocation
 
         return leave_together(run_in_allocation(command, environment, workdir), job_dir, here)
     left = job_dir / f".exit-code-{here.attempt}"

@@ -19,11 +19,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.blend_file import BLEND_FILE
-from nemotron.data_prep.curation_step import StepTable
-from nemotron.data_prep.indexed_dataset import IndexedDataset
-from nemotron.data_prep.mixture import MIXTURE_FILE
-from nemotron.data_prep.shards import PLAN_FILE, RECEIPTS, Plan, Receipt, Shard
+from nemotron.data_prep.curation.step import StepTable
+from nemotron.data_prep.tokens.blend_file import BLEND_FILE
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
+from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
+from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Receipt, Shard
 from nemotron.kit.metrics import read_metrics
 from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
 

@@ -16,9 +16,9 @@ import pytest
 
 from nemotron.cli.commands.data.preview import preview as command
 from nemotron.cli.recipe_dir import recipe_dir
-from nemotron.data_prep.conversations import Conversation
-from nemotron.data_prep.packing import pack, tokenize_conversations
-from nemotron.data_prep.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from nemotron.data_prep.chat.conversations import Conversation
+from nemotron.data_prep.chat.packing import pack, tokenize_conversations
+from nemotron.data_prep.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from nemotron.kit import SFTPack
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]

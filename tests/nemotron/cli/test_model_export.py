@@ -13,7 +13,7 @@ import torch
 from nemo_runspec.artifacts import Registry
 from nemotron.cli.main import _run
 from nemotron.cli.recipe_dir import recipe_dir
-from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model
 from nemotron.stack.models import NemotronH, NemotronHConfig
 

@@ -14,7 +14,7 @@ from nemo_runspec.execution.local import CPU_SETTINGS
 from nemotron.cli.commands.models import show
 from nemotron.cli.main import _run
 from nemotron.cli.recipe_dir import recipe_dir
-from nemotron.stack.models.presets import PRESETS
+from nemotron.stack.models.published.presets import PRESETS
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 NAMES = ", ".join(PRESETS)

@@ -9,14 +9,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.documents import Document, Kind, Part, Skipped, split_of
+from nemotron.data_prep.sources.documents import Document, Kind, Part, Skipped, split_of
 from nemotron.data_prep.sources.files import SourceFile, list_files, open_binary
 from nemotron.data_prep.sources.pieces import Piece, can_be_cut, pieces_of, whole
 from nemotron.data_prep.sources.reader import read_piece, row_id
 from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
 
 if TYPE_CHECKING:
-    from nemotron.data_prep.curation_step import Drop
+    from nemotron.data_prep.curation.step import Drop
 
 _PIECE_BYTES = 4 << 20  # of a part: a worker holds all its documents, judged, and a few parts wait for their turn
 _LARGE_BYTES = 8 << 20  # what cannot be cut and is larger is read here, as a stream
@@ -135,7 +135,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def page_text(html: str, url: str | None) -> str | Drop:
     """The main text of a page, or why there is none. UserError: extra `curation`, which takes it out, is missing."""
-    from nemotron.data_prep.extraction import ExtractionSettings, Response, main_text
+    from nemotron.data_prep.curation.extraction import ExtractionSettings, Response, main_text
 
     page = Response(0, url or "", status=200, content_type="text/html; charset=utf-8", body=html.encode())
     found = main_text(page, ExtractionSettings())

@@ -27,11 +27,11 @@ from tokenizers import Tokenizer
 from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, nearest, run_main
-from nemotron.data_prep.chat_spool import ChatSource, as_conversation
-from nemotron.data_prep.conversations import training_spans
-from nemotron.data_prep.packing import PACKED_SCHEMA, encode_conversations
+from nemotron.data_prep.chat.conversations import training_spans
+from nemotron.data_prep.chat.packing import PACKED_SCHEMA, encode_conversations
+from nemotron.data_prep.chat.spool import ChatSource, as_conversation
 from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, list_files, read_piece, where, whole
-from nemotron.data_prep.tokenizer import find_tokenizer, tokenizer_from
+from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source
 

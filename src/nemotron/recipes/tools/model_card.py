@@ -11,7 +11,7 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import UserError
 from nemotron.kit.lineage import LineageNode, format_lineage, raw_sources
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
-from nemotron.stack.models.parameters import count_mtp_parameters, count_parameters
+from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
 
 
 def model_card(version: Version, lineage: LineageNode, registry: Registry, config: NemotronHConfig, dtype: str) -> str:

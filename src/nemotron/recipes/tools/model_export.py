@@ -36,7 +36,7 @@ from nemotron.recipes.tools.model_files import (
 from nemotron.stack.evaluation import load_tokenizer
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.config import read_config
-from nemotron.stack.models.hub import (
+from nemotron.stack.models.published.hub import (
     DTYPES,
     Written,
     checked_weights,

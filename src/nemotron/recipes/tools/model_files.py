@@ -1,7 +1,7 @@
 """A model directory as a whole: which files belong to it, their manifest, and how it comes into being in one step.
 
-Weights, index and config are `stack/models/hub.py`'s; here is what stands beside them for other programs: tokenizer,
-generation config, model card, and `manifest.sha256`. That one is in the format of `sha256sum -c` and covers the small
+Weights, index and config are those of `models/published/hub.py`; here is what stands beside them for other programs:
+tokenizer, generation config, model card, and `manifest.sha256`. That one is in the format of `sha256sum -c` and covers the small
 files, the index among them; the index has the sha256 of every tensor. So a flipped bit anywhere is found.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
 from nemotron.stack.models.config import CONFIG_FILE
-from nemotron.stack.models.hub import INDEX_FILE
+from nemotron.stack.models.published.hub import INDEX_FILE
 
 TOKENIZER_FILES = (
     "tokenizer.json",

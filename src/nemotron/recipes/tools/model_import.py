@@ -27,7 +27,7 @@ from nemotron.recipes.tools.model_files import check_manifest, is_model_file
 from nemotron.stack.evaluation import load_tokenizer
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.config import read_config, unknown_keys
-from nemotron.stack.models.hub import checked_weights
+from nemotron.stack.models.published.hub import checked_weights
 
 
 def find_source(source: str, revision: str | None) -> tuple[Path, str]:

@@ -22,7 +22,7 @@ from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.stack.models.config import BLOCK_NAMES, CONFIG_FILE, NemotronHConfig
-from nemotron.stack.models.memory import (
+from nemotron.stack.models.published.memory import (
     BITS_PER_WEIGHT,
     TRAINING_BYTES,
     conv_state_bytes,
@@ -31,8 +31,8 @@ from nemotron.stack.models.memory import (
     training_bytes,
     weight_bytes,
 )
-from nemotron.stack.models.parameters import Parameters, count_mtp_parameters, count_parameters
-from nemotron.stack.models.presets import PRESETS
+from nemotron.stack.models.published.parameters import Parameters, count_mtp_parameters, count_parameters
+from nemotron.stack.models.published.presets import PRESETS
 from nemotron.stack.training.flops import forward_flops_per_token, mtp_flops_per_token, training_flops_per_token
 
 Row = tuple[str, ...]

@@ -13,7 +13,7 @@ from nemo_runspec.errors import UserError
 from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, PromptFormat, evaluate_tasks
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.generate import generate
+from nemotron.stack.models.decoding.generate import generate
 
 _STOP_TOKENS = ("<|im_end|>", "</s>")
 

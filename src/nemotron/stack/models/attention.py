@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nemotron.stack.models.cache import AttentionCache
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.linear import Linear
+from nemotron.stack.models.decoding.cache import AttentionCache
+from nemotron.stack.models.kernels.linear import Linear
 
 # Shapes: B batch, L length, S key slots, D hidden, A query heads, J key/value heads, X head_dim.
 

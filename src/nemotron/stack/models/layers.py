@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nemotron.stack.models.linear import Linear
+from nemotron.stack.models.kernels.linear import Linear
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

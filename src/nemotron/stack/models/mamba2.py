@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nemotron.stack.models.cache import MambaCache
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.conv import CausalConv
-from nemotron.stack.models.kernels import causal_conv_silu, chunk_scan
+from nemotron.stack.models.decoding.cache import MambaCache
+from nemotron.stack.models.kernels.conv import CausalConv
+from nemotron.stack.models.kernels.cuda import causal_conv_silu, chunk_scan
+from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.models.layers import GatedGroupRMSNorm, at_least_fp32
-from nemotron.stack.models.linear import Linear
 
 
 class Mamba2(nn.Module):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.config import NemotronHConfig
+from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Linear, matmul_nt, onednn_serves
 from nemotron.stack.models.layers import MLP, at_least_fp32
-from nemotron.stack.models.linear import ROW_MULTIPLE, Linear, matmul_nt, onednn_serves
 
 
 class Router(nn.Module):

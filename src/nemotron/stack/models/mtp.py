@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from nemotron.stack.models.attention import packing_mask
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
+from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.models.layers import RMSNorm
-from nemotron.stack.models.linear import Linear
 
 
 class MTPLayer(Block):

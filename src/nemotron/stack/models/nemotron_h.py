@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nemotron.stack.models import hub
 from nemotron.stack.models.attention import packing_mask
 from nemotron.stack.models.block import Block
-from nemotron.stack.models.cache import Cache
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decode import compute_dtype, prepare
+from nemotron.stack.models.decoding.cache import Cache
+from nemotron.stack.models.decoding.steps import compute_dtype, prepare
+from nemotron.stack.models.kernels.linear import Linear, linear
 from nemotron.stack.models.layers import RMSNorm
-from nemotron.stack.models.linear import Linear, linear
 from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.mtp import MTP, shift_left
-from nemotron.stack.models.parameters import count_mtp_parameters, count_parameters
+from nemotron.stack.models.published import hub
+from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
 
 # Shapes: B batch, L length, D hidden, V vocabulary.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from nemotron.stack.models.generate import generate
+from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.nemotron_h import NemotronH
 
 

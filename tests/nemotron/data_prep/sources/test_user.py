@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation import curate
-from nemotron.data_prep.documents import Document, Part, Skipped
-from nemotron.data_prep.engines import PoolEngine
+from nemotron.data_prep.curation.corpus import curate
 from nemotron.data_prep.sources import UserSource, file_digests, list_files, user, user_documents
+from nemotron.data_prep.sources.documents import Document, Part, Skipped
+from nemotron.data_prep.work.engines import PoolEngine
 
 from .written import every_format, json_lines, response, warc
 

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
-from nemotron.data_prep.indexed_dataset import IndexedDataset
-from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.stack.training.loaders import BlendLoader, held_out_documents
 
 SCRIPT = Path(nemotron.recipes.__file__).parent / "data" / "tokenize" / "tokenize_documents.py"

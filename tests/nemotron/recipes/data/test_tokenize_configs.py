@@ -20,7 +20,7 @@ from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.errors import UserError
 from nemo_runspec.fingerprint import plain
 from nemo_runspec.runspec import Runspec, parse
-from nemotron.data_prep.mixture import SourceTokens, plan_mixture
+from nemotron.data_prep.tokens.mixture import SourceTokens, plan_mixture
 from nemotron.recipes.data.tokenize.schema import TokenizeConfig, read_blend
 
 RECIPE = Path(nemotron.recipes.__file__).parent / "data" / "tokenize"

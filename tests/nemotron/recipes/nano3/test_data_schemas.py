@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from nemo_runspec.config.script import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import blend
-from nemotron.data_prep.documents import Document, Part, Skipped
+from nemotron.data_prep.sources.documents import Document, Part, Skipped
+from nemotron.data_prep.tokens import blend
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}

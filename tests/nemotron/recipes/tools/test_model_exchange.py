@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import run_main
-from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Dataset, Model, Results
 from nemotron.kit.chat import render
 from nemotron.recipes.tools import model_export, model_import
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.generate import generate
+from nemotron.stack.models.decoding.generate import generate
 
 TEXTS = [f"def function_{i}(value):\n    return value + {i * 37}\n" for i in range(50)] + ["the quick brown fox " * 20]
 CONFIG: dict[str, Any] = {

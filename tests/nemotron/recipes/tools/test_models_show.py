@@ -14,7 +14,7 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.recipes.tools import models_show
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.presets import PRESETS
+from nemotron.stack.models.published.presets import PRESETS
 
 TINY = NemotronHConfig("ME*-", vocab_size=64)
 

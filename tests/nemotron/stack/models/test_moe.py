@@ -81,7 +81,8 @@ def test_bias_acts_on_the_choice_and_not_on_the_weights() -> None:
         others = sorted((0, 2, 4, 5), key=lambda e: -float(expected_scores[t, e]))[:2]  # 1 always, 3 never
         assert set(chosen[t].tolist()) == {1, *others}
         taken = expected_scores[t, chosen[t]]
-        torch.testing.assert_close(weights[t].double(), 2.5 * taken / taken.sum())
+        # In fp32, whose rounding differs between processors: a few units of 6e-8.
+        torch.testing.assert_close(weights[t].double(), 2.5 * taken / taken.sum(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.5, 5.0])

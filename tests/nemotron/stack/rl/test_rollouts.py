@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.generate import generate
+from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.rl.losses import grpo_loss
 from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, pack_rollouts
 

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.presets import PRESETS
+from nemotron.stack.models.published.presets import PRESETS
 from nemotron.stack.training.flops import forward_flops_per_token, mtp_flops_per_token, training_flops_per_token
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 

@@ -16,8 +16,8 @@ from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError, did_you_mean
-from nemo_runspec.execution import slurm
-from nemo_runspec.execution.follow import follow
+from nemo_runspec.execution.slurm import submit as slurm
+from nemo_runspec.execution.slurm.follow import follow
 from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_env, parse_recipe_config, registry_of
 from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
 from nemo_runspec.variables import ARTIFACTS_ROOT, PUBLISHED_DIR

@@ -45,14 +45,15 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import chat_pack, chat_spool
-from nemotron.data_prep.conversations import ConversationTable
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.progress import Progress
-from nemotron.data_prep.shards import RECEIPTS, freeze, run_shards
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.chat import pack as chat_pack
+from nemotron.data_prep.chat import spool as chat_spool
+from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources import Format, Reading, SourceFile, check_skipped, list_files
-from nemotron.data_prep.tokenizer import find_tokenizer, tokenizer_from
+from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import RECEIPTS, freeze, run_shards
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import required_tokens, template_source
 from nemotron.recipes.data.pack.example import write_example

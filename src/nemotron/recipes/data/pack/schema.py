@@ -201,7 +201,7 @@ class PackingConfig(Group):
         "first_fit_decreasing",
         "first_fit_shuffle",
         "modified_first_fit_decreasing",
-    ] = Field("best_fit_decreasing", description="which row a sequence goes to: nemotron.data_prep.bin_packing")
+    ] = Field("best_fit_decreasing", description="which row a sequence goes to: nemotron.data_prep.chat.bin_packing")
     file_tokens: int = Field(16 * 2**20, ge=1, description="tokens a Parquet file, about: a task's work")
 
 

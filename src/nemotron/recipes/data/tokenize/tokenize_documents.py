@@ -43,20 +43,20 @@ import tokenizers
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.blend_file import BLEND_FILE, Phase, SourceFiles, write_blend_file
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.indexed_dataset import token_dtype
-from nemotron.data_prep.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
-from nemotron.data_prep.progress import Progress
-from nemotron.data_prep.shards import RECEIPTS, Receipt, freeze, run_shards
-from nemotron.data_prep.signals import leave_on_signals
 from nemotron.data_prep.sources import FORMATS, Reading, check_skipped, described, list_files
 from nemotron.data_prep.sources.warc import require_extra
-from nemotron.data_prep.tokenization.encoding import plain_tokenizer, vocab_size_of
-from nemotron.data_prep.tokenization.planning import SourceInput, make_plan
-from nemotron.data_prep.tokenization.streams import collect, link_streams, skipped_table
-from nemotron.data_prep.tokenization.task import NOT_UNREADABLE, SPLITS, SourceRules, TokenizeJob, tokenize_shard
-from nemotron.data_prep.tokenizer import TokenizerFiles, find_tokenizer
+from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Phase, SourceFiles, write_blend_file
+from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of
+from nemotron.data_prep.tokens.indexed_dataset import token_dtype
+from nemotron.data_prep.tokens.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
+from nemotron.data_prep.tokens.planning import SourceInput, make_plan
+from nemotron.data_prep.tokens.streams import collect, link_streams, skipped_table
+from nemotron.data_prep.tokens.task import NOT_UNREADABLE, SPLITS, SourceRules, TokenizeJob, tokenize_shard
+from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import RECEIPTS, Receipt, freeze, run_shards
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
 

@@ -43,12 +43,15 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import blend, curation, sources, stdlib
-from nemotron.data_prep import tokenizer as bpe
-from nemotron.data_prep.documents import Document, Part, Skipped
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.jsonl import write_jsonl
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep import sources
+from nemotron.data_prep.curation import corpus as curation
+from nemotron.data_prep.sources import stdlib
+from nemotron.data_prep.sources.documents import Document, Part, Skipped
+from nemotron.data_prep.tokens import blend
+from nemotron.data_prep.tokens import tokenizer as bpe
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.jsonl import write_jsonl
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 

@@ -218,7 +218,7 @@ def _local_files(path: str) -> set[str]:
 
 
 class CurationConfig(Group):
-    """What is dropped. Thresholds of the quality heuristics stand in nemotron/data_prep/quality.py."""
+    """What is dropped. Thresholds of the quality heuristics stand in nemotron/data_prep/curation/text_quality.py."""
 
     near_duplicate_jaccard: float = Field(0.8, gt=0, le=1, description="similarity of word 5-grams that makes a copy")
     ngram: int = Field(13, ge=5, le=50, description="words; shared with held-out or evaluation text: an overlap")

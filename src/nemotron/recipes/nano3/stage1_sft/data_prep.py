@@ -42,15 +42,15 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import conversations as conv
-from nemotron.data_prep import packing
-from nemotron.data_prep.conversations import Conversation
-from nemotron.data_prep.documents import Split
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.jsonl import write_jsonl
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.chat import conversations as conv
+from nemotron.data_prep.chat import packing
+from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.sources import ReadReport, SourceFile, file_digests, list_files
-from nemotron.data_prep.tokenizer import load_tokenizer
+from nemotron.data_prep.sources.documents import Split
+from nemotron.data_prep.tokens.tokenizer import load_tokenizer
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.jsonl import write_jsonl
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
 

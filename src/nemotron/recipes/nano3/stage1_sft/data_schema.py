@@ -231,7 +231,7 @@ class PackingConfig(Group):
         "first_fit_decreasing",
         "first_fit_shuffle",
         "modified_first_fit_decreasing",
-    ] = Field("best_fit", description="which row a conversation goes to: nemotron.data_prep.bin_packing")
+    ] = Field("best_fit", description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing")
 
 
 class SFTDataConfig(Group):

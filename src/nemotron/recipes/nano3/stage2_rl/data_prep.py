@@ -42,11 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.conversations import ConversationTable
-from nemotron.data_prep.documents import stable_hash
-from nemotron.data_prep.engines import Engine, open_engine
-from nemotron.data_prep.jsonl import write_jsonl
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources import (
     Reading,
     ReadReport,
@@ -57,6 +53,10 @@ from nemotron.data_prep.sources import (
     row_id,
     whole,
 )
+from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.work.engines import Engine, open_engine
+from nemotron.data_prep.work.jsonl import write_jsonl
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
 from nemotron.stack.environments import (
     FAMILIES,

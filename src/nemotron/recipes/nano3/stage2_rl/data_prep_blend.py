@@ -47,15 +47,15 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.documents import split_of
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.gym_records import server_of
-from nemotron.data_prep.progress import Progress
-from nemotron.data_prep.rl_blend import KEYS, RECORDS, BlendJob, fetch_shard, read_shard, resolve_shard
-from nemotron.data_prep.shards import RECEIPTS, Plan, Receipt, Shard, freeze, run_shards
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.rl.blend import KEYS, RECORDS, BlendJob, fetch_shard, read_shard, resolve_shard
+from nemotron.data_prep.rl.gym_records import server_of
+from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
 from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, file_digests, list_files, pieces_of
-from nemotron.data_prep.sources.placeholders import PUBLISHED, Reference
+from nemotron.data_prep.sources.documents import split_of
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import RECEIPTS, Plan, Receipt, Shard, freeze, run_shards
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import RLPrompts, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
 

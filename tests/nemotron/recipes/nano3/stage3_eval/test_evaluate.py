@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron.data_prep.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, Results, RLPrompts
 from nemotron.stack.environments import FAMILIES, generate_tasks, plain_text
 from nemotron.stack.models import NemotronH, NemotronHConfig

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.decontamination import words
+from nemotron.data_prep.curation.decontamination import words
 from nemotron.recipes.data.curation.nemotron_cc import crawl_texts as texts
 
 DATE = "2026-01-01T00:00:00Z"  # of every record: two crawls of one seed are the same bytes

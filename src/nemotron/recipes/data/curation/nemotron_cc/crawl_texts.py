@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from nemotron.data_prep import stdlib
+from nemotron.data_prep.sources import stdlib
 
 _LIST = re.compile(r"\[(\w+)\]")
 

@@ -41,9 +41,10 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import decontamination_step as steps
 from nemotron.data_prep import sources
-from nemotron.data_prep.curation_step import (
+from nemotron.data_prep.curation import decontamination_step as steps
+from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits, words
+from nemotron.data_prep.curation.step import (
     Score,
     collect,
     list_documents,
@@ -54,9 +55,8 @@ from nemotron.data_prep.curation_step import (
     score_drops,
     urls_of,
 )
-from nemotron.data_prep.decontamination import Decontaminator, GramHasher, hits, words
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
 from nemotron.stack.environments import evaluation_prompts
 

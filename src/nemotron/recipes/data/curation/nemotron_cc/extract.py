@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
-from nemotron.data_prep.curation_step import (
+from nemotron.data_prep.curation.extraction import ExtractionSettings, extract_shard, plan_extraction
+from nemotron.data_prep.curation.step import (
     collect,
     list_documents,
     publish_step,
@@ -46,11 +47,10 @@ from nemotron.data_prep.curation_step import (
     read_truth,
     share_text,
 )
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.extraction import ExtractionSettings, extract_shard, plan_extraction
-from nemotron.data_prep.jsonl import read_jsonl
-from nemotron.data_prep.signals import leave_on_signals
 from nemotron.data_prep.sources import list_files
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.jsonl import read_jsonl
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
 
 if TYPE_CHECKING:

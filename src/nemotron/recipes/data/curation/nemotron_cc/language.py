@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
-from nemotron.data_prep import language
-from nemotron.data_prep.curation_step import (
+from nemotron.data_prep.curation import language
+from nemotron.data_prep.curation.step import (
     filter_shards,
     list_documents,
     plan_step,
@@ -49,8 +49,8 @@ from nemotron.data_prep.curation_step import (
     share_text,
     urls_of,
 )
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@
 Pages in seven languages: explanations from the docstrings of the running Python, and sentences put together from lists,
 each within menus, cookie banners, advertisements and scripts. Planted: copies, near copies of known similarity,
 passages that many pages share, personal data and what only looks like it, worthless pages, questions of two evaluation
-sets, broken pages. `truth.jsonl` says what is where; its format: nemotron/data_prep/curation_step.py.
+sets, broken pages. `truth.jsonl` says what is where; its format: nemotron/data_prep/curation/step.py.
 
 Simplified against the paper: the published data comes from 99 snapshots of Common Crawl. For pages of your own, leave
 this script out and give extract.py your WARC files.
@@ -43,10 +43,10 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import stdlib
-from nemotron.data_prep.curation_step import TRUTH
-from nemotron.data_prep.jsonl import write_jsonl
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.curation.step import TRUTH
+from nemotron.data_prep.sources import stdlib
+from nemotron.data_prep.work.jsonl import write_jsonl
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete
 from nemotron.recipes.data.curation.nemotron_cc import crawl_texts
 from nemotron.recipes.data.curation.nemotron_cc.crawl_pages import make_pages, write_warc

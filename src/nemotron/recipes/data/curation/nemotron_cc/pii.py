@@ -24,7 +24,7 @@
 
 E-mail addresses, telephone numbers, IP addresses, card numbers, IBAN, US social security numbers, keys and tokens,
 private keys: found by patterns, decided by check digits and by what stands around. What stays on purpose is listed in
-nemotron/data_prep/pii.py. How well the patterns do is measured on made-up cases before any document is read, and on the
+data_prep/curation/pii.py. How well the patterns do is measured on made-up cases before any document is read, and on the
 crawl's planted ones afterwards.
 
 Simplified against what NeMo Curator offers: no names and no street addresses, which take a model.
@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, run_main
-from nemotron.data_prep import pii, pii_cases
-from nemotron.data_prep.curation_step import (
+from nemotron.data_prep.curation import pii, pii_cases
+from nemotron.data_prep.curation.step import (
     Score,
     filter_shards,
     list_documents,
@@ -50,8 +50,8 @@ from nemotron.data_prep.curation_step import (
     read_documents,
     read_truth,
 )
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 
 if TYPE_CHECKING:

@@ -46,9 +46,9 @@ import numpy as np
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
-from nemotron.data_prep import quality_classifier as quality
-from nemotron.data_prep import quality_step, sources
-from nemotron.data_prep.curation_step import (
+from nemotron.data_prep import sources
+from nemotron.data_prep.curation import quality, quality_step
+from nemotron.data_prep.curation.step import (
     collect,
     list_documents,
     plan_step,
@@ -56,10 +56,10 @@ from nemotron.data_prep.curation_step import (
     read_documents,
     read_truth,
 )
-from nemotron.data_prep.documents import split_of, stable_hash
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.shards import Plan
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.sources.documents import split_of, stable_hash
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.shards import Plan
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 
 if TYPE_CHECKING:

@@ -44,11 +44,11 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, run_main
-from nemotron.data_prep import rephrasing
-from nemotron.data_prep.curation_step import StepTable, list_documents, plan_step, publish_step
-from nemotron.data_prep.engines import SerialEngine
-from nemotron.data_prep.shards import freeze, run_shards
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.curation import rephrasing
+from nemotron.data_prep.curation.step import StepTable, list_documents, plan_step, publish_step
+from nemotron.data_prep.work.engines import SerialEngine
+from nemotron.data_prep.work.shards import freeze, run_shards
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.recipes.data.curation.nemotron_cc import stand_in
 

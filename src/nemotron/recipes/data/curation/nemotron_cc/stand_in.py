@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from nemotron.data_prep.rephrasing import BEGIN_TEXT, END_TEXT, STYLES
+from nemotron.data_prep.curation.rephrasing import BEGIN_TEXT, END_TEXT, STYLES
 
 MODEL = "stand-in-by-rules"
 NOTE = "not a language model: sentences taken from the text by fixed rules"
@@ -45,7 +45,7 @@ def serve(port: int = 0) -> Iterator[str]:
 
 
 def answer(style: str, text: str) -> str:
-    """What is answered to a text in one of the styles of nemotron.data_prep.rephrasing."""
+    """What is answered to a text in one of the styles of nemotron.data_prep.curation.rephrasing."""
     lines = [" ".join(line.split()) for line in text.split("\n")]
     # A line that ends like no sentence is a heading or what a page has around its text.
     sentences = [s for line in lines if line.endswith((".", "!", "?", '"')) for s in _SENTENCE.split(line)]

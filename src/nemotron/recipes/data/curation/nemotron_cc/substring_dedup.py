@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
-from nemotron.data_prep.curation_step import list_documents, publish_step, read_truth
-from nemotron.data_prep.deduplication import substring
-from nemotron.data_prep.deduplication.planted import score_passages
-from nemotron.data_prep.engines import open_engine
-from nemotron.data_prep.signals import leave_on_signals
+from nemotron.data_prep.curation.deduplication import substring
+from nemotron.data_prep.curation.deduplication.planted import score_passages
+from nemotron.data_prep.curation.step import list_documents, publish_step, read_truth
+from nemotron.data_prep.work.engines import open_engine
+from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 
 if TYPE_CHECKING:

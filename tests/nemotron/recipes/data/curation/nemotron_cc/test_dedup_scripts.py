@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from nemo_runspec.artifacts import Registry
-from nemotron.data_prep.curation_step import list_documents, read_documents, write_documents
+from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.kit import Dataset
 from nemotron.recipes.data.curation.nemotron_cc import dedup_schema
 

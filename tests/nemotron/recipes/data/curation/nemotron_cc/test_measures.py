@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nemotron.data_prep.curation_step import TRUTH, write_documents
-from nemotron.data_prep.jsonl import write_jsonl
-from nemotron.data_prep.language import LanguageSettings
+from nemotron.data_prep.curation.language import LanguageSettings
+from nemotron.data_prep.curation.step import TRUTH, write_documents
+from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.recipes.data.curation.nemotron_cc import extract, language
 
 ENGLISH = "The ferry leaves at noon and comes back before the tide turns, unless the wind says otherwise."

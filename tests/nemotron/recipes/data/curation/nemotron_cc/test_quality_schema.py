@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from nemotron.data_prep import heuristics, pii, rephrasing
+from nemotron.data_prep.curation import heuristics, pii, rephrasing
 from nemotron.recipes.data.curation.nemotron_cc import quality_schema as schema
 from nemotron.recipes.data.curation.nemotron_cc import stand_in
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry, Version
-from nemotron.data_prep.curation_step import list_documents, read_documents, write_documents
-from nemotron.data_prep.decontamination import words
+from nemotron.data_prep.curation.decontamination import words
+from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.kit import Dataset
 from nemotron.recipes.data.curation.nemotron_cc import crawl_texts, quality_schema
 from nemotron.recipes.data.curation.nemotron_cc.crawl_pages import make_pages

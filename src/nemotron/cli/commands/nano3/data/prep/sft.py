@@ -5,10 +5,11 @@ from __future__ import annotations
 import typer
 
 from nemo_runspec.bundle import create_bundle
-from nemo_runspec.execution import ray, slurm
-from nemo_runspec.execution.follow import follow
-from nemo_runspec.execution.follow_ray import follow_ray
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.execution.ray import jobs as ray
+from nemo_runspec.execution.ray.follow import follow_ray
+from nemo_runspec.execution.slurm import submit as slurm
+from nemo_runspec.execution.slurm.follow import follow
 from nemo_runspec.job import (
     RecipeConfig,
     build_env_vars,

@@ -1,0 +1,187 @@
+"""Stay attached to a job on a Ray cluster: print its log and states, pass Ctrl-C on, and end with its own exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
+from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
+from nemo_runspec.execution.ray.jobs import RayJob, connect, how_to_follow, reason
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+# How long a cluster may not answer, in seconds.
+PATIENCE_AWAY = 600.0
+# What the client raises then: requests' errors are OSErrors, aiohttp's one or the other.
+_NO_ANSWER = (RuntimeError, OSError)
+
+
+def follow_ray(job: RayJob) -> int:
+    """Follow a job to its end: its log goes to stdout, what Ray does with it to stderr.
+
+    Ctrl-C asks once whether to cancel, and a second one cancels; without a terminal to ask on, the first says what a
+    second one does. SIGTERM leaves the job running.
+
+    Returns:
+        0 succeeded; the script's own 1, 2, 130 or 143; 1 for whatever else it ended with, and where the cluster no
+        longer answers; 130 cancelled by Ctrl-C; 143 after SIGTERM.
+    """
+    question = CancelQuestion()
+    with noted_signals() as signals:
+        follower = _Follower(job, signals)
+        while True:
+            try:
+                code = follower.run()
+                if code is not None:
+                    return code
+                if signal.SIGTERM in signals:
+                    _say(f"stopped by SIGTERM; job {job.id} not cancelled\n{how_to_follow(job)}")
+                    return PREEMPTED
+                signals.pop(0)
+                if question.ask(f"job {job.id}"):
+                    return follower.cancel()
+            except _Away as error:
+                report(RunFailed(str(error), how_to_follow(job)))
+                return FAILED
+
+
+class _Away(Exception):
+    """The cluster does not answer, and what that means for the job."""
+
+
+class _Follower:
+    """Where following has got to; goes on there after a question."""
+
+    def __init__(self, job: RayJob, signals: list[int]) -> None:
+        self.job, self.signals = job, signals
+        self.client: JobSubmissionClient | None = None
+        self.printed = 0  # characters of the log
+        self.shown = ""
+        self.away_since: float | None = None
+        self.told_to_stop = False
+
+    def run(self) -> int | None:
+        """Follow the job to its end, and return its exit code; None as soon as a signal has been noted."""
+        while not self.signals:
+            details = self._details()
+            if details is not None:
+                self._show(details.status)
+                if details.status.is_terminal():
+                    self._rest_of_log()
+                    return self._report(details)
+                if details.status != "PENDING":
+                    with contextlib.suppress(*_NO_ANSWER):  # the next look at the job shows what that means
+                        asyncio.run(self._stream())
+            time.sleep(0.3)
+        return None
+
+    def cancel(self) -> int:
+        """Ask Ray to stop the job, and follow it to its end: Ray sends SIGTERM and, some seconds later, SIGKILL."""
+        try:
+            self._connected().stop_job(self.job.id)
+        except _NO_ANSWER as error:
+            raise self._away(error) from error
+        self.told_to_stop = True
+        _say(f"cancelling job {self.job.id}")
+        while not self.signals:
+            details = self._details()
+            if details is not None and details.status.is_terminal():
+                self._rest_of_log()
+                self._show(details.status)
+                break
+            time.sleep(0.3)
+        report(Interrupted(f"job {self.job.id} cancelled"))
+        return INTERRUPTED
+
+    def _connected(self) -> JobSubmissionClient:
+        if self.client is None:
+            self.client = connect(self.job.address)
+        return self.client
+
+    def _details(self) -> Any | None:
+        """What Ray says of the job; None where the cluster does not answer just now.
+
+        Raises:
+            _Away: it has not for a long time.
+        """
+        try:
+            details = self._connected().get_job_info(self.job.id)
+        except _NO_ANSWER as error:
+            now = time.monotonic()
+            if self.away_since is None:
+                self.away_since = now
+                _say(f"no answer about job {self.job.id}: {reason(error)}; asking again")
+            if now - self.away_since > PATIENCE_AWAY:
+                raise self._away(error) from error
+            return None
+        if self.away_since is not None:
+            self.away_since = None
+            _say("answered again")
+        return details
+
+    def _away(self, error: Exception) -> _Away:
+        job = "it was told to stop" if self.told_to_stop else "it was not cancelled"
+        return _Away(f"no answer about job {self.job.id}: {reason(error)}; {job}")
+
+    async def _stream(self) -> None:
+        """Print the log as it grows, until the job has ended, the connection breaks, or a signal has been noted."""
+        skip = self.printed  # the stream begins at the beginning
+        stream = self._connected().tail_job_logs(self.job.id)
+        piece = asyncio.ensure_future(anext(stream))
+        while not self.signals:
+            done, _ = await asyncio.wait({piece}, timeout=0.2)
+            if not done:
+                continue
+            try:
+                text = piece.result()
+            except StopAsyncIteration:
+                return
+            new, skip = text[skip:], max(0, skip - len(text))
+            self._print(new)
+            piece = asyncio.ensure_future(anext(stream))
+        piece.cancel()
+
+    def _rest_of_log(self) -> None:
+        with contextlib.suppress(*_NO_ANSWER):  # the log of a job that never began
+            self._print(self._connected().get_job_logs(self.job.id)[self.printed :])
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self.printed += len(text)
+
+    def _show(self, status: str) -> None:
+        word = str(getattr(status, "value", status)).lower()
+        if word != self.shown:
+            self.shown = word
+            _say(f"job {self.job.id} {word}")
+
+    def _report(self, details: Any) -> int:
+        """Say how the job ended, and return its exit code."""
+        if details.status == "SUCCEEDED":
+            return DONE
+        log = f"log: ray job logs --address {shlex.quote(self.job.address)} {self.job.id}"
+        code: int | None = details.driver_exit_code
+        if details.status == "STOPPED":
+            code, how = FAILED, "was stopped by somebody else"
+        elif code is None:  # it never ran
+            code, how = FAILED, f"failed: {reason(details.message)}"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                log = f"out of memory, perhaps; {log}"
+        else:
+            how = f"failed with exit code {code}"
+        report(RunFailed(f"job {self.job.id} {how}", log))
+        return code if code in (FAILED, REFUSED, INTERRUPTED, PREEMPTED) else FAILED
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

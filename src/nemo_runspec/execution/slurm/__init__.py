@@ -1,0 +1,1 @@
+"""Slurm through NeMo-Run: submit, stay attached, behind SSH."""

@@ -1,0 +1,281 @@
+"""Stay attached to jobs in Slurm: print their logs and states, pass Ctrl-C on, and end with the job's own exit code.
+
+Log lines go to stdout, what Slurm does to stderr. The state comes from `scontrol show job`, which is right at once;
+from the accounting (`sacct`) where the controller has forgotten the job, some minutes after its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
+from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
+from nemo_runspec.execution.slurm.remote import Unreachable
+from nemo_runspec.execution.slurm.submit import SlurmJob, how_to_follow
+
+# Slurm's states of a job that still has something before it.
+UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
+# How long a connection may be away, and a finished job may stay unknown to the accounting, in seconds.
+PATIENCE_AWAY, PATIENCE_UNKNOWN = 600.0, 60.0
+_READ_AT_MOST = 4_000_000
+_MARK = b"\n--runspec--\n"
+
+
+@dataclass(frozen=True)
+class State:
+    """What Slurm says about a job: its word for the state, why it waits, where it runs, how often it was restarted, and
+    the exit code of its batch script."""
+
+    name: str
+    reason: str = ""
+    nodes: str = ""
+    restarts: int = 0
+    exit_code: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.name not in UNFINISHED
+
+
+def follow(jobs: Sequence[SlurmJob], *, interval: float = 1.0) -> int:
+    """Follow `jobs`, each of which starts when the one before it has succeeded, until the last ends or one fails.
+
+    Ctrl-C asks once whether to cancel, and a second one cancels; without a terminal to ask on, the first says what a
+    second one does. SIGTERM leaves the jobs running.
+
+    Args:
+        interval: seconds between two looks at the log.
+
+    Returns:
+        0 all completed; the script's own 1, 2, 130 or 143; 1 for whatever else Slurm ended a job with; 130 cancelled by
+        Ctrl-C; 143 after SIGTERM.
+    """
+    question = CancelQuestion()
+    with noted_signals() as signals:
+        follower = _Follower(jobs, interval, signals)
+        while True:
+            try:
+                return follower.run()
+            except KeyboardInterrupt:
+                if question.ask(_listed(follower.left)):
+                    return follower.cancel()
+            except _Terminated:
+                _say(f"stopped by SIGTERM; {_listed(jobs)} not cancelled\n{how_to_follow(list(jobs))}")
+                return PREEMPTED
+            except Unreachable as error:
+                report(RunFailed(f"{error.message}; {_listed(jobs)} not cancelled", how_to_follow(list(jobs))))
+                return FAILED
+
+
+class _Terminated(Exception):
+    """SIGTERM came: leave, and leave the jobs alone."""
+
+
+class _Follower:
+    """Where following has got to; goes on there after a question."""
+
+    def __init__(self, jobs: Sequence[SlurmJob], interval: float, signals: list[int]) -> None:
+        self.jobs, self.interval, self.signals = jobs, interval, signals
+        self.current = 0
+        self.attempt, self.offset = 0, 0
+        self.shown: State | None = None
+
+    def run(self) -> int:
+        while self.current < len(self.jobs):
+            state = self._to_the_end(self.jobs[self.current])
+            code = self._report(self.jobs[self.current], state)
+            if code != DONE:
+                return code
+            self.current += 1
+            self.attempt, self.offset, self.shown = 0, 0, None
+        return DONE
+
+    @property
+    def left(self) -> Sequence[SlurmJob]:
+        """The jobs that have not ended."""
+        return self.jobs[self.current :]
+
+    def cancel(self) -> int:
+        """Cancel the current job and those behind it, and follow the current one to its end."""
+        jobs = self.left
+        ids = " ".join(job.id for job in reversed(jobs))
+        done = jobs[0].shell.run(f"scancel {ids}")
+        if done.code != 0:
+            raise RunFailed(f"scancel failed: {done.stderr.strip()}")
+        _say(f"cancelling {_listed(jobs)}")
+        with contextlib.suppress(KeyboardInterrupt):
+            self._to_the_end(jobs[0])
+            report(Interrupted(f"{_listed(jobs)} cancelled", f"log: {jobs[0].log(self.attempt)}"))
+        return INTERRUPTED
+
+    def _to_the_end(self, job: SlurmJob) -> State:
+        """Show log and states of a job until it has ended."""
+        looked = 0.0
+        started = time.monotonic()
+        while True:
+            # Every look costs the controller something: often at first, when much changes.
+            pause = 2 if time.monotonic() - started < 120 else 5
+            ended = self.shown is not None and self.shown.finished
+            look = self.shown is None or ended or time.monotonic() - looked > pause
+            state, log = self._patiently(job, lambda: _poll(job, self.attempt, self.offset, look))  # noqa: B023
+            if look:
+                looked = time.monotonic()
+            self.offset += len(log)
+            sys.stdout.buffer.write(log)
+            sys.stdout.buffer.flush()
+            if len(log) == _READ_AT_MOST:
+                continue
+            if state is not None:
+                self._show(job, state)
+                if state.restarts > self.attempt:
+                    self.attempt, self.offset = state.restarts, 0
+                elif state.finished and not log:
+                    return state
+            self._heed_signals()
+            if not log:
+                time.sleep(self.interval)
+
+    def _heed_signals(self) -> None:
+        if self.signals:
+            raise _Terminated if self.signals.pop(0) == signal.SIGTERM else KeyboardInterrupt
+
+    def _patiently(self, job: SlurmJob, poll: Callable[[], tuple[State | None, bytes]]) -> tuple[State | None, bytes]:
+        """`poll`, again and again while the connection is away."""
+        away_since = None
+        while True:
+            try:
+                answer = poll()
+            except Unreachable as error:
+                now = time.monotonic()
+                if away_since is None:
+                    away_since = now
+                    _say(f"{error.message}; job {job.id} goes on, trying to reach it again")
+                if now - away_since > PATIENCE_AWAY:
+                    raise
+                self._heed_signals()
+                time.sleep(min(10.0, 2 * self.interval))
+                continue
+            if away_since is not None:
+                _say("connected again")
+            return answer
+
+    def _show(self, job: SlurmJob, state: State) -> None:
+        """Say what has changed."""
+        before, self.shown = self.shown, state
+        if before is not None and state.restarts > before.restarts:
+            _say(f"job {job.id} ({job.name}) requeued: restart {state.restarts} of {job.max_restarts}")
+        if before is not None and (before.name, before.reason, before.nodes) == (state.name, state.reason, state.nodes):
+            return
+        if state.name == "PENDING":
+            _say(f"job {job.id} ({job.name}) pending" + (f": {state.reason}" if state.reason else ""))
+        elif state.name == "RUNNING":
+            _say(f"job {job.id} ({job.name}) running on {state.nodes}")
+        elif not state.finished and (before is None or before.name != state.name):
+            _say(f"job {job.id} ({job.name}) {state.name.lower()}")
+
+    def _report(self, job: SlurmJob, state: State) -> int:
+        """Say how a job ended, and return its exit code."""
+        if state.name == "COMPLETED":
+            _say(f"job {job.id} ({job.name}) completed")
+            return DONE
+        behind = self.jobs[self.current + 1 :]
+        log = f"log: {job.log(self.attempt)}"
+        if behind:
+            log = f"cancelled behind it: {', '.join(other.name for other in behind)}; {log}"
+        what = f"job {job.id} ({job.name})"
+        if state.name == "FAILED" and state.exit_code == PREEMPTED:
+            code = PREEMPTED
+            what += f" saved its checkpoint and left, after {self.attempt} of {job.max_restarts} restarts"
+        elif state.name == "FAILED" and state.exit_code in (FAILED, REFUSED, INTERRUPTED):
+            code, what = state.exit_code, f"{what} failed with exit code {state.exit_code}"
+        else:
+            said = {"TIMEOUT": "its time limit", "NODE_FAIL": "a node failed", "OUT_OF_MEMORY": "out of memory"}
+            what += f" ended {state.name}" + (f": {said[state.name]}" if state.name in said else "")
+            code = FAILED
+        for line in _last_words(job):
+            _say(line)
+        report(RunFailed(what, log))
+        return code
+
+
+def _poll(job: SlurmJob, attempt: int, offset: int, look: bool) -> tuple[State | None, bytes]:
+    """In one command: what is new in the log, and, if asked for, the state.
+
+    Raises:
+        Unreachable: the connection is lost, or Slurm does not answer.
+    """
+    read = f"tail -c +{offset + 1} {shlex.quote(job.log(attempt))} 2>/dev/null | head -c {_READ_AT_MOST}"
+    ask = f"scontrol show job -o {job.id} 2>&1" if look else "true"
+    # The state first: a log read after the end is whole.
+    done = job.shell.run(f"{ask}; printf '\\n--runspec--\\n'; {read}")
+    said, _, log = done.stdout.partition(_MARK)
+    if not look:
+        return None, log
+    state = parse_scontrol(said.decode(errors="replace"))
+    if state is None and b"Invalid job id" in said:
+        state = _from_accounting(job)
+    if state is None:
+        lines = said.decode(errors="replace").strip().splitlines() or ["no answer"]
+        raise Unreachable(f"Slurm does not say how job {job.id} is: {lines[-1]}")
+    return state, log
+
+
+def parse_scontrol(text: str) -> State | None:
+    """The state in the line that `scontrol show job -o` prints; None where it holds none."""
+    found = dict(re.findall(r"(?:^| )(JobState|Reason|NodeList|Restarts|ExitCode)=(\S*)", text))
+    if "JobState" not in found:
+        return None
+    reason = found.get("Reason", "")
+    return State(
+        name=found["JobState"],
+        reason="" if reason == "None" else reason,
+        nodes="" if found.get("NodeList") == "(null)" else found.get("NodeList", ""),
+        restarts=int(found.get("Restarts") or 0),
+        exit_code=int(found.get("ExitCode", "0:0").partition(":")[0]),
+    )
+
+
+def _from_accounting(job: SlurmJob) -> State:
+    """The final state from sacct, which may know a job that has just ended as pending, or not at all."""
+    deadline = time.monotonic() + PATIENCE_UNKNOWN
+    command = f"sacct -X -n -P -j {job.id} --format=State,ExitCode"
+    while True:
+        done = job.shell.run(command)
+        name, _, code = done.text.partition("\n")[0].partition("|")
+        if name:
+            state = State(name.split()[0], exit_code=int(code.partition(":")[0] or 0))
+            if state.name == "FAILED":
+                # The accounting says 2 where the exit code was 130; the batch script has written down the true one.
+                wrote = job.shell.run(
+                    f"grep -o '^job exited with code [0-9]*' {shlex.quote(job.batch_log)} | tail -n 1"
+                )
+                state = replace(state, exit_code=int(wrote.text.rpartition(" ")[2] or state.exit_code))
+            if state.finished:
+                return state
+        if time.monotonic() > deadline:
+            said = done.stderr.strip() or "nothing"
+            raise RunFailed(f"job {job.id}: neither scontrol nor sacct knows how it ended; sacct says: {said}")
+        time.sleep(1)
+
+
+def _last_words(job: SlurmJob) -> list[str]:
+    """What srun and Slurm themselves said at the end, at most three lines."""
+    with contextlib.suppress(RunFailed):
+        pattern = "'^(srun|slurmstepd|sbatch|slurmd): '"
+        return job.shell.run(f"grep -E {pattern} {shlex.quote(job.batch_log)} | tail -n 3").text.splitlines()
+    return []
+
+
+def _listed(jobs: Sequence[SlurmJob]) -> str:
+    return f"job{'s' if len(jobs) > 1 else ''} {', '.join(job.id for job in jobs)}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,325 @@
+"""Submit to Slurm through NeMo-Run: the pieces that a command file puts together.
+
+    run = load_nemo_run(env)
+    executor = create_executor(env, bundle, name)
+    with run.Experiment(name, **experiment_options(env)) as experiment, submitting(experiment):
+        experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
+        if cfg.dry_run:
+            print(submission_text(experiment, env))
+            return 0
+        experiment.run(detach=True)
+    jobs = submitted_jobs(experiment, env)
+    return follow(jobs)                     # or: print(how_to_follow(jobs)); return 0
+
+NeMo-Run writes the batch script and calls sbatch, here or over SSH. A job's folder is
+`JOB_DIR/experiments/TITLE/TITLE_ID/NAME`, with the bundle in `code/` and a log for each attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_runspec.env import Env, SlurmSettings
+from nemo_runspec.errors import PREEMPTED, RunspecError, UserError
+from nemo_runspec.execution.launch_script import SCRIPT_NAME
+from nemo_runspec.execution.slurm.remote import Shell, shell_for
+from nemo_runspec.packaging import contents
+
+if TYPE_CHECKING:
+    from nemo_run import Experiment, SlurmExecutor
+
+_NEMO_RUN = "nemo_run"
+# NeMo-Run leaves paths unquoted in the shell commands that it makes.
+_SAFE_PATH = re.compile(r"[\w@%+=:,./~-]+")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A submitted job. `folder` is its folder, `max_restarts` how often it is requeued; `shell` reaches its cluster."""
+
+    id: str
+    name: str
+    folder: str
+    max_restarts: int
+    shell: Shell
+
+    def log(self, attempt: int = 0) -> str:
+        """Path of the log of an attempt: what the script printed on all nodes."""
+        return f"{self.folder}/log-{self.name}_{self.id}_{attempt}.out"
+
+    @property
+    def batch_log(self) -> str:
+        """Path of the log of the batch script itself, with what srun and Slurm say."""
+        return f"{self.folder}/sbatch_{self.name}_{self.id}.out"
+
+
+def load_nemo_run(env: Env) -> Any:
+    """The module `nemo_run`, told to keep its files below the job folder of the profile, and to be quiet.
+
+    Raises:
+        UserError: it is not installed, or does not import.
+    """
+    install = "install it: pip install -e '.[launch]' in the project's folder"
+    if importlib.util.find_spec(_NEMO_RUN) is None:
+        raise UserError(f"profile {env.profile}: executor slurm needs NeMo-Run, which is not installed", install)
+    home, before = str(_staging(env)), os.environ.get("NEMORUN_HOME")
+    os.environ["NEMORUN_HOME"] = home
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = importlib.import_module(_NEMO_RUN)
+            importlib.import_module("nemo_run.config").set_nemorun_home(home)
+    except ImportError as error:
+        raise UserError(f"NeMo-Run does not import: {error}", install) from None
+    finally:
+        # The job inherits this environment.
+        del os.environ["NEMORUN_HOME"]
+        if before is not None:
+            os.environ["NEMORUN_HOME"] = before
+    logging.getLogger("torchx").setLevel(logging.CRITICAL)
+    return module
+
+
+def experiment_options(env: Env, *, dry_run: bool = False) -> dict[str, Any]:
+    """Keyword arguments for `nemo_run.Experiment`: where it works, and that it prints nothing."""
+    return {
+        "base_dir": str(_scratch() if dry_run else _staging(env)),
+        "log_level": "ERROR",
+        "clean_mode": True,
+        "enable_goodbye_message": False,
+        "skip_status_at_exit": True,
+        "serialize_metadata_for_scripts": False,
+    }
+
+
+def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
+    """The SlurmExecutor for a job of this profile.
+
+    Args:
+        bundle: the folder that holds `launch.sh` and all that it needs.
+        name: of the job; its name in Slurm, and in `experiment.add(name=…)`.
+
+    Raises:
+        UserError: NeMo-Run is not installed, or the path of the job folder has characters that it cannot handle.
+    """
+    run = load_nemo_run(env)
+    from nemo_runspec.execution.slurm.nemo_run_parts import BundlePackager, LocalTunnel, SSHTunnel
+
+    slurm = _slurm(env)
+    if not _SAFE_PATH.fullmatch(f"{slurm.job_dir}"):
+        at = f"job_dir = {slurm.job_dir!r}: NeMo-Run cannot work with a blank or a quote in this path"
+        raise UserError(at, f"give profile {env.profile} a job_dir without")
+    experiments = f"{slurm.job_dir}/experiments"
+    tunnel: Any = LocalTunnel(job_dir=experiments)
+    if slurm.ssh is not None:
+        login = {key: value for key, value in vars(slurm.ssh).items() if value is not None}
+        tunnel = SSHTunnel(job_dir=experiments, secrets=list(env.secrets), **login)
+    # One task a node, which starts the processes; the first node to be done does not end the others.
+    srun_args = ["--wait=0"]
+    if slurm.cpus_per_task is not None:
+        srun_args.append(f"--cpus-per-task={slurm.cpus_per_task}")  # which srun no longer takes over from sbatch
+    shared = _shared_folders(env) if slurm.container_image else []
+    executor: SlurmExecutor = run.SlurmExecutor(
+        account=slurm.account,
+        job_name_prefix="runspec.",  # without one NeMo-Run makes it of the account, which there may not be
+        partition=slurm.partition,
+        nodes=slurm.nodes,
+        ntasks_per_node=1,
+        gpus_per_node=slurm.gpus_per_node or None,
+        cpus_per_task=slurm.cpus_per_task,
+        mem=slurm.mem,
+        exclusive=slurm.exclusive or None,
+        time=slurm.time,
+        qos=slurm.qos,
+        constraint=slurm.constraint,
+        signal=slurm.signal,
+        container_image=slurm.container_image,
+        container_mounts=[*(f"{folder}:{folder}" for folder in shared), *slurm.mounts],
+        container_env=[*env.secrets, "MASTER_ADDR", "MASTER_PORT"],
+        srun_args=srun_args,
+        additional_parameters={"kill_on_invalid_dep": "yes"},
+        setup_lines=setup_lines(slurm.max_restarts, shared),
+        tunnel=tunnel,
+        packager=BundlePackager(bundle=str(bundle)),
+        poll_estimated_start_time=False,
+    )
+    executor.job_details.job_name = name
+    return executor
+
+
+def setup_lines(max_restarts: int, folders: list[str] | None = None) -> str:
+    """What the batch script does before srun.
+
+    Args:
+        max_restarts: how often a job that has saved its checkpoint (exit code 143) is requeued.
+        folders: made, if they are not there, since a container cannot mount what does not exist.
+    """
+    lines = [
+        "# Lines that several nodes print at the same time stay whole.",
+        "unset SLURM_UNBUFFEREDIO",
+        "# Where rank 0 is. An address of the loopback says nothing on other nodes; the name of the node may.",
+        "export MASTER_ADDR=${head_node_ip%% *}",
+        'case "$MASTER_ADDR" in',
+        '  "" | 127.*) getent hosts "$head_node" > /dev/null && export MASTER_ADDR=$head_node ;;',
+        "esac",
+        "# The first port from there on that nobody uses; this script runs on the head node.",
+        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+        "in_use() {",
+        '  grep -qs "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6',
+        "}",
+        "while in_use; do MASTER_PORT=$((MASTER_PORT + 1)); done",
+        "# Started again only by the lines below, not by Slurm itself: who follows the job is told of a failed node.",
+        "scontrol update JobId=$SLURM_JOB_ID Requeue=0",
+    ]
+    if folders:
+        lines.append(f"mkdir -p {shlex.join(folders)}")
+    if max_restarts > 0:
+        lines += [
+            "requeue_after_checkpoint() {",
+            "  code=$?",
+            f'  if [ $code -eq {PREEMPTED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_restarts} ] &&',
+            '    scontrol show job -o "$SLURM_JOB_ID" | grep -q " JobState=RUNNING "; then',
+            "    scontrol update JobId=$SLURM_JOB_ID Requeue=1 && scontrol requeue $SLURM_JOB_ID",
+            "  fi",
+            "}",
+            "trap requeue_after_checkpoint EXIT",
+        ]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def submitting(experiment: Experiment) -> Iterator[None]:
+    """Leave nothing behind where submitting fails: cancel what was submitted already, remove the folders."""
+    try:
+        with _kept_from_nemo_run():
+            yield
+    except BaseException:
+        for job in experiment.jobs:
+            tunnel = job.executor.tunnel
+            with contextlib.suppress(RunspecError):
+                if job.handle:
+                    tunnel.run(f"scancel {_job_id(job.handle)}", warn=True)
+                if tunnel.key != "@localhost" and getattr(tunnel, "session", None):
+                    there = tunnel.job_dir
+                    title, experiments = Path(there).parent, Path(there).parent.parent
+                    tunnel.run(f"rm -rf {there}; rmdir {title} {experiments}", warn=True)
+        folder = Path(experiment._exp_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in list(folder.parents)[:2]:
+            with contextlib.suppress(OSError):  # other experiments are in it
+                parent.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _kept_from_nemo_run() -> Iterator[None]:
+    """NeMo-Run reads this process's stdin, and puts the source of the main program beside the job, or fails where there
+    is none (`python -c`). Inside, stdin is empty and the main program a module without source."""
+    main, stdin = sys.modules["__main__"], sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        sys.modules["__main__"], sys.stdin = sys, nothing
+        try:
+            yield
+        finally:
+            sys.modules["__main__"], sys.stdin = main, stdin
+
+
+def submission_text(experiment: Experiment, env: Env) -> str:
+    """All that `experiment.run` would submit, as text; nothing is left on disk, and no connection is made.
+
+    An id that does not exist yet stands there as `<id>`.
+    """
+    with _kept_from_nemo_run():
+        experiment.dryrun(log=False, delete_exp_dir=False)
+    folder = Path(experiment._exp_dir)
+    slurm = _slurm(env)
+    parts = []
+    for job in experiment.jobs:
+        remote = job.executor.tunnel.job_dir
+        words = ["sbatch", "--requeue", "--parsable"]
+        if job.dependencies:
+            words.append(f"--dependency=afterok:{':'.join(f'<id of {other}>' for other in job.dependencies)}")
+        command = " ".join([*words, f"{remote}/{job.id}_sbatch.sh"])
+        host = "" if slurm.ssh is None else f"{slurm.ssh.host}:"
+        bundle = Path(job.executor.job_dir) / "code"
+        parts += [
+            f"# {job.id}: submitted{f' over ssh, on {host[:-1]},' if host else ''} with\n{command}\n",
+            f"# {job.id}_sbatch.sh\n{(folder / f'{job.id}_sbatch.sh').read_text(encoding='utf-8').strip()}\n",
+            f"# {SCRIPT_NAME}, run on each node\n{(bundle / SCRIPT_NAME).read_text(encoding='utf-8').strip()}\n",
+            f"# what travels, to {host}{remote}/{job.id}/code\n" + "\n".join(contents(bundle)) + "\n",
+        ]
+    shutil.rmtree(folder)
+    return "\n".join(parts).replace(experiment._id, f"{experiment._title}_<id>").rstrip()
+
+
+def submitted_jobs(experiment: Experiment, env: Env) -> list[SlurmJob]:
+    """The jobs of an experiment that has been run, in the order in which they were added."""
+    slurm = _slurm(env)
+    shell = shell_for(slurm.ssh)
+    return [
+        SlurmJob(_job_id(job.handle), job.id, f"{job.executor.tunnel.job_dir}/{job.id}", slurm.max_restarts, shell)
+        for job in experiment.jobs
+    ]
+
+
+def how_to_follow(jobs: list[SlurmJob]) -> str:
+    """What `--batch` prints: job ids, logs, and Slurm's own commands."""
+    lines = []
+    for job in jobs:
+        there = f"{job.shell.prefix} " if job.shell.prefix else ""
+        log = shlex.quote(job.log()) if not there else job.log()
+        lines += [
+            f"{job.name}: job {job.id}",
+            f"  log      {job.log()}",
+            f"  follow   {there}tail -F {log}",
+            f"  inspect  {there}sacct -j {job.id} --format=JobID,State,ExitCode,Elapsed,NodeList",
+            f"  cancel   {there}scancel {job.id}",
+        ]
+    return "\n".join(lines)
+
+
+def _slurm(env: Env) -> SlurmSettings:
+    assert env.slurm is not None, "the profile's executor is slurm"
+    return env.slurm
+
+
+def _staging(env: Env) -> Path:
+    """Where NeMo-Run puts an experiment together: in place, or in a scratch folder that is copied over SSH."""
+    slurm = _slurm(env)
+    return Path(f"{slurm.job_dir}") if slurm.ssh is None else _scratch()
+
+
+@functools.cache
+def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="runspec-submit-")
+
+
+def _scratch() -> Path:
+    return Path(_scratch_folder().name)
+
+
+def _shared_folders(env: Env) -> list[str]:
+    """Folders that the job works in, outermost ones only."""
+    named = [env.output, _slurm(env).job_dir, env.artifacts, None if env.cache_dir is None else str(env.cache_dir)]
+    folders = sorted({folder.rstrip("/") for folder in named if folder and folder.startswith("/")})
+    return [folder for folder in folders if not any(folder.startswith(f"{other}/") for other in folders)]
+
+
+def _job_id(handle: str) -> str:
+    """The Slurm job id of a torchx handle, `slurm_tunnel://nemo_run/ID/…`."""
+    return handle.partition("://")[2].split("/")[1].partition(";")[0]

@@ -1,0 +1,277 @@
+"""Conversations in files -> token ids and masks on disk, shard by shard: the first step of `nemotron data pack`.
+
+A record is checked, rendered, masked and tokenised once. Spool of a shard: `NAME.ids` (int32) and `NAME.mask` (uint8,
+aligned to labels), one sequence after another; `NAME.lengths.npy` (int32), `NAME.order.npy` (uint64, a seeded hash of
+each sequence), `NAME.split.npy` (uint8, index in `SPLITS`). What is in it depends on the inputs and the settings only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.chat.conversations import Conversation, control_reasoning, training_spans
+from nemotron.data_prep.chat.packing import encode_conversations
+from nemotron.data_prep.sources import Piece, Reading, ReadReport, SourceFile, pieces_of, place, read_piece, where
+from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.tokens.tokenizer import tokenizer_from
+from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
+
+SPLITS = ("train", "valid", "test")
+
+# Outcomes of records and sequences, beside the reasons of ReadReport and of UntrainableError.
+READ, KEPT, EARLIER_TURNS = "read", "kept", "earlier turn, on its own"
+NOT_USED_IN = "not among used_in"
+CONTROL_TOKEN = "control token in a message"
+NOTHING_TRAINED = "nothing to train on"
+TOO_LONG = "longer than seq_length"
+CUT = "cut at seq_length, and kept"
+
+_SKIPPED_HERE = "skipped here"  # records that the reader gave out
+# Sequences tokenised together, and fewer long ones: in the tokenizer's own form tokens take much more memory than here.
+_BATCH = 256
+_BATCH_CHARS = 1 << 20
+
+Count = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """A source of conversations and how it is read.
+
+    `used_in`: keep only records whose column `used_in` names one of these; () keeps all. `low_effort`: its answers are
+    those to a user who asks for little reasoning (super3). `max_records`: read at most so many, of every file its share
+    by size, from the beginning of each piece.
+    """
+
+    name: str
+    reading: Reading
+    used_in: tuple[str, ...] = ()
+    low_effort: bool = False
+    valid_fraction: float = 0.0
+    test_fraction: float = 0.0
+    max_records: int | None = None
+
+
+class Span(NamedTuple):
+    """A sequence to train on: `split` is its index in `SPLITS`, `order` a seeded hash, `chars` its length, about."""
+
+    conversation: Conversation
+    split: int
+    order: int
+    chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """All that decides how conversations become sequences. `tokenizer`: the text of tokenizer.json.
+
+    `too_long`: whether a sequence of more than `seq_len` tokens is left out or loses its end.
+    """
+
+    tokenizer: str
+    template: str
+    seq_len: int
+    too_long: Literal["drop", "cut"]
+    reasoning_off: float
+    reasoning_truncated: float
+    seed: int
+    sources: dict[str, ChatSource]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the plan: the tokenizer by its digest."""
+        sources = {
+            name: {**asdict(source), "reading": source.reading.to_json(), "used_in": list(source.used_in)}
+            for name, source in self.sources.items()
+        }
+        tokenizer = hashlib.sha256(self.tokenizer.encode()).hexdigest()
+        return {name: getattr(self, name) for name in self.__slots__} | {"tokenizer": tokenizer, "sources": sources}
+
+
+def plan_tokenize(settings: ChatSettings, files: Mapping[str, Sequence[SourceFile]], shard_bytes: int) -> Plan:
+    """A shard a piece of about `shard_bytes` of a file, source by source, files sorted."""
+    shards: list[Shard] = []
+    for name, source in settings.sources.items():
+        pieces = [piece for file in files[name] for piece in pieces_of(file, shard_bytes)]
+        shares = _shares(source.max_records, [piece.size for piece in pieces])
+        for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
+            if share != 0:
+                work = {"source": name, "piece": piece.to_json(), "max_records": share}
+                shards.append(Shard(f"{name}-{number:05d}", work))
+    inputs = [
+        {"uri": file.uri, "size": file.size, "version": file.version}
+        for name in settings.sources
+        for file in files[name]
+    ]
+    return Plan(settings.to_json(), inputs, shards)
+
+
+def _shares(total: int | None, sizes: Sequence[int]) -> list[int | None]:
+    """`total` in proportion to `sizes`, in whole numbers that sum to it; None for all."""
+    if total is None:
+        return [None] * len(sizes)
+    ends = np.cumsum(np.maximum(np.array(sizes, dtype=np.int64), 1)).astype(object)  # exact, however large
+    cuts = [0, *(int(total * end // ends[-1]) for end in ends)]
+    return [end - begin for begin, end in pairwise(cuts)]
+
+
+def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) -> dict[str, Any]:
+    """A task: one piece of a source into the spool.
+
+    Its counts: `outcomes` (records read and dropped for which reason, sequences kept), `errors` (of them the reasons
+    that would have stopped the run), `sequences`, `tokens`, `bytes` and `samples` of what was dropped. UserError for
+    the first record that cannot be trained on, unless the source says to skip those.
+    """
+    source = settings.sources[shard.work["source"]]
+    piece = Piece.from_json(shard.work["piece"])
+    report = ReadReport()
+    outcomes: Count = {}
+    lengths: list[int] = []
+    orders: list[int] = []
+    splits: list[int] = []
+    conversations = _conversations(piece, source, settings, report, outcomes)
+    if shard.work["max_records"] is not None:
+        conversations = islice(conversations, shard.work["max_records"])
+    tokenizer = tokenizer_from(settings.tokenizer)
+    with (
+        output.path(f"{shard.name}.ids").open("wb") as ids_file,
+        output.path(f"{shard.name}.mask").open("wb") as mask_file,
+    ):
+        for batch in _batches(_spans((c for c in conversations if c is not None), source, settings, outcomes)):
+            encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
+            for span, (ids, mask) in zip(batch, encoded, strict=True):
+                if len(ids) > settings.seq_len:
+                    _count(outcomes, TOO_LONG if settings.too_long == "drop" else CUT)
+                    if settings.too_long == "drop":
+                        continue
+                    ids, mask = ids[: settings.seq_len], mask[: settings.seq_len].copy()
+                    mask[-1] = 0  # its label is what was cut off
+                if not mask.any():
+                    _count(outcomes, NOTHING_TRAINED)
+                    continue
+                ids_file.write(ids.astype("<i4", copy=False).tobytes())
+                mask_file.write(mask.tobytes())
+                lengths.append(len(ids))
+                orders.append(span.order)
+                splits.append(span.split)
+    np.save(output.path(f"{shard.name}.lengths.npy"), np.array(lengths, dtype="<i4"), allow_pickle=False)
+    np.save(output.path(f"{shard.name}.order.npy"), np.array(orders, dtype="<u8"), allow_pickle=False)
+    np.save(output.path(f"{shard.name}.split.npy"), np.array(splits, dtype="u1"), allow_pickle=False)
+    for reason, count in report.skipped.items():
+        _count(outcomes, reason, count)
+    _count(outcomes, READ, report.records + sum(report.skipped.values()) - outcomes.pop(_SKIPPED_HERE, 0))
+    _count(outcomes, KEPT, len(lengths))
+    return {
+        "outcomes": outcomes,
+        "sequences": len(lengths),
+        "tokens": sum(lengths),
+        "bytes": piece.size,
+        "errors": report.errors(),
+        "samples": report.samples,
+    }
+
+
+def _conversations(
+    piece: Piece, source: ChatSource, settings: ChatSettings, report: ReadReport, outcomes: Count
+) -> Iterator[Conversation | None]:
+    """A conversation of every record of a piece, None for one that is left out."""
+    for row in read_piece(piece, source.reading, report):
+        if source.used_in and not any(name in _names(row.value.get("used_in")) for name in source.used_in):
+            _count(outcomes, NOT_USED_IN)
+            yield None
+            continue
+        conversation = as_conversation(row.value, source, piece)
+        try:
+            check_conversation(conversation.messages, conversation.tools)
+        except UntrainableError as error:
+            if source.reading.on_error == "stop":
+                at = where(piece, row.index)
+                raise UserError(f"{at}: {error.message}", error.hint or "on_error: skip leaves such out") from None
+            at = place(piece, row.index) if report.has_room(error.reason) else ""
+            report.skip(error.reason, at, error.message.removeprefix(f"{error.reason}: "))
+            _count(outcomes, _SKIPPED_HERE)
+            yield None
+            continue
+        yield conversation
+
+
+def _names(used_in: object) -> list[object]:
+    """A column `used_in` as a list, whether it is one, one name, or none."""
+    return used_in if isinstance(used_in, list) else [used_in]
+
+
+def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece) -> Conversation:
+    """A record's `messages` and `tools` in the form of the templates; nothing is checked yet."""
+    given = record.get("messages"), record.get("tools")
+    if piece.file.format in ("parquet", "arrow"):
+        given = _without_nulls(given[0]), _without_nulls(given[1])
+    messages = normalize_messages(given[0])
+    if not isinstance(messages, list):
+        messages = [messages]
+    return Conversation(source.name, messages, "train", normalize_tools(given[1]), source.low_effort)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table gives every struct of a column all fields that any of them has: null is one that was not there."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _spans(
+    conversations: Iterable[Conversation], source: ChatSource, settings: ChatSettings, outcomes: Count
+) -> Iterator[Span]:
+    """Sequences to train on: reasoning stripped or cut in some conversations, and a sequence of its own for every turn
+    that the template would not show as it was produced."""
+    if settings.reasoning_off or settings.reasoning_truncated:
+        conversations = control_reasoning(
+            conversations,
+            off_share=settings.reasoning_off,
+            truncated_share=settings.reasoning_truncated,
+            seed=settings.seed,
+        )
+    forbidden = control_tokens(settings.template)
+    seed, effort = str(settings.seed), ("low_effort",) if source.low_effort else ()
+    for conversation in conversations:
+        key = conversation.key()
+        if any(token in key for token in forbidden):
+            _count(outcomes, CONTROL_TOKEN)
+            continue
+        draw = stable_hash("split", seed, key) / 2**64
+        split = 1 if draw < source.valid_fraction else 2 if draw < source.valid_fraction + source.test_fraction else 0
+        for number, span in enumerate(training_spans(conversation, settings.template)):
+            if number:
+                _count(outcomes, EARLIER_TURNS)
+            span_key = key if len(span.messages) == len(conversation.messages) else span.key()
+            yield Span(span, split, stable_hash("pack", seed, span_key, *effort), len(span_key))
+
+
+def sum_of(outcomes: Mapping[str, int]) -> str:
+    """How the sequences kept follow from the records read, for people: one line."""
+    left_out = sum(count for outcome, count in outcomes.items() if outcome not in (READ, KEPT, EARLIER_TURNS, CUT))
+    read, kept, earlier = (outcomes.get(outcome, 0) for outcome in (READ, KEPT, EARLIER_TURNS))
+    return f"{read:,} records read - {left_out:,} left out + {earlier:,} up to earlier turns = {kept:,} sequences kept"
+
+
+def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    batch: list[Span] = []
+    chars = 0
+    for span in spans:
+        batch.append(span)
+        chars += span.chars
+        if len(batch) == _BATCH or chars >= _BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _count(outcomes: Count, outcome: str, n: int = 1) -> None:
+    outcomes[outcome] = outcomes.get(outcome, 0) + n

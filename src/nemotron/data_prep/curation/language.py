@@ -1,0 +1,77 @@
+"""Which language a text is in, by py3langid's model, and which languages stay.
+
+py3langid is naive Bayes over byte n-grams for 97 languages and more (the method of Lui and Baldwin 2012, "langid.py");
+its model comes with the package as plain arrays, so that nothing is downloaded and no pickle is read. Its scores are
+normalised to probabilities with a temperature of the square root of the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from nemo_runspec.errors import UserError, nearest
+from nemotron.data_prep.curation.step import Document, Drop, Keep
+
+UNDETERMINED = "und"
+"""ISO 639 for a text whose language cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageSettings:
+    """What `judge` goes by.
+
+    `keep`: ISO 639-1 codes. `threshold`: probability below which the language counts as unknown. `min_letters`: a text
+    with fewer letters is too short to tell; `short_texts` says what happens to it. `max_chars`: of a longer text, a
+    piece of this length from its middle is looked at, where there is least navigation.
+    """
+
+    keep: tuple[str, ...] = ("en",)
+    threshold: float = 0.3
+    min_letters: int = 40
+    short_texts: Literal["drop", "keep"] = "drop"
+    max_chars: int = 4000
+
+
+def check_languages(languages: tuple[str, ...]) -> None:
+    """UserError for a language that the model does not know, naming a near one."""
+    known = set(_identifier().labels)
+    for language in languages:
+        if language not in known:
+            near = nearest(language, sorted(known))
+            hint = f"did you mean {near}?" if near else "languages are named by their codes in ISO 639, as in [en, de]"
+            raise UserError(f"keep: unknown language {language!r}", hint)
+
+
+def identify(text: str, settings: LanguageSettings) -> tuple[str, float]:
+    """The most probable language of a text and its probability; `("und", 0.0)` for one that is too short to tell."""
+    if sum(map(str.isalpha, text[: settings.max_chars])) < settings.min_letters:
+        return UNDETERMINED, 0.0
+    begin = max(0, (len(text) - settings.max_chars) // 2)
+    language, probability = _identifier().classify(text[begin : begin + settings.max_chars])
+    return str(language), round(float(probability), 4)
+
+
+def judge(document: Document, settings: LanguageSettings) -> Keep | Drop:
+    """Keep a document of a wanted language, with `language` and `language_score` added; drop the others."""
+    language, probability = identify(document["text"], settings)
+    document |= {"language": language, "language_score": probability}
+    if language == UNDETERMINED:
+        if settings.short_texts == "drop":
+            return Drop("too short to tell")
+        return Keep(document, (UNDETERMINED,))
+    if probability < settings.threshold:
+        return Drop("language unsure", f"{language} {probability:.2f}")
+    if language not in settings.keep:
+        return Drop(f"language {language}", f"{probability:.2f}")
+    return Keep(document, (language,))
+
+
+@cache
+def _identifier() -> Any:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError:
+        raise UserError("language identification needs py3langid", "pip install -e '.[curation]'") from None
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,0 +1,740 @@
+"""Synthetic rephrasing: documents go to a language model behind an OpenAI-compatible endpoint, and come back reworded.
+
+The styles are those of Nemotron-CC (Su et al. 2024, arXiv 2412.02595): prose as in an encyclopedia for
+documents of low quality; question and answer pairs, a distilled version, extracted knowledge and a list of facts for
+those of high quality. The prompts are this project's own.
+
+A document is cut into segments that the model can take at once, each segment is one request (`chat/completions`), and
+what comes back is checked before it counts: empty, cut off, a refusal, out of proportion, a copy of the prompt or of
+the text, not in the form asked for. Each of these has its count and its samples.
+
+Answers are appended to a journal as they come, so that a run that is stopped asks nothing again that was answered. A
+request is repeated on 408, 425, 429, 5xx, a broken connection, a timeout and an unreadable answer, with growing waits,
+or as long as the endpoint's Retry-After says, which then holds for all requests.
+
+The API key is read from the environment variable that the config names. It goes into the request's header and nowhere
+else: not into errors, records or the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import hashlib
+import http.client
+import json
+import os
+import queue
+import random
+import re
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from nemo_runspec.errors import RunFailed, UserError
+from nemotron.data_prep.curation.step import (
+    DOCUMENTS,
+    SUFFIX,
+    Document,
+    DocumentWriter,
+    StepTable,
+    output_name,
+    read_documents,
+)
+from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.work.shards import Shard, ShardOutput
+
+_MAX_ANSWER_BYTES = 16 * 2**20
+_AGAIN = (408, 425, 429)
+_REFUSED = "refused with status"
+_REPORT_SECONDS = 10.0
+_LAST_SECONDS = 10.0  # when the run fails, for the answers that are under way
+_IN_A_ROW = 3  # times the concurrency: so many failures without an answer between them are an endpoint that is gone
+
+
+# --- Styles ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a text is to be reworded.
+
+    `form`: of a good answer. `least`, `most`: words of an answer as a multiple of the words of the text.
+    """
+
+    name: str
+    system: str
+    instruction: str
+    form: Literal["prose", "pairs", "list"]
+    least: float
+    most: float
+
+
+_WRITER = "You rewrite texts for a library of reading material. You add nothing that the text does not say."
+_FACTS = "You read texts closely and write down what can be learned from them, and only that."
+
+STYLES = {
+    style.name: style
+    for style in (
+        Style(
+            "wikipedia",
+            _WRITER,
+            "Reword the text below in the sober, well-formed English of an encyclopedia article. Use full sentences, "
+            "keep every statement of fact, and leave out navigation, advertising and other remains of a web page. "
+            "Answer with the reworded text alone.",
+            "prose",
+            0.3,
+            2.5,
+        ),
+        Style(
+            "diverse_qa",
+            _FACTS,
+            "Write up to eight questions about the text below, each with its answer. Vary them: yes or no, a choice "
+            "between alternatives, who or what or when, how and why, a comparison. Every answer has to follow from "
+            "the text. Put each pair on two lines, the first beginning with 'Question:' and the second with 'Answer:'.",
+            "pairs",
+            0.02,
+            4.0,
+        ),
+        Style(
+            "distill",
+            _WRITER,
+            "Write a shorter version of the text below that keeps its essential statements, terms, numbers and "
+            "examples, and drops what is said twice or says nothing. Answer with the shorter version alone.",
+            "prose",
+            0.1,
+            1.2,
+        ),
+        Style(
+            "extract_knowledge",
+            _FACTS,
+            "From the text below, take what is worth knowing: facts, explanations, methods, reasons. Write it as a "
+            "passage of a textbook that a reader understands without the original. Leave out opinions, anecdotes and "
+            "anything about the page itself. Answer with the passage alone.",
+            "prose",
+            0.1,
+            2.5,
+        ),
+        Style(
+            "knowledge_list",
+            _FACTS,
+            "List the pieces of knowledge in the text below: facts, definitions, relations between them. One piece a "
+            "line, each line beginning with '- ' and understandable by itself. Answer with the list alone.",
+            "list",
+            0.05,
+            2.5,
+        ),
+    )
+}
+BEGIN_TEXT, END_TEXT = "<text>", "</text>"
+
+
+def messages(style: Style, segment: str) -> list[dict[str, str]]:
+    """What the model is told."""
+    return [
+        {"role": "system", "content": style.system},
+        {"role": "user", "content": f"{style.instruction}\n\n{BEGIN_TEXT}\n{segment}\n{END_TEXT}"},
+    ]
+
+
+def segments(text: str, max_words: int) -> list[str]:
+    """Cut a text between lines, or in a long line between words, into pieces of at most `max_words` words."""
+    pieces: list[str] = []
+    pending: list[str] = []
+    size = 0
+    for line in text.split("\n"):
+        words = line.split()
+        if pending and size + len(words) > max_words:
+            pieces.append("\n".join(pending))
+            pending, size = [], 0
+        while len(words) > max_words:
+            pieces.append(" ".join(words[:max_words]))
+            words = words[max_words:]
+            line = " ".join(words)
+        pending.append(line)
+        size += len(words)
+    pieces.append("\n".join(pending))
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+# --- What comes back ------------------------------------------------------------------------------------------------
+
+_REFUSAL = re.compile(
+    r"(?:i['’]?m (?:very )?sorry|i (?:can(?:not|['’]t)|am (?:not able|unable)|['’]m (?:not able|unable)|won['’]t)|"
+    r"sorry,|unfortunately,? i |as an ai\b|as a (?:large )?language model|i apologi[sz]e)",
+    re.IGNORECASE,
+)
+_OPENING = re.compile(
+    r"(?:sure|certainly|of course|here (?:is|are|['’]s)|okay|below (?:is|are))\b[^\n]{0,120}:[ \t]*\n", re.IGNORECASE
+)
+_QUESTION = re.compile(
+    r"[ \t]*(?:[-*•]|\d{1,2}[.)])?[ \t]*\**(?:question|q)(?:[ \t]?\d{1,2})?\**:\**[ \t]*(.+)", re.IGNORECASE
+)
+_ANSWER = re.compile(r"[ \t]*(?:[-*•])?[ \t]*\**(?:answer|a)(?:[ \t]?\d{1,2})?\**:\**[ \t]*(.+)", re.IGNORECASE)
+_ITEM = re.compile(r"[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(\S.*)")
+_WORD = re.compile(r"\w+")
+_RUN = 8  # words in a row of the instruction: not there by chance
+MAX_PAIRS = 8
+
+
+def accept(style: Style, segment: str, answer: str, finish_reason: str | None, seed: int = 0) -> tuple[str | None, str]:
+    """What of an answer is used, and "", or None and why nothing is.
+
+    Args:
+        answer: of the model; reasoning before `</think>` and an opening line ("Here is ...:") are taken off.
+        finish_reason: as the endpoint said.
+        seed: of the order of question and answer pairs.
+    """
+    if finish_reason == "length":
+        return None, "cut off"
+    text = answer.rpartition("</think>")[2].strip()
+    if "<think>" in text:
+        return None, "cut off"
+    text = _OPENING.sub("", text, count=1).strip()
+    if text.startswith("```") and text.endswith("```") and text.count("```") == 2:
+        text = text.split("\n", 1)[-1].removesuffix("```").strip()
+    if not text:
+        return None, "empty"
+    if _REFUSAL.match(text):
+        return None, "refusal"
+    told, words, before = (_WORD.findall(s.lower()) for s in (style.instruction, text, segment))
+    runs = {tuple(told[i : i + _RUN]) for i in range(len(told) - _RUN + 1)}
+    if any(tuple(words[i : i + _RUN]) in runs for i in range(len(words) - _RUN + 1)):
+        return None, "copies the prompt"
+    if words == before:
+        return None, "copies the text"
+    if style.form == "pairs":
+        pairs = _pairs(text)
+        if not pairs:
+            return None, "no question with an answer"
+        random.Random(seed).shuffle(pairs)
+        shown = "\n\n".join(f"Question: {question}\nAnswer: {reply}" for question, reply in pairs[:MAX_PAIRS])
+        text, words = f"{segment}\n\n{shown}", _WORD.findall(shown)
+    elif style.form == "list":
+        items = [match[1].strip() for line in text.split("\n") if (match := _ITEM.match(line))]
+        if not items:
+            return None, "no list"
+        text = "\n".join(f"- {item}" for item in items)
+        words = _WORD.findall(text)
+    if len(words) < style.least * len(before):
+        return None, "too short"
+    if len(words) > style.most * len(before) + 50:
+        return None, "too long"
+    return text, ""
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    question: str | None = None
+    for line in text.split("\n"):
+        if match := _QUESTION.fullmatch(line):
+            question = match[1].strip()
+        elif question and (match := _ANSWER.fullmatch(line)):
+            pairs.append((question, match[1].strip()))
+            question = None
+    return pairs
+
+
+# --- The endpoint ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the model is, and how patiently it is asked.
+
+    `base_url`: ends before `/chat/completions`. `api_key_env`: name of the variable that holds the key; None: no key.
+    Times in seconds: `timeout` for one attempt as a whole, `base_wait` before the second attempt (doubled for each one
+    after), `max_wait` at most between two, also where the endpoint asks for more. `max_failed`: share of a shard's
+    requests that may fail for good before the run stops.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    concurrency: int = 8
+    timeout: float = 120.0
+    max_attempts: int = 6
+    base_wait: float = 1.0
+    max_wait: float = 60.0
+    max_failed: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request led to. `failure`: why there is no text (""; there is one). Tokens: None where not said."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    failure: str = ""
+    retries: tuple[str, ...] = ()
+
+
+class _TryAgain(Exception):
+    """An attempt failed in a way that may pass. `wait`: seconds that the endpoint asked for."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait = wait
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """None: not followed, lest the key go to another host."""
+
+
+def api_key(variable: str | None) -> str | None:
+    """The key in an environment variable; UserError, without the value, if it is missing or cannot be a key."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UserError(f"the environment variable {variable} is not set", "it holds the API key of the endpoint")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(
+            f"the environment variable {variable} does not hold an API key", "it has blanks or control characters"
+        )
+    return key
+
+
+class Client:
+    """Asks an endpoint; usable from several threads at a time."""
+
+    def __init__(self, endpoint: Endpoint, stop: threading.Event | None = None) -> None:
+        self.endpoint = endpoint
+        self._key = api_key(endpoint.api_key_env)
+        self._stop = stop or threading.Event()
+        self._hold_until = 0.0  # on the monotonic clock
+        handlers: list[Any] = [_NoRedirect()]
+        if urlsplit(endpoint.base_url).hostname in ("localhost", "127.0.0.1", "::1"):
+            handlers.append(urllib.request.ProxyHandler({}))  # no proxy leads back here
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def ask(self, body: Mapping[str, Any]) -> Answer:
+        """One request, repeated where that may help.
+
+        Returns an Answer, with `failure` set where the endpoint refuses this very request or does not answer in the
+        end. RunFailed: what concerns all requests (the key is refused, there is no such model).
+        """
+        retries: list[str] = []
+        while True:
+            self._pause(self._hold_until - time.monotonic())
+            try:
+                return self._attempt(body, tuple(retries))
+            except _TryAgain as problem:
+                retries.append(problem.reason)
+                if len(retries) >= self.endpoint.max_attempts or self._stop.is_set():
+                    return Answer(failure=problem.reason, retries=tuple(retries))
+                wait = self.endpoint.base_wait * 2 ** (len(retries) - 1) * random.uniform(0.5, 1.0)
+                if problem.wait is not None:
+                    wait = max(wait, problem.wait)
+                    # One told to wait is all told to wait.
+                    self._hold_until = max(
+                        self._hold_until, time.monotonic() + min(problem.wait, self.endpoint.max_wait)
+                    )
+                self._pause(min(wait, self.endpoint.max_wait))
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            self._stop.wait(seconds)
+
+    def _attempt(self, body: Mapping[str, Any], retries: tuple[str, ...]) -> Answer:
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "nemotron-data-prep"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        url = self.endpoint.base_url.rstrip("/") + "/chat/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+        deadline = time.monotonic() + self.endpoint.timeout
+        try:
+            with self._opener.open(request, timeout=self.endpoint.timeout) as response:
+                raw = _read(response, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                return self._refused(error, retries)
+        except TimeoutError:
+            raise _TryAgain("timeout") from None
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, OSError) as error:
+            if isinstance(getattr(error, "reason", None), TimeoutError):
+                raise _TryAgain("timeout") from None
+            raise _TryAgain("no connection") from None
+        return _parsed(raw, retries)
+
+    def _refused(self, error: urllib.error.HTTPError, retries: tuple[str, ...]) -> Answer:
+        status = error.code
+        if status in _AGAIN or status >= 500:
+            raise _TryAgain(f"status {status}", _retry_after(error.headers.get("Retry-After")))
+        said = self._said(error)
+        where = f"{self.endpoint.base_url}: status {status}{said}"
+        if status in (401, 403):
+            variable = self.endpoint.api_key_env
+            raise RunFailed(where, f"is the key in {variable} right?" if variable else "set endpoint.api_key_env")
+        if status in (404, 405) or status < 400:
+            raise RunFailed(where, f"is endpoint.base_url right, and is there a model {self.endpoint.model}?")
+        return Answer(failure=f"{_REFUSED} {status}", retries=retries)
+
+    def _said(self, error: urllib.error.HTTPError) -> str:
+        """The endpoint's own words, one short line, without the key should it repeat it."""
+        try:
+            raw = error.read(4096).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException, ValueError):
+            return ""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            raw = json.loads(raw)["error"]["message"]
+        line = " ".join(str(raw).split())[:160]
+        if self._key and any(self._key[i : i + 6] in line for i in range(max(1, len(self._key) - 5))):
+            return ""
+        return f": {line}" if line else ""
+
+
+def _read(response: Any, deadline: float) -> bytes:
+    """The whole body, but not for longer than until `deadline`: an endpoint may send a byte a minute."""
+    parts, size = [], 0
+    while part := response.read1(1 << 16):
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_ANSWER_BYTES:
+            raise _TryAgain("answer too large")
+        if time.monotonic() > deadline:
+            raise _TryAgain("timeout")
+    if response.length:  # http.client's: what was announced and did not come
+        raise _TryAgain("no connection")
+    return b"".join(parts)
+
+
+def _parsed(raw: bytes, retries: tuple[str, ...]) -> Answer:
+    try:
+        reply = json.loads(raw)
+        choice = reply["choices"][0]
+        content = choice["message"]["content"]
+        if content is not None and not isinstance(content, str):
+            raise TypeError("content is no text")
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise _TryAgain("unreadable answer") from None
+    usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
+    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    prompt, completion = (count if isinstance(count, int) else None for count in counts)
+    reason = choice.get("finish_reason")
+    return Answer(content or "", reason if isinstance(reason, str) else None, prompt, completion, "", retries)
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, from seconds or a date (RFC 9110, 10.2.3)."""
+    if value is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(value))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return None
+
+
+# --- Answers are kept as they come ----------------------------------------------------------------------------------
+
+
+class Journal:
+    """Answers by request on disk, one line each; a last line that was cut off by a crash is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.answers: dict[str, Answer] = {}
+        whole = 0
+        if path.exists():
+            for line in path.read_bytes().splitlines(keepends=True):
+                try:
+                    record = json.loads(line)
+                    key = record.pop("key")
+                    answer = Answer(**(record | {"retries": tuple(record["retries"])}))
+                except (ValueError, AttributeError, KeyError, TypeError):
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                self.answers[key] = answer
+                whole += len(line)
+            os.truncate(path, whole)
+        self._file = path.open("ab")
+        self._lock = threading.Lock()
+
+    def add(self, key: str, answer: Answer) -> None:
+        """Append one, from any thread; it has left this process when this returns."""
+        record = {"key": key} | {name: getattr(answer, name) for name in Answer.__slots__}
+        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        with self._lock:
+            self.answers[key] = answer
+            self._file.write(line)
+            self._file.flush()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def request_key(body: Mapping[str, Any]) -> str:
+    """What identifies a request: all that is sent but the key."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoint, journal: Journal) -> None:
+    """Ask for everything that the journal does not know, `endpoint.concurrency` requests at a time.
+
+    Args:
+        bodies: yields the requests, the same ones each time it is called: they are not all held in memory.
+
+    A request that is refused by itself is kept as an answer; of other failures, another attempt of the run asks again.
+    Both count against `endpoint.max_failed`.
+
+    Raises:
+        RunFailed: too many requests failed, or none is answered any more, or the endpoint refuses the key or the model.
+    """
+    wanted = {request_key(body) for body in bodies()}
+    total = len(wanted)
+    failed = Counter(journal.answers[key].failure for key in wanted & journal.answers.keys())
+    del failed[""]
+    wanted -= journal.answers.keys()
+    in_a_row = 0
+    stop = threading.Event()
+
+    def check() -> None:
+        if failed.total() > int(endpoint.max_failed * total) or in_a_row >= _IN_A_ROW * endpoint.concurrency:
+            raise RunFailed(
+                f"{endpoint.base_url}: {failed.total()} of {total} requests failed, "
+                f"most by {failed.most_common(1)[0][0]}",
+                "what was answered is kept, and the same command goes on; endpoint.max_failed allows for more",
+            )
+
+    def todo() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for body in bodies():
+            key = request_key(body)
+            if key in wanted:
+                wanted.discard(key)
+                yield key, body
+
+    def ask(key: str, body: Mapping[str, Any]) -> Answer:
+        answer = client.ask(body)
+        if not answer.failure or answer.failure.startswith(_REFUSED):
+            journal.add(key, answer)  # at once, so that a kill loses no more than what is under way
+        else:
+            journal.answers[key] = answer
+        return answer
+
+    check()
+    if not wanted:
+        return
+    client = Client(endpoint, stop)
+    reported = time.monotonic()
+    threads: list[threading.Thread] = []
+    answers = _in_threads(todo(), ask, endpoint.concurrency, threads)
+    try:
+        for answer in answers:
+            in_a_row = in_a_row + 1 if answer.failure else 0
+            failed.update([answer.failure] if answer.failure else [])
+            if answer.failure:
+                check()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                print(f"  {len(journal.answers)} of {total} requests answered", file=sys.stderr, flush=True)
+    except RunFailed:
+        # What is under way may be paid for already.
+        stop.set()
+        answers.close()
+        deadline = time.monotonic() + _LAST_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        raise
+    finally:
+        stop.set()
+
+
+def _in_threads(
+    items: Iterator[tuple[str, Mapping[str, Any]]],
+    function: Callable[[str, Mapping[str, Any]], Answer],
+    count: int,
+    threads: list[threading.Thread],
+) -> Generator[Answer, None, None]:
+    """Yield function(*item) as they are done, in `count` threads, which are put into `threads`.
+
+    They are daemons: a signal need not wait for an answer.
+    """
+    todo: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        while (item := todo.get()) is not None:
+            try:
+                done.put(function(*item))
+            except BaseException as error:
+                done.put(error)
+
+    for _ in range(count):
+        threads.append(threading.Thread(target=work, daemon=True))
+        threads[-1].start()
+    waiting = 0
+    try:
+        for item in islice(items, 2 * count):
+            todo.put(item)
+            waiting += 1
+        while waiting:
+            answer = done.get()
+            waiting -= 1
+            if isinstance(answer, BaseException):
+                raise answer
+            for item in islice(items, 1):
+                todo.put(item)
+                waiting += 1
+            yield answer
+    finally:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                todo.get_nowait()
+        for _ in range(count):
+            todo.put(None)
+
+
+# --- A shard --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which documents get a style. `labels`: quality labels (`quality` of a document)."""
+
+    style: str
+    labels: tuple[str, ...]
+    max_input_words: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a task knows besides its shard. `folder`: of the journals. Sampling: as sent to the endpoint."""
+
+    endpoint: Endpoint
+    rules: tuple[Rule, ...]
+    folder: Path
+    temperature: float = 0.5
+    top_p: float = 0.9
+    seed: int = 0
+    min_words: int = 30
+
+
+@dataclass
+class Usage:
+    """Requests and tokens; mergeable. `retries`, `failures`: by reason. `untold`: answers without a token count."""
+
+    requests: int = 0
+    answers: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    untold: int = 0
+    retries: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def add(self, answer: Answer) -> None:
+        """Count one request and what it led to."""
+        self.requests += 1
+        self.retries.update(answer.retries)
+        if answer.failure:
+            self.failures[answer.failure] += 1
+            return
+        self.answers += 1
+        self.prompt_tokens += answer.prompt_tokens or 0
+        self.completion_tokens += answer.completion_tokens or 0
+        self.untold += answer.prompt_tokens is None or answer.completion_tokens is None
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add what `to_json` of another one gave."""
+        for name in ("requests", "answers", "prompt_tokens", "completion_tokens", "untold"):
+            setattr(self, name, getattr(self, name) + other[name])
+        self.retries.update(other["retries"])
+        self.failures.update(other["failures"])
+
+    def to_json(self) -> dict[str, Any]:
+        """For receipts and metrics."""
+        return {
+            **vars(self),
+            "retries": dict(sorted(self.retries.items())),
+            "failures": dict(sorted(self.failures.items())),
+        }
+
+
+def request_bodies(document: Document, rule: Rule, job: Job) -> list[tuple[str, dict[str, Any]]]:
+    """(segment, body of the request) for each part of a document. The seed follows from document, style and part."""
+    style = STYLES[rule.style]
+    bodies = []
+    for number, segment in enumerate(segments(document["text"], rule.max_input_words)):
+        if len(segment.split()) < job.min_words:
+            continue
+        seed = stable_hash(str(job.seed), str(document["id"]), rule.style, str(number)) % 2**31
+        body = {
+            "model": job.endpoint.model,
+            "messages": messages(style, segment),
+            "temperature": job.temperature,
+            "top_p": job.top_p,
+            "max_tokens": rule.max_output_tokens,
+            "seed": seed,
+        }
+        bodies.append((segment, body))
+    return bodies
+
+
+def rephrase_shard(shard: Shard, job: Job, output: ShardOutput) -> dict[str, Any]:
+    """A task: the documents as they are, and beside them `NAME-synthetic` with what the model made of them.
+
+    Returns `table` (documents and answers kept and rejected) and `usage`, by style.
+    """
+    path = Path(shard.work["path"])
+    table = StepTable()
+    usage = {rule.style: Usage() for rule in job.rules}
+    with Journal(job.folder / f"{shard.name}.jsonl") as journal:
+        ask_all(lambda: (body for _, _, parts in _wanted(path, job) for _, body in parts), job.endpoint, journal)
+        with DocumentWriter(output.path(output_name(shard))) as writer:
+            for document in read_documents(path):
+                table.read.add(document)
+                table.keep(document, ["real"])
+                writer.write(document)
+        synthetic = output.path(f"{DOCUMENTS}/{shard.name}-synthetic{SUFFIX}")
+        with DocumentWriter(synthetic) as writer:
+            for document, rule, parts in _wanted(path, job):
+                made = []
+                for segment, body in parts:
+                    answer = journal.answers[request_key(body)]
+                    usage[rule.style].add(answer)
+                    if answer.failure:
+                        continue
+                    text, reason = accept(STYLES[rule.style], segment, answer.text, answer.finish_reason, body["seed"])
+                    if text is None:
+                        rejected = {"id": f"{document['id']}#{rule.style}", "text": answer.text}
+                        table.drop(rejected, f"{rule.style}: {reason}")
+                    else:
+                        made.append(text)
+                if made:
+                    new = _synthetic(document, rule, job, "\n\n".join(made))
+                    table.keep(new, [f"synthetic, {rule.style}"])
+                    writer.write(new)
+        if not writer.tally.documents:
+            synthetic.unlink()
+    return {"table": table.to_json(), "usage": {style: counts.to_json() for style, counts in usage.items()}}
+
+
+def _wanted(path: Path, job: Job) -> Iterator[tuple[Document, Rule, list[tuple[str, dict[str, Any]]]]]:
+    for document in read_documents(path):
+        for rule in job.rules:
+            if document.get("quality") in rule.labels and (parts := request_bodies(document, rule, job)):
+                yield document, rule, parts
+
+
+def _synthetic(document: Document, rule: Rule, job: Job, text: str) -> Document:
+    kept: Document = {name: document[name] for name in ("url", "language", "quality", "bucket") if name in document}
+    made = {"source": f"synthetic_{rule.style}", "rephrased_from": document["id"], "model": job.endpoint.model}
+    return {"id": f"{document['id']}#{rule.style}", "text": text, **kept, **made}

@@ -1,0 +1,522 @@
+"""What all steps of a curation share: document shards, a task a shard, a table of what was dropped, an artifact.
+
+A step reads the document shards of the step before it and writes shards of the same names::
+
+    plan = plan_step(input_files, settings)
+    table = filter_shards(plan, run.dir / "work", judge, shared, engine)
+    print(table, file=sys.stderr)
+    dataset = publish_step(table, run.dir / "work", run.output_dir)
+
+`judge(document, shared)` is a module's function that returns `Keep(document)` or `Drop("reason")`. A step that is
+killed goes on where it was: a shard with a receipt is not done again (see `shards.py`).
+
+**Documents** are JSON objects, one a line, in zstd-compressed files `documents/NAME.jsonl.zst`. Each has `id` (unique;
+says where it is from) and `text`, strings both; web documents have `url`, and steps add `source`, `language`,
+`language_score`, `quality`, `bucket` and so on.
+
+**Planted truth** (`truth.jsonl` of the demo crawl) says of every page what was planted in it, so that a step can report
+precision and recall: one line a page, `{"url": ..., "planted": [{"kind": ..., ...}, ...]}`. Kinds and their details:
+
+    language            language (ISO 639-1); on every page that is in one
+    quality             level: 2 explanatory, 1 plain, 0 poor; on every English page that is not broken
+    exact_duplicate_of  url of the page with the same main text
+    near_duplicate_of   url, jaccard (true Jaccard similarity of word 5-grams of the two main texts)
+    boilerplate         passage (its text, a line of its own in the main text), passage_id; on every page that has it
+    pii                 type (email, phone, ip, credit_card, ssn, iban), value (as it stands in the text),
+                        hard_negative: true where it only looks like one and has to stay
+    low_quality         type (keyword_list, spam, symbol_soup, repeated_lines, placeholder, stub)
+    contaminated        set (file stem below evaluation/), item (its id), text (what stands in the main text)
+    broken              type (empty, no_main_text, not_html, invalid_bytes, not_found, huge, truncated)
+
+Beside it lie `main_text.jsonl` (`{"url", "text"}`: the main text as planted, before any markup) and
+`evaluation/SET.jsonl` (`{"id", "question", "answer"}`), the sets that nothing may be trained on.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from nemo_runspec.errors import RunFailed, UserError
+from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import RECEIPTS, Plan, Shard, ShardOutput, freeze, run_shards
+
+if TYPE_CHECKING:
+    from nemotron.kit import Dataset
+
+Document = dict[str, Any]
+"""A document between two steps: `id`, `text` and what steps have added."""
+Shared = TypeVar("Shared")
+
+DOCUMENTS, SUFFIX = "documents", ".jsonl.zst"
+SAMPLES_PER_REASON = 5
+SAMPLE_CHARS = 160
+_CHUNK = 1 << 20  # bytes handed to or taken from the codec at a time
+
+
+# --- Document shards ------------------------------------------------------------------------------------------------
+
+
+def list_documents(path: Path) -> list[Path]:
+    """The document shards of a step's artifact (`path`, its payload) or of a folder, by name; UserError if none."""
+    folder = path / DOCUMENTS if (path / DOCUMENTS).is_dir() else path
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise UserError(f"{folder}: no document shards (*{SUFFIX}) there")
+    return files
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents of one shard, one at a time.
+
+    UserError for a file that is no whole zstd stream and for a line that is no document, with its number; RunFailed
+    for one that the system does not let be read.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: malformed JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise UserError(f"{path}:{number}: expected a JSON object, found {type(document).__name__}")
+        for key in ("id", "text"):
+            if not isinstance(document.get(key), str):
+                raise UserError(f"{path}:{number}: no string {key!r} in this document")
+        yield document
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    import pyarrow as pa
+
+    try:
+        with pa.CompressedInputStream(str(path), "zstd") as stream:
+            rest = b""
+            while chunk := stream.read(_CHUNK):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+            if rest:
+                yield rest
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:  # pyarrow's, without errno: truncated or flipped bytes
+        if error.errno is not None:
+            raise RunFailed(f"{path}: cannot read: {os.strerror(error.errno)}") from error
+        raise UserError(f"{path}: not a whole zstd file: {error}") from error
+
+
+class DocumentWriter:
+    """Writes one document shard; use as a context manager. `tally` counts what was written."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self.tally = Tally()
+        self._stream = pa.CompressedOutputStream(str(path), "zstd")
+        self._buffer = io.BytesIO()
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Append one document, keys in the given order."""
+        self.tally.add(document)
+        try:
+            line = json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and utf-8 cannot
+            line = json.dumps(document).encode()
+        self._buffer.write(line + b"\n")
+        if self._buffer.tell() >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._stream.write(self._buffer.getvalue())
+        self._buffer = io.BytesIO()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self._flush()
+        self._stream.close()
+
+
+def write_documents(path: Path, documents: Iterable[Mapping[str, Any]]) -> Tally:
+    """Write one document shard; returns documents and bytes of text in it."""
+    with DocumentWriter(path) as writer:
+        for document in documents:
+            writer.write(document)
+    return writer.tally
+
+
+# --- What was dropped and why ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """Documents and the utf-8 bytes of their texts."""
+
+    documents: int = 0
+    bytes: int = 0
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Count one document."""
+        self.add_bytes(len(document["text"].encode("utf-8", "surrogatepass")))
+
+    def add_bytes(self, num_bytes: int) -> None:
+        """Count one document of so many bytes (a page, say, that is no text yet)."""
+        self.documents += 1
+        self.bytes += num_bytes
+
+    def merge(self, other: Tally) -> None:
+        """Add what another one counted."""
+        self.documents += other.documents
+        self.bytes += other.bytes
+
+
+@dataclass
+class StepTable:
+    """What a step read, kept and dropped, by reason, with some samples of each reason; mergeable in any order.
+
+    `noted`: documents that were kept with a remark (an e-mail address replaced, a bucket), by remark.
+    `samples`: reason -> the dropped documents with the smallest hashes, so that they are the same however shards were
+    cut and whatever order they came in.
+    """
+
+    read: Tally = field(default_factory=Tally)
+    kept: Tally = field(default_factory=Tally)
+    dropped: dict[str, Tally] = field(default_factory=dict)
+    noted: dict[str, Tally] = field(default_factory=dict)
+    samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def keep(self, document: Mapping[str, Any], notes: Iterable[str] = ()) -> None:
+        """Count a document that stays."""
+        self.kept.add(document)
+        for note in notes:
+            self.noted.setdefault(note, Tally()).add(document)
+
+    def drop(self, document: Mapping[str, Any], reason: str, detail: str = "", num_bytes: int | None = None) -> None:
+        """Count a document that goes. `detail` (the twin's id, the passage) stands beside its sample.
+
+        `num_bytes`: what to count it as, where that is not the length of its text.
+        """
+        tally = self.dropped.setdefault(reason, Tally())
+        if num_bytes is None:
+            tally.add(document)
+        else:
+            tally.add_bytes(num_bytes)
+        excerpt = " ".join(document["text"][: 4 * SAMPLE_CHARS].split())[:SAMPLE_CHARS]
+        sample = {"id": str(document["id"]), "text": excerpt} | ({"detail": detail} if detail else {})
+        self._add_samples(reason, [sample])
+
+    def merge(self, other: StepTable) -> None:
+        """Add what another table counted."""
+        self.read.merge(other.read)
+        self.kept.merge(other.kept)
+        for mine, theirs in ((self.dropped, other.dropped), (self.noted, other.noted)):
+            for name, tally in theirs.items():
+                mine.setdefault(name, Tally()).merge(tally)
+        for reason, samples in other.samples.items():
+            self._add_samples(reason, samples)
+
+    def _add_samples(self, reason: str, samples: list[dict[str, str]]) -> None:
+        known = self.samples.setdefault(reason, [])
+        known.extend(samples)
+        known.sort(key=lambda sample: (stable_hash("sample", sample["id"]), sample["id"]))
+        del known[SAMPLES_PER_REASON:]
+
+    def to_json(self) -> dict[str, Any]:
+        """For receipts and for the metrics of the artifact; reasons in alphabetical order."""
+        return {
+            "read": vars(self.read).copy(),
+            "kept": vars(self.kept).copy(),
+            "dropped": {reason: vars(tally).copy() for reason, tally in sorted(self.dropped.items())},
+            "noted": {note: vars(tally).copy() for note, tally in sorted(self.noted.items())},
+            "samples": dict(sorted(self.samples.items())),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StepTable:
+        """What `to_json` gave."""
+        return cls(
+            Tally(**value["read"]),
+            Tally(**value["kept"]),
+            {reason: Tally(**tally) for reason, tally in value["dropped"].items()},
+            {note: Tally(**tally) for note, tally in value["noted"].items()},
+            {reason: [dict(sample) for sample in samples] for reason, samples in value["samples"].items()},
+        )
+
+    def __str__(self) -> str:
+        """For people: a line for read, kept, every reason and every note, with one sample a reason."""
+        lines = [f"{'outcome':<38} {'documents':>10} {'MB':>9}"]
+
+        def add(outcome: str, tally: Tally) -> None:
+            lines.append(f"{outcome:<38} {tally.documents:>10} {tally.bytes / 1e6:>9.3f}")
+
+        add("read", self.read)
+        add("kept", self.kept)
+        for note, tally in sorted(self.noted.items()):
+            add(f"  {note}", tally)
+        for reason, tally in sorted(self.dropped.items()):
+            add(f"dropped: {reason}", tally)
+            for sample in self.samples.get(reason, [])[:1]:
+                detail = f" ({sample['detail'][:60]})" if "detail" in sample else ""
+                lines.append(f"    {sample['id']}: {sample['text'][:80]}{detail}")
+        return "\n".join(lines)
+
+
+# --- A task a shard -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The document stays, as given here. `notes` are counted in the table ("email", "bucket 12")."""
+
+    document: Document
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The document goes. `reason`: a short name, one of few; `detail`: whatever helps to understand this very case."""
+
+    reason: str
+    detail: str = ""
+
+
+Judge = Callable[[Document, Shared], "Keep | Drop"]
+BatchJudge = Callable[[list[Document], Shared], "Sequence[Keep | Drop]"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[Shared]):
+    """What the task of a filter knows besides its shard. `batch` 0: `judge` takes one document, else a list of them."""
+
+    judge: Any
+    shared: Shared
+    batch: int
+
+
+def plan_step(input_files: Sequence[Path], settings: Mapping[str, Any]) -> Plan:
+    """One shard of work for each input file, named as the file is.
+
+    Args:
+        input_files: what `list_documents` gave. Their names must differ.
+        settings: JSON; everything that decides about the output besides the files.
+    """
+    shards, names = [], set()
+    for path in input_files:
+        name = path.name.removesuffix(SUFFIX)
+        if name in names:
+            raise UserError(f"{path}: another input file is called {name}, too", "rename one of them")
+        names.add(name)
+        shards.append(Shard(name, {"path": str(path)}))
+    return Plan(settings=dict(settings), inputs=[_identity(path) for path in input_files], shards=shards)
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"uri": str(path), "size": status.st_size, "version": str(status.st_mtime_ns)}
+
+
+def output_name(shard: Shard) -> str:
+    """What a task calls the document shard that it writes."""
+    return f"{DOCUMENTS}/{shard.name}{SUFFIX}"
+
+
+def filter_shards(plan: Plan, work_dir: Path, judge: Judge[Shared], shared: Shared, engine: Engine) -> StepTable:
+    """Judge every document of every shard by itself and write those that stay.
+
+    Returns the table of the whole step, also of what an earlier attempt did. Raises what `freeze`, `run_shards` and
+    `judge` raise.
+    """
+    return collect(plan, work_dir, _filter_shard, _Job(judge, shared, 0), engine)
+
+
+def filter_batches(
+    plan: Plan, work_dir: Path, judge: BatchJudge[Shared], shared: Shared, engine: Engine, batch: int = 256
+) -> StepTable:
+    """As `filter_shards`, with a judge that takes up to `batch` documents at once and answers each, in order."""
+    return collect(plan, work_dir, _filter_shard, _Job(judge, shared, batch), engine)
+
+
+def collect(
+    plan: Plan,
+    work_dir: Path,
+    function: Callable[[Shard, Shared, ShardOutput], dict[str, Any]],
+    shared: Shared,
+    engine: Engine,
+) -> StepTable:
+    """Run a task a shard, whatever it does, and add up the tables that the tasks return as `{"table": …}`.
+
+    Shows on stderr how far it is, by the bytes of the input files.
+    """
+    freeze(plan, work_dir)
+    table = StepTable()
+    sizes = {shard.name: int(known["size"]) for shard, known in zip(plan.shards, plan.inputs, strict=True)}
+    before = {path.stem for path in (work_dir / RECEIPTS).glob("*.json")}
+    with Progress(str(plan.settings.get("step", "documents")), sum(sizes.values()), "documents") as progress:
+        for receipt in run_shards(plan, work_dir, function, shared, engine):
+            of_shard = StepTable.from_json(receipt.counts["table"])
+            count = progress.found_done if receipt.shard in before else progress.add
+            count(rows=of_shard.read.documents, bytes=sizes[receipt.shard])
+            table.merge(of_shard)
+    return table
+
+
+def _filter_shard(shard: Shard, job: _Job[Any], output: ShardOutput) -> dict[str, Any]:
+    table = StepTable()
+    with DocumentWriter(output.path(output_name(shard))) as writer:
+        for document, verdict in _verdicts(read_documents(Path(shard.work["path"])), job):
+            table.read.add(document)
+            if isinstance(verdict, Drop):
+                table.drop(document, verdict.reason, verdict.detail)
+                continue
+            table.keep(verdict.document, verdict.notes)
+            writer.write(verdict.document)
+    return {"table": table.to_json()}
+
+
+def _verdicts(documents: Iterator[Document], job: _Job[Any]) -> Iterator[tuple[Document, Keep | Drop]]:
+    if not job.batch:
+        for document in documents:
+            before = dict(document)  # a judge may well change the one that it was given
+            yield before, job.judge(document, job.shared)
+        return
+    while some := list(islice(documents, job.batch)):
+        before_all = [dict(document) for document in some]
+        yield from zip(before_all, job.judge(some, job.shared), strict=True)
+
+
+# --- The artifact ---------------------------------------------------------------------------------------------------
+
+
+def publish_step(
+    table: StepTable,
+    work_dir: Path,
+    output_dir: Path,
+    metrics: Mapping[str, Any] | None = None,
+    files: Mapping[str, Path] | None = None,
+    sources: Sequence[Any] = (),
+) -> Dataset:
+    """Publish the document shards in `work_dir` as the Dataset that `run.output` names; then remove `work_dir`.
+
+    Args:
+        metrics: what the step measured besides `table`, whose JSON is the metric `table`.
+        files: more files for the payload, by name there.
+        sources: raw material that no artifact stands behind (`nemotron.kit.Source`).
+
+    Raises:
+        RunFailed: nothing was kept. The message has the most frequent reason.
+    """
+    from nemotron.kit import Dataset
+
+    if not table.kept.documents:
+        most = max(table.dropped, key=lambda reason: table.dropped[reason].documents, default="nothing was read")
+        raise RunFailed(f"none of {table.read.documents} documents is left", f"most frequent reason: {most}")
+    shutil.rmtree(output_dir, ignore_errors=True)
+    (output_dir / DOCUMENTS).mkdir(parents=True)
+    for path in sorted((work_dir / DOCUMENTS).glob(f"*{SUFFIX}")):
+        _link(path, output_dir / DOCUMENTS / path.name)
+    for name, path in (files or {}).items():
+        (output_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        _link(path, output_dir / name)
+    dataset = Dataset(
+        path=output_dir,
+        num_examples=table.kept.documents,
+        train_path=output_dir / DOCUMENTS,
+        metrics={"table": table.to_json(), **(metrics or {})},
+        sources=list(sources),
+    )
+    dataset.save(move=True)
+    shutil.rmtree(work_dir, ignore_errors=True)
+    return dataset
+
+
+def _link(path: Path, target: Path) -> None:
+    """A second name, so that a run that is killed before it has published still finds its work; else a copy."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+# --- Planted truth --------------------------------------------------------------------------------------------------
+
+
+TRUTH = "truth.jsonl"
+Planted = dict[str, Any]
+
+
+def read_truth(folder: Path) -> dict[str, list[Planted]]:
+    """url -> what was planted in that page, from the payload of the demo crawl."""
+    from nemotron.data_prep.work.jsonl import read_jsonl
+
+    return {row["url"]: row["planted"] for _, row in read_jsonl(folder / TRUTH)}
+
+
+def urls_of(files: Iterable[Path]) -> set[str]:
+    """The urls of all documents in some shards."""
+    return {str(document.get("url", document["id"])) for path in files for document in read_documents(path)}
+
+
+def share_text(share: float | None) -> str:
+    """`0.9500`; `none` where there was nothing to divide by."""
+    return "none" if share is None else f"{share:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Precision and recall of a step on planted cases.
+
+    `planted`: cases in what the step read; `found`: of these, those that it found; `reported`: all that it reported,
+    `false`: of these, those where none was planted. None where there is nothing to divide by.
+    """
+
+    planted: int
+    found: int
+    reported: int
+    false: int
+
+    @property
+    def precision(self) -> float | None:
+        """Share of what was reported that had been planted."""
+        return None if not self.reported else 1 - self.false / self.reported
+
+    @property
+    def recall(self) -> float | None:
+        """Share of what was planted that was found."""
+        return None if not self.planted else self.found / self.planted
+
+    def to_json(self) -> dict[str, Any]:
+        """For metrics."""
+        counts = {"planted": self.planted, "found": self.found, "reported": self.reported, "false": self.false}
+        return {**counts, "precision": self.precision, "recall": self.recall}
+
+    def __str__(self) -> str:
+        """`recall 0.950 (19 of 20), precision 1.000 (19 of 19)`."""
+        recall = "none planted" if self.recall is None else f"{self.recall:.3f} ({self.found} of {self.planted})"
+        right = self.reported - self.false
+        precision = "none" if self.precision is None else f"{self.precision:.3f} ({right} of {self.reported})"
+        return f"recall {recall}, precision {precision}"
+
+
+def score_drops(
+    before: set[str], after: set[str], truth: Mapping[str, list[Planted]], is_case: Callable[[Planted], bool]
+) -> Score:
+    """How well what a step dropped fits what was planted.
+
+    Args:
+        before: urls that the step read; after: urls that it kept.
+        is_case: whether something planted is a case of what the step is to drop.
+    """
+    cases = {url for url in before if any(is_case(planted) for planted in truth.get(url, []))}
+    gone = before - after
+    return Score(len(cases), len(cases & gone), len(gone), len(gone - cases))

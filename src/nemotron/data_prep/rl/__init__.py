@@ -1,0 +1,1 @@
+"""Prompts of reinforcement learning: NeMo Gym records, and blends with placeholders filled."""

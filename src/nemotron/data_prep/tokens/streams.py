@@ -1,0 +1,98 @@
+"""What all shards of a tokenisation made together: the files where they are published, and the sums of the counts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemotron.data_prep.sources import ReadReport
+from nemotron.data_prep.tokens.blend_file import SourceFiles, empty_source
+from nemotron.data_prep.tokens.task import SPLITS, stream_name
+from nemotron.data_prep.work.shards import Plan, Receipt
+
+
+@dataclass
+class SourceStreams:
+    """One source. `files` goes into blend.json; `lengths` is a histogram for each split, as in `SplitCounts`.
+
+    `capped`: shards that ended at their share of max_documents or max_tokens.
+    """
+
+    files: SourceFiles = field(default_factory=empty_source)
+    read: ReadReport = field(default_factory=ReadReport)
+    lengths: dict[str, dict[str, int]] = field(default_factory=lambda: {split: {} for split in SPLITS})
+    input_bytes: int = 0
+    shards: int = 0
+    capped: int = 0
+
+    def add(self, source: str, receipt: Receipt) -> None:
+        """Take in a shard; in the plan's order."""
+        counts = receipt.counts
+        files: dict[str, Any] = self.files  # type: ignore[assignment]  # keys are put together
+        for split in SPLITS:
+            name = stream_name(source, receipt.shard, split)
+            if f"{name}.idx" in receipt.outputs:
+                files[split].append(name)
+            for key in ("tokens", "bytes", "documents"):
+                files[key if split == "train" else f"{split}_{key}"] += counts[split][key]
+            for upper, count in counts[split]["lengths"].items():
+                self.lengths[split][upper] = self.lengths[split].get(upper, 0) + count
+        self.read.add(ReadReport.from_json(counts["read"]))
+        self.input_bytes += counts["input_bytes"]
+        self.shards += 1
+        self.capped += counts["capped"]
+
+    def sorted_lengths(self) -> dict[str, dict[str, int]]:
+        """The histograms, shortest first."""
+        return {
+            split: {upper: counts[upper] for upper in sorted(counts, key=int)} for split, counts in self.lengths.items()
+        }
+
+
+def collect(plan: Plan, receipts: Iterable[Receipt]) -> dict[str, SourceStreams]:
+    """The sources of a plan, in its order."""
+    streams: dict[str, SourceStreams] = {}
+    for shard, receipt in zip(plan.shards, receipts, strict=True):
+        source = str(shard.work["source"])
+        streams.setdefault(source, SourceStreams()).add(source, receipt)
+    return streams
+
+
+def link_streams(streams: dict[str, SourceStreams], folder: Path, output_dir: Path) -> None:
+    """Give the files a second name in `output_dir`, so that they stay where a run that is stopped now would look."""
+    for source in streams.values():
+        for split in SPLITS:
+            for prefix in source.files[split]:  # type: ignore[literal-required]
+                for suffix in (".bin", ".idx"):
+                    target = output_dir / f"{prefix}{suffix}"
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    try:
+                        os.link(folder / f"{prefix}{suffix}", target)
+                    except OSError:  # a file system without links
+                        shutil.copyfile(folder / f"{prefix}{suffix}", target)
+
+
+def skipped_table(streams: dict[str, SourceStreams]) -> str:
+    """What was read and what was not, source by source, for people; with an example of each reason."""
+    lines = [f"{'documents of source':<24} {'train':>12} {'valid':>10} {'test':>10} {'MB of text':>11}  not used"]
+    for name, source in streams.items():
+        train, valid, test = (source.files[key] for key in ("documents", "valid_documents", "test_documents"))
+        num_bytes = sum(source.files[key] for key in ("bytes", "valid_bytes", "test_bytes"))
+        notes = [", ".join(f"{count} {reason}" for reason, count in sorted(source.read.skipped.items()))]
+        if source.capped:
+            notes.append(f"{source.capped} of {source.shards} shards end at their share of the cap")
+        skipped = "; ".join(filter(None, notes)) or "-"
+        counts = f"{train:>12,} {valid:>10,} {test:>10,} {num_bytes / 1e6:>11.1f}"
+        lines.append(f"{name:<24} {counts}  {skipped}")
+    shown: set[str] = set()
+    for source in streams.values():
+        for sample in source.read.samples:
+            reason = sample["reason"].partition(": ")[0]
+            if reason not in shown and sample["where"]:
+                shown.add(reason)
+                lines.append(f"  e.g. {sample['where']}: {sample['reason']}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Long work that can be killed: shards with receipts, engines that run their tasks, progress."""

@@ -1,0 +1,247 @@
+"""Work cut into shards, each done once: a plan frozen on disk, a receipt for every shard, a killed run that goes on.
+
+    plan = Plan(settings={...}, inputs=[...], shards=[Shard("web-00000", {...}), ...])
+    freeze(plan, folder)
+    for receipt in run_shards(plan, folder, write_shard, shared, engine):
+        ...
+
+`write_shard(shard, shared, output)` is a module's function that runs on a worker of the engine. It writes its files
+where `output.path(name)` says and returns its counts. When it is back, its files are flushed to disk, take their names
+in `folder`, and only then the receipt is written: a shard without one is not done, whatever lies there. A receipt names
+the plan's digest and the size and sha256 of every file, so that a shard is taken for done only if this very plan made
+it and its files are whole.
+
+In `folder`: `plan.json`, `receipts/SHARD.json`, what the shards wrote, and `parts/` while they write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nemo_runspec.errors import RunFailed, UserError
+from nemotron.data_prep.work.engines import Engine
+
+PLAN_FILE, RECEIPTS, PARTS = "plan.json", "receipts", "parts"
+Json = Any
+"""What `json.dumps` takes."""
+Shared = TypeVar("Shared")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One unit of work. `name` is unique in its plan and a file name; `work` is JSON that says what to do."""
+
+    name: str
+    work: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done, complete: two plans of one digest write the same bytes.
+
+    `settings`: all that decides about the output, tokenizer digest included. `inputs`: what tells each input file from
+    another and from its own later self (`{"uri", "size", "version"}`). `shards`: the work, in order.
+    """
+
+    settings: Mapping[str, Json]
+    inputs: Sequence[Mapping[str, Json]]
+    shards: Sequence[Shard]
+
+    def to_json(self) -> dict[str, Json]:
+        """As written to plan.json."""
+        shards = [{"name": shard.name, "work": shard.work} for shard in self.shards]
+        return {"settings": self.settings, "inputs": list(self.inputs), "shards": shards}
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the plan's canonical JSON."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A shard that is done. `outputs`: file name below the folder -> bytes and sha256. `counts`: what the task said."""
+
+    shard: str
+    plan: str
+    outputs: dict[str, dict[str, int | str]]
+    counts: dict[str, Json] = field(default_factory=dict)
+
+
+def freeze(plan: Plan, folder: Path) -> None:
+    """Write the plan, or find the same one there from a run that was stopped.
+
+    UserError: another plan is there. The message names what differs: an input that changed, came or went, else the
+    first setting.
+    """
+    path = folder / PLAN_FILE
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            before = {}
+        now = json.loads(json.dumps(plan.to_json()))
+        if before != now:
+            raise UserError(f"{path}: {_difference(before, now)}", "--force starts anew; what is done so far is lost")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_atomically(path, json.dumps(plan.to_json(), indent=1) + "\n")
+
+
+def run_shards(
+    plan: Plan,
+    folder: Path,
+    function: Callable[[Shard, Shared, ShardOutput], dict[str, Json]],
+    shared: Shared,
+    engine: Engine,
+) -> Iterator[Receipt]:
+    """Do the shards of a frozen plan that have no valid receipt yet; yield the receipts of all, in the plan's order.
+
+    Every worker has to see `folder` under this path; on a cluster it lies on the shared file system.
+
+    Raises:
+        RunFailed: the disk is full, a file cannot be written, or what a worker wrote is not to be seen here.
+        Whatever `function` raises. What other shards have done stays done.
+    """
+    digest = plan.digest
+    names = [shard.name for shard in plan.shards]
+    if len(set(names)) != len(names):
+        raise ValueError("two shards of one name")
+    (folder / RECEIPTS).mkdir(parents=True, exist_ok=True)
+    # What tasks that were killed left: parts, and a receipt that has not got its name yet.
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    for stray in [*folder.glob(f".{PLAN_FILE}-*"), *(folder / RECEIPTS).glob(".*")]:
+        stray.unlink()
+    done = {shard.name: receipt for shard in plan.shards if (receipt := read_receipt(folder, shard.name, digest))}
+    missing = [shard for shard in plan.shards if shard.name not in done]
+    results = engine.map_ordered(_do, missing, (function, shared, folder, digest))
+    for shard in plan.shards:
+        receipt = done.get(shard.name)
+        if receipt is None:
+            receipt = next(results)
+            for name in receipt.outputs:
+                if not (folder / name).is_file():
+                    raise RunFailed(
+                        f"{folder / name}: written by a worker and not to be seen here",
+                        "workers on other machines need the output folder on a shared file system",
+                    )
+        yield receipt
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+
+
+def read_receipt(folder: Path, shard: str, plan_digest: str) -> Receipt | None:
+    """The receipt of a shard that this plan made and whose files are all there, byte for byte; else None."""
+    try:
+        receipt = Receipt(**json.loads((folder / RECEIPTS / f"{shard}.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    if receipt.plan != plan_digest:
+        return None
+    for name, known in receipt.outputs.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != known["bytes"] or _sha256(path) != known["sha256"]:
+            return None
+    return receipt
+
+
+class ShardOutput:
+    """Where a task writes. Files take their names when the task is done."""
+
+    def __init__(self, folder: Path, parts: Path) -> None:
+        self._folder = folder
+        self._parts = parts
+        self._names: list[str] = []
+
+    def path(self, name: str) -> Path:
+        """Where to write the file that will be `name` (with `/` for folders) below the plan's folder."""
+        path = self._parts / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name not in self._names:
+            self._names.append(name)
+        return path
+
+    def commit(self) -> dict[str, dict[str, int | str]]:
+        """Flush and rename what was written; returns its sizes and digests. A name without a file is left out."""
+        outputs: dict[str, dict[str, int | str]] = {}
+        for name in self._names:
+            part, target = self._parts / name, self._folder / name
+            if not part.exists():
+                continue
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            outputs[name] = {"bytes": part.stat().st_size, "sha256": _sha256(part)}
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(target)
+        return outputs
+
+
+def _do(shard: Shard, shared: tuple[Any, Any, Path, str]) -> Receipt:
+    """A task: one shard from its work to its receipt."""
+    function, given, folder, digest = shared
+    # A name of its own: after a lost connection Ray may run a task a second time while the first still writes.
+    parts = folder / PARTS / f"{shard.name}-{os.getpid()}-{os.urandom(4).hex()}"
+    parts.mkdir(parents=True)
+    output = ShardOutput(folder, parts)
+    try:
+        counts = function(shard, given, output)
+        receipt = Receipt(shard.name, digest, output.commit(), counts)
+        _write_atomically(folder / RECEIPTS / f"{shard.name}.json", json.dumps(asdict(receipt), indent=1) + "\n")
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(folder)):
+            raise  # about an input
+        raise RunFailed(f"{folder}: cannot write: {error.strerror or error}", "the same command goes on") from error
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    return receipt
+
+
+def _difference(before: Mapping[str, Json], now: Mapping[str, Json]) -> str:
+    """What is new in a plan, as the end of a sentence."""
+    try:
+        old, new = ({item["uri"]: item for item in plan["inputs"]} for plan in (before, now))
+        for uri in [*new, *old]:
+            if uri not in old:
+                return f"{uri} was not there when this run began"
+            if uri not in new:
+                return f"{uri} was there when this run began, and is gone"
+            if old[uri] != new[uri]:
+                return f"{uri} has changed since this run began"
+        for key in now["settings"]:
+            if before["settings"].get(key) != now["settings"][key]:
+                return f"made with another value of {key}"
+    except (KeyError, TypeError, AttributeError):
+        return "not a plan of this run"
+    return "another division of the same work"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """A file that is there whole or not at all, also after a power failure."""
+    part = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the name, too
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Decoding: the cache, one step of every block, sampling, speculation."""

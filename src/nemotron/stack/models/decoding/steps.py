@@ -1,0 +1,239 @@
+"""Decoding: how each block reads one more token a row, given what the cache remembers of those before it.
+
+This is the function that the blocks' forward passes compute, in the form that suits one token: the recurrence instead
+of the scan, one query instead of a triangle of them, no autograd. `prepare` brings all weights into the form that is
+needed, once a generation; what it returns is then called for every token. A step of a small batch is a few hundred
+operations of a microsecond each, so there are few of them; a step of a large one is memory traffic, so states change in
+place and what can be a view is not copied.
+
+Shapes: B batch, D hidden, V vocabulary. Mamba-2: H heads, P head_dim, I = H P inner width, G groups, i = I / G, N state
+size, c conv channels. Attention: A query heads, J key/value heads, a = A / J, X head_dim, S key slots. Experts: T = B
+tokens, E experts, K experts a token, F expert width, R = T K routed rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nemotron.stack.models.attention import Attention
+from nemotron.stack.models.decoding.cache import AttentionCache, Cache, MambaCache
+from nemotron.stack.models.kernels.linear import matmul_nt, onednn_serves
+from nemotron.stack.models.layers import MLP, at_least_fp32
+from nemotron.stack.models.mamba2 import Mamba2
+from nemotron.stack.models.moe import MoE
+
+if TYPE_CHECKING:
+    from nemotron.stack.models.nemotron_h import NemotronH
+
+# oneDNN (see linear.py) compiles a kernel for each number of rows: worth it for batches that are a multiple of this,
+# which `generate` keeps to, from this many multiply-adds on, and for a single row where the weights are larger than a
+# core's cache, which it reads twice as fast.
+ONEDNN_ROWS, ONEDNN_SIZE, ONEDNN_WEIGHTS = 16, 1 << 20, 1 << 18
+# Bytes of the SSM state that are updated and read while they stay in the processor's cache.
+STATE_BLOCK = 4 << 20
+
+Step = Callable[[Tensor], Tensor]
+
+
+def prepare(model: NemotronH, cache: Cache) -> Step:
+    """The step function of a generation: int64 [B], the newest token of each row -> logits of the next [B, V].
+
+    Every call moves the cache on by one token. The weights are those at the time of preparation, in the dtype of
+    autocast where that is on; there is no gradient.
+    """
+    device = model.lm_head.weight.device.type
+    embedding = model.backbone.embeddings.weight
+    steps: list[tuple[Step, Step]] = []
+    for block, state in zip(model.blocks(), cache.layers, strict=True):
+        norm, mixer = prepare_norm(block.norm.weight, block.norm.eps), block.mixer
+        if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
+            steps.append((norm, prepare_mamba2(mixer, state)))
+        elif isinstance(mixer, Attention) and isinstance(state, AttentionCache):
+            steps.append((norm, prepare_attention(mixer, state, cache)))
+        elif isinstance(mixer, MoE):
+            steps.append((norm, prepare_moe(mixer)))
+        elif isinstance(mixer, MLP):
+            steps.append((norm, prepare_mlp(mixer)))
+    norm_f = prepare_norm(model.backbone.norm_f.weight, model.backbone.norm_f.eps)
+    lm_head = prepare_linear(model.lm_head.weight)
+    # The steps say themselves what is computed in which dtype.
+    autocast = torch.is_autocast_enabled(device)
+    explicit_dtypes = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
+
+    def step(input_ids_B: Tensor) -> Tensor:
+        with explicit_dtypes:
+            x_BD = F.embedding(input_ids_B, embedding)
+            for norm, mixer in steps:
+                x_BD = x_BD + mixer(norm(x_BD))
+            cache.length += 1
+            return lm_head(norm_f(x_BD))
+
+    return step
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which matrices are multiplied: autocast's where that is on, else that of the weights."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def prepare_linear(weight_NK: Tensor) -> Step:
+    """x W^T, [B, K] -> [B, N]."""
+    weight_NK = weight_NK.to(compute_dtype(weight_NK))
+    dtype, size = weight_NK.dtype, weight_NK.numel()
+    has_onednn = onednn_serves(weight_NK)
+
+    def step(x_BK: Tensor) -> Tensor:
+        rows = x_BK.shape[0]
+        is_large = size > ONEDNN_WEIGHTS or (rows % ONEDNN_ROWS == 0 and rows * size >= ONEDNN_SIZE)
+        if has_onednn and is_large:
+            return matmul_nt(x_BK, weight_NK)
+        return F.linear(x_BK.to(dtype), weight_NK)
+
+    return step
+
+
+def prepare_norm(weight: Tensor, eps: float) -> Step:
+    """x w / sqrt(mean x^2 + eps) over the last dimension, as x (w sqrt(d)) / hypot(|x|, sqrt(d eps))."""
+    size = weight.shape[-1]
+    weight = at_least_fp32(weight) * size**0.5
+    floor = torch.tensor((size * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
+
+    def step(x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=weight.dtype)
+        return (x * weight).div_(length.hypot_(floor)).to(x.dtype)
+
+    return step
+
+
+def prepare_mamba2(mixer: Mamba2, state: MambaCache) -> Step:
+    """`M`: convolution over the last K inputs, then the recurrence; everything between the projections is fp32."""
+    heads, head_dim, groups, state_size = mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_size
+    inner_size, group_size = mixer.inner_size, mixer.inner_size // groups
+    in_sizes = [inner_size, mixer.conv_size, heads]
+    xBC_sizes = [inner_size, groups * state_size, groups * state_size]
+    in_proj, out_proj = prepare_linear(mixer.in_proj.weight), prepare_linear(mixer.out_proj.weight)
+    *past_taps, tap_c = at_least_fp32(mixer.conv1d.weight).squeeze(1).T.contiguous().unbind(0)
+    conv_bias_c, dt_bias_H = at_least_fp32(mixer.conv1d.bias), at_least_fp32(mixer.dt_bias)
+    A_H = -torch.exp(at_least_fp32(mixer.A_log))
+    D_I = at_least_fp32(mixer.D).repeat_interleave(head_dim)
+    norm = prepare_norm(mixer.norm.weight.view(groups, group_size), mixer.norm.eps)
+
+    def step(x_BD: Tensor) -> Tensor:
+        z_BI, xBC_Bc, dt_BH = in_proj(x_BD).split(in_sizes, dim=-1)
+        conv_Bc = torch.addcmul(conv_bias_c, xBC_Bc, tap_c)
+        for past_Bc, past_tap_c in zip(state.conv, past_taps, strict=True):
+            conv_Bc.addcmul_(past_Bc, past_tap_c)
+        state.conv = [*state.conv, xBC_Bc][1:]
+        x_BI, B_Bn, C_Bn = F.silu(conv_Bc, inplace=True).split(xBC_sizes, dim=-1)
+        dt_BH = F.softplus(dt_BH + dt_bias_H)
+        decay_BI = torch.exp(dt_BH * A_H).repeat_interleave(head_dim, dim=1)
+        dtx_BHP = x_BI.view(-1, heads, head_dim) * dt_BH.unsqueeze(-1)
+        y_BG1i = recurrence(
+            state.ssm,
+            decay_BI.view(-1, groups, 1, group_size),
+            dtx_BHP.view(-1, groups, 1, group_size),
+            B_Bn.view(-1, groups, state_size, 1),
+            C_Bn.view(-1, groups, 1, state_size),
+        )
+        y_BI = y_BG1i.view(-1, inner_size).addcmul_(x_BI, D_I)
+        gated_BGi = F.silu(at_least_fp32(z_BI)).mul_(y_BI).view(-1, groups, group_size)
+        return out_proj(norm(gated_BGi).view(-1, inner_size))
+
+    return step
+
+
+def recurrence(ssm_BGNi: Tensor, decay_BG1i: Tensor, dtx_BG1i: Tensor, B_BGN1: Tensor, C_BG1N: Tensor) -> Tensor:
+    """h = decay h + B (dt x)^T in place, and y = C h [B, G, 1, i].
+
+    Three passes over the state. A state that does not fit a core's cache is taken some rows at a time, so that it
+    comes from memory once and not three times.
+    """
+    rows = max(1, STATE_BLOCK // (ssm_BGNi[0].numel() * ssm_BGNi.element_size()))
+    if len(ssm_BGNi) > rows and ssm_BGNi.device.type == "cpu":
+        parts = zip(*(t.split(rows) for t in (ssm_BGNi, decay_BG1i, dtx_BG1i, B_BGN1, C_BG1N)), strict=True)
+        return torch.cat([recurrence(*part) for part in parts])
+    ssm_BGNi.mul_(decay_BG1i).addcmul_(B_BGN1, dtx_BG1i)
+    return C_BG1N @ ssm_BGNi
+
+
+def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> Step:
+    """`*`: the A / J query heads that share keys stand as rows of one small matrix, so that no key is copied."""
+    heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
+    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    qkv_proj = prepare_linear(torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight]))
+    o_proj = prepare_linear(mixer.o_proj.weight)
+
+    def step(x_BD: Tensor) -> Tensor:
+        q, k, v = qkv_proj(x_BD).split(sizes, dim=-1)
+        slot = cache.length
+        state.k[:, :, slot] = k.view(-1, kv_heads, head_dim)
+        state.v[:, :, slot] = v.view(-1, kv_heads, head_dim)
+        mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, : slot + 1]
+        out_BJaX = F.scaled_dot_product_attention(
+            q.view(-1, kv_heads, heads // kv_heads, head_dim),
+            state.k[:, :, : slot + 1],
+            state.v[:, :, : slot + 1],
+            attn_mask=mask,
+        )
+        return o_proj(out_BJaX.reshape(-1, heads * head_dim))
+
+    return step
+
+
+def prepare_mlp(mixer: MLP) -> Step:
+    """`-`, and the shared expert of `E`."""
+    up_proj, down_proj = prepare_linear(mixer.up_proj.weight), prepare_linear(mixer.down_proj.weight)
+
+    def step(x_BD: Tensor) -> Tensor:
+        return down_proj(up_proj(x_BD).relu_().square_())
+
+    return step
+
+
+def prepare_moe(mixer: MoE) -> Step:
+    """`E`: router, routed experts (at the latent width where there is one), shared expert."""
+    gate, shared_experts = mixer.gate, prepare_mlp(mixer.shared_experts)
+    experts = prepare_experts(mixer.experts.up_proj, mixer.experts.down_proj)
+    into = None if mixer.fc1_latent_proj is None else prepare_linear(mixer.fc1_latent_proj.weight)
+    out_of = None if mixer.fc2_latent_proj is None else prepare_linear(mixer.fc2_latent_proj.weight)
+
+    def step(x_TD: Tensor) -> Tensor:
+        weights_TK, chosen_TK, _ = gate(x_TD)
+        routed = experts(x_TD if into is None else into(x_TD), weights_TK, chosen_TK)
+        return shared_experts(x_TD) + (routed if out_of is None else out_of(routed))
+
+    return step
+
+
+def prepare_experts(up_EFD: Tensor, down_EDF: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """sum_k weights[t, k] down[e] relu(up[e] x[t])^2 with e = chosen[t, k]; experts that nobody chose are not read."""
+    dtype, num_experts = compute_dtype(up_EFD), len(up_EFD)
+    ups_DF = [up_FD.T for up_FD in up_EFD.to(dtype).unbind(0)]
+    downs_FD = [down_DF.T for down_DF in down_EDF.to(dtype).unbind(0)]
+
+    def expert(index: int, x_RD: Tensor) -> Tensor:
+        return torch.mm(torch.mm(x_RD, ups_DF[index]).relu_().square_(), downs_FD[index])
+
+    def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
+        x_TD, top_k = x_TD.to(dtype), chosen_TK.shape[1]
+        if len(x_TD) == 1:
+            y_KD = torch.cat([expert(index, x_TD) for index in chosen_TK[0].tolist()])
+            return (weights_TK @ at_least_fp32(y_KD)).to(dtype)
+        # Rows sorted by expert: each expert is two matmuls on a contiguous slice.
+        expert_R = chosen_TK.flatten()
+        order_R = expert_R.argsort()
+        rows_of_expert = x_TD[order_R // top_k].split(torch.bincount(expert_R, minlength=num_experts).tolist())
+        y_RD = torch.cat([expert(index, x_RD) for index, x_RD in enumerate(rows_of_expert) if len(x_RD)])
+        place_R = torch.empty_like(order_R)
+        place_R[order_R] = torch.arange(len(order_R), device=order_R.device)
+        y_TKD = y_RD[place_R].view(-1, top_k, y_RD.shape[1])
+        return (y_TKD * weights_TK.unsqueeze(-1)).sum(1).to(dtype)  # in fp32, as `_weighted_sum` in moe.py
+
+    return step

@@ -1,0 +1,93 @@
+"""The two hot parts of a Mamba-2 block, by CUDA kernels where those are installed and by plain PyTorch elsewhere.
+
+The kernels are those of the Mamba authors, `causal-conv1d` and `mamba-ssm`: optional, compiled for one version of torch
+and CUDA, and not needed on a CPU. Both ways compute the same function; `plain_torch()` forces the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nemotron.stack.models.kernels.conv import CausalConv
+from nemotron.stack.models.ssd import ssd_chunk_scan
+
+_forced_plain = False
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Inside this context no kernel is used: to compare with, or to debug."""
+    global _forced_plain
+    before, _forced_plain = _forced_plain, True
+    try:
+        yield
+    finally:
+        _forced_plain = before
+
+
+def causal_conv_silu(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
+    """silu of the causal depthwise convolution, [B, L, c] -> [B, L, c]; stops at document boundaries."""
+    kernel, (channels, _, width) = _kernel("causal_conv1d", "causal_conv1d_fn", x_BLc), weight_c1K.shape
+    if kernel is None or not 2 <= width <= 4 or channels % 8:  # what the kernel has
+        return F.silu(CausalConv.apply(x_BLc, weight_c1K, bias_c, seq_idx_BL))
+    if any(jump % 8 for jump in (x_BLc.stride(0), x_BLc.stride(1), x_BLc.storage_offset())):
+        x_BLc = x_BLc.contiguous()  # it reads 8 channels at once; x is a slice, and a neighbour's width may be odd
+    out: Tensor = kernel(  # in its channel-last layout, the only one that knows documents
+        x_BLc.transpose(1, 2),
+        weight_c1K.squeeze(1).to(x_BLc.dtype),
+        bias_c.to(x_BLc.dtype),
+        seq_idx=_int32(seq_idx_BL),
+        activation="silu",
+    )
+    return out.transpose(1, 2)
+
+
+def chunk_scan(
+    x_BLHP: Tensor,
+    dt_BLH: Tensor,
+    A_H: Tensor,
+    B_BLGN: Tensor,
+    C_BLGN: Tensor,
+    chunk_size: int,
+    seq_idx_BL: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The SSD scan, see `ssd_chunk_scan`: y [B, L, H, P] and the last state [B, H, P, N]."""
+    kernel = _kernel("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined", x_BLHP)
+    if kernel is None:
+        return ssd_chunk_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, chunk_size, seq_idx_BL)
+    y_BLHP, state_BHPN = kernel(
+        x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, chunk_size, seq_idx=_int32(seq_idx_BL), return_final_states=True
+    )
+    return y_BLHP, state_BHPN
+
+
+def _kernel(module: str, function: str, x: Tensor) -> Callable[..., Any] | None:
+    """The kernel that may be used on `x`, None where it is not installed, switched off, or x is no CUDA tensor."""
+    if _forced_plain or _device_type(x) != "cuda" or x.dtype == torch.float64:
+        return None
+    return _imported(module, function)
+
+
+def _device_type(x: Tensor) -> str:
+    return x.device.type
+
+
+@functools.cache
+def _imported(module: str, function: str) -> Callable[..., Any] | None:
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except ImportError:
+        return None
+    return found
+
+
+def _int32(seq_idx_BL: Tensor | None) -> Tensor | None:
+    return None if seq_idx_BL is None else seq_idx_BL.to(torch.int32).contiguous()

@@ -1,0 +1,174 @@
+"""What NeMo-Run is asked to submit: golden files of the whole submission, and what is refused before it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_runspec.env import Env, SlurmSettings, Ssh
+from nemo_runspec.errors import UserError
+from nemo_runspec.execution.slurm import submit as slurm
+from nemo_runspec.execution.slurm.remote import LocalShell, SshShell
+from nemo_runspec.execution.slurm.submit import (
+    SlurmJob,
+    create_executor,
+    experiment_options,
+    how_to_follow,
+    submission_text,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SETTINGS = SlurmSettings(
+    account="acct", partition="batch", gpus_per_node=0, processes_per_node=1, job_dir="/shared/jobs"
+)
+SSH = Ssh("login.example.com", "me", 2222, "/home/me/.ssh/cluster")
+ENV = Env(
+    profile="dgx",
+    executor="slurm",
+    secrets=("HF_TOKEN",),
+    slurm=SETTINGS,
+    output="/shared/output",
+    artifacts="s3://bucket/artifacts",
+)
+
+
+def env_with(**keys: Any) -> Env:
+    return replace(ENV, slurm=replace(SETTINGS, **keys))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = tmp_path / "bundle"
+    (folder / "project" / "src").mkdir(parents=True)
+    (folder / "project" / "src" / "train.py").write_text("print()\n", encoding="utf-8")
+    (folder / "launch.sh").write_text("exec true\n", encoding="utf-8")
+    return folder
+
+
+def submission(env: Env, bundle: Path, *names: str) -> str:
+    run = pytest.importorskip("nemo_run")
+    with run.Experiment("demo", **experiment_options(env, dry_run=True)) as experiment:
+        before: list[str] = []
+        for name in names or ("train",):
+            script = run.Script(path="launch.sh", entrypoint="bash")
+            experiment.add(script, executor=create_executor(env, bundle, name), name=name, dependencies=before)
+            before = [name]
+        return submission_text(experiment, env) + "\n"
+
+
+CASES = {
+    "plain": env_with(),
+    "gpus": env_with(
+        nodes=4,
+        gpus_per_node=8,
+        processes_per_node=8,
+        cpus_per_task=96,
+        mem="512G",
+        exclusive=True,
+        time="04:00:00",
+        qos="long",
+        constraint="h100",
+        signal="USR1@300",
+        max_restarts=10,
+    ),
+    "container": env_with(container_image="nvcr.io/nvidia/nemo:25.04", mounts=("/data:/data",), gpus_per_node=8),
+    "ssh": env_with(ssh=SSH, job_dir="/lustre/me/jobs", max_restarts=0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_submission_is_the_golden_one(name: str, bundle: Path) -> None:
+    assert submission(CASES[name], bundle) == (GOLDEN / f"slurm_{name}.txt").read_text(encoding="utf-8")
+
+
+def test_a_cluster_without_accounts(bundle: Path) -> None:
+    text = submission(env_with(account=None), bundle)
+    assert "--account" not in text and "#SBATCH --job-name=train\n" in text
+
+
+def test_the_jobs_of_a_pipeline_wait_for_each_other(bundle: Path) -> None:
+    text = submission(ENV, bundle, "prep", "train")
+    assert "sbatch --requeue --parsable /shared/jobs/experiments/demo/demo_<id>/prep_sbatch.sh\n" in text
+    assert "sbatch --requeue --parsable --dependency=afterok:<id of prep> " in text
+    assert text.count("#SBATCH --kill-on-invalid-dep=yes") == 2
+
+
+def test_the_batch_script_is_bash(bundle: Path, tmp_path: Path) -> None:
+    for env in CASES.values():
+        text = submission(env, bundle)
+        script = text[text.index("#!/bin/bash") : text.index("# launch.sh, run on each node")]
+        (tmp_path / "script").write_text(script, encoding="utf-8")
+        subprocess.run(["bash", "-n", str(tmp_path / "script")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "count", "state", "requeued"),
+    [
+        (143, "", "RUNNING", True),
+        (143, "1", "RUNNING", True),
+        (143, "2", "RUNNING", False),
+        (143, "", "CANCELLED", False),
+        (143, "", "COMPLETING", False),
+        (1, "", "RUNNING", False),
+        (0, "", "RUNNING", False),
+    ],
+)
+def test_only_a_saved_checkpoint_is_requeued(tmp_path: Path, code: int, count: str, state: str, requeued: bool) -> None:
+    """The lines themselves, in bash, with a pretended scontrol."""
+    answer = f'[ "$1" = show ] && echo "JobId=7 JobState={state} Reason=None" || echo "$@" >> {tmp_path}/said'
+    (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{answer}\n", encoding="utf-8")
+    (tmp_path / "scontrol").chmod(0o755)
+    before = f"head_node=n1 head_node_ip='10.0.0.1 10.0.1.1'\n{slurm.setup_lines(2)}\n"
+    script = f"{before}\necho $MASTER_ADDR $MASTER_PORT\nexit {code}"
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"} | ({"SLURM_RESTART_COUNT": count} if count else {})
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
+    assert done.returncode == code
+    address, port = done.stdout.split()
+    assert address == "10.0.0.1"
+    assert 20007 <= int(port) < 20100
+    said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
+    assert said == ["update JobId=7 Requeue=0", *(["update JobId=7 Requeue=1", "requeue 7"] if requeued else [])]
+
+
+def test_the_port_is_one_that_nobody_listens_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        lines = slurm.setup_lines(0).replace("20000 + SLURM_JOB_ID % 10000", str(port))
+        script = f"scontrol() {{ :; }}\nhead_node=n1 head_node_ip=10.0.0.1\n{lines}\necho $MASTER_PORT"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        assert int(done.stdout) > port
+
+
+def test_what_is_printed_after_a_submission() -> None:
+    job = SlurmJob("17", "train", "/shared/jobs/x/train", 3, LocalShell())
+    assert how_to_follow([job]) == (
+        "train: job 17\n"
+        "  log      /shared/jobs/x/train/log-train_17_0.out\n"
+        "  follow   tail -F /shared/jobs/x/train/log-train_17_0.out\n"
+        "  inspect  sacct -j 17 --format=JobID,State,ExitCode,Elapsed,NodeList\n"
+        "  cancel   scancel 17"
+    )
+    far = replace(job, shell=SshShell(SSH))
+    assert "  cancel   ssh -p 2222 -i /home/me/.ssh/cluster me@login.example.com scancel 17" in how_to_follow([far])
+
+
+def test_without_nemo_run_one_line_says_how_to_get_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_NEMO_RUN", "nemo_run_that_is_not_there")
+    with pytest.raises(UserError) as error:
+        create_executor(ENV, bundle, "train")
+    assert str(error.value) == (
+        "profile dgx: executor slurm needs NeMo-Run, which is not installed\n"
+        "install it: pip install -e '.[launch]' in the project's folder"
+    )
+
+
+@pytest.mark.parametrize("path", ["/a b/jobs", "/it's/jobs", "/$HOME/jobs"])
+def test_a_job_folder_that_nemo_run_cannot_quote(bundle: Path, path: str) -> None:
+    pytest.importorskip("nemo_run")
+    with pytest.raises(UserError, match="NeMo-Run cannot work with"):
+        create_executor(env_with(job_dir=path, ssh=SSH), bundle, "train")

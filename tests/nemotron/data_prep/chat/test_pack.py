@@ -1,0 +1,417 @@
+"""Conversations to packed rows: equal, row by row, to an independent slow way; the same bytes whoever does the work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.chat import pack as chat_pack
+from nemotron.data_prep.chat import spool as chat_spool
+from nemotron.data_prep.chat.conversations import Conversation
+from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
+from nemotron.data_prep.sources import Reading, list_files
+from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
+from nemotron.data_prep.work.shards import freeze, run_shards
+from nemotron.kit.chat import TEMPLATES, template_source
+
+OPEN_FILES = Path("/proc/self/fd")
+FIELDS = {field: field for field in ("messages", "tools", "used_in")}
+READING = Reading(columns=FIELDS, required=(), present=("messages",))
+ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    made = train_tokenizer(["user assistant system two plus two is four <tool_call> add value " * 40], 400)
+    made.add_special_tokens(["<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"])
+    return made
+
+
+def records(count: int, seed: int) -> list[dict[str, Any]]:
+    """Conversations of all kinds: with and without system, tools, reasoning; one to three turns of the user."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        messages: list[dict[str, Any]] = []
+        if rng.random() < 0.5:
+            messages.append({"role": "system", "content": f"Be brief {number}." + rng.choice(["", " /no_think"])})
+        with_tools = rng.random() < 0.5
+        for turn in range(rng.randint(1, 3)):
+            messages.append({"role": "user", "content": f"What is {number} plus {turn}, é?\n\nSay <it>."})
+            for _ in range(rng.randint(0, 2) if with_tools else 0):
+                call = {"name": "add", "arguments": {"a": str(number), "b": [1, "ü"]}}
+                step = {
+                    "role": "assistant",
+                    "content": rng.choice(["", "Wait."]),
+                    "tool_calls": [call] * rng.randint(1, 2),
+                }
+                messages.append(step | ({"reasoning_content": "A tool\nhelps."} if rng.random() < 0.6 else {}))
+                messages += [{"role": "tool", "content": "7"}] * len(step["tool_calls"])
+            answer = {"role": "assistant", "content": f"It is {number + turn}."}
+            messages.append(answer | ({"reasoning_content": f"{number} and {turn}"} if rng.random() < 0.6 else {}))
+        made.append({"messages": messages, "tools": [ADD] if with_tools else None, "used_in": ["nano_v3"]})
+    return made
+
+
+# --- The slow way: Jinja, offsets, regular expressions --------------------------------------------------------------
+
+
+def slow_sequences(
+    record: dict[str, Any], template: str, tokenizer: Tokenizer
+) -> Iterator[tuple[list[int], list[int]]]:
+    """(ids, label-aligned mask) of every sequence that a record becomes: the whole text encoded at once, trained spans
+    found in it by the tokens that control turns."""
+    messages, jinja = record["messages"], compiled(template)
+    for end in slow_ends(messages, template):
+        part = messages[:end]
+        text = jinja.render(messages=part, tools=record["tools"])
+        spans = []
+        if template == "nano2":
+            at = text.rindex("<SPECIAL_11>Assistant\n")
+            found = re.compile(r"<SPECIAL_11>Assistant\n(?:<think>\n|<think></think>)(.*?<SPECIAL_12>)", re.S).match(
+                text, at
+            )
+            spans = [found.span(1)] if found else []
+        else:
+            turns = list(
+                re.finditer(r"<\|im_start\|>assistant\n(<think>\n|<think></think>)(.*?<\|im_end\|>)", text, re.S)
+            )
+            answers = [message for message in part if message["role"] == "assistant"]
+            for turn, message in zip(turns, answers, strict=True):
+                lost = message.get("reasoning_content") and turn[1] == "<think></think>"
+                spans += [] if lost else [turn.span(2)]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        trained = [any(begin <= start < stop for begin, stop in spans) for start, _ in encoding.offsets]
+        yield encoding.ids, [*map(int, trained[1:]), 0]
+
+
+@cache
+def compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(template_source(template))
+
+
+def slow_ends(messages: list[dict[str, Any]], template: str) -> list[int]:
+    """Where the sequences of a conversation end."""
+    if template == "nano2":
+        return [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    earlier = [
+        after
+        for user, after in pairwise(users)
+        if any("reasoning_content" in message for message in messages[user:after])
+    ]
+    return [*earlier, len(messages)]
+
+
+# --- The whole way ----------------------------------------------------------------------------------------------------
+
+
+def settings_of(tokenizer: Tokenizer, template: str = "nano3", **more: Any) -> ChatSettings:
+    source = more.pop("source", ChatSource("own", READING, valid_fraction=0.1, test_fraction=0.05))
+    values: dict[str, Any] = {"seq_len": 2048, "too_long": "drop", "reasoning_off": 0.0, "reasoning_truncated": 0.0}
+    return ChatSettings(
+        tokenizer=tokenizer.to_str(), template=template, seed=5, sources={source.name: source}, **(values | more)
+    )
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(
+    folder: Path, paths: list[Path], how: ChatSettings, engine: Engine | None = None, shard_bytes: int = 30_000
+) -> tuple[Path, Counter[str], chat_pack.Chosen]:
+    """(folder of rows, outcomes, what was chosen)."""
+    engine = engine or SerialEngine()
+    files = {name: list_files([str(path) for path in paths]) for name in how.sources}
+    plan = chat_spool.plan_tokenize(how, files, shard_bytes)
+    freeze(plan, folder / "spool")
+    outcomes: Counter[str] = Counter()
+    for receipt in run_shards(plan, folder / "spool", chat_spool.tokenize_shard, how, engine):
+        outcomes.update(receipt.counts["outcomes"])
+    names = list(how.sources)
+    sequences = chat_pack.read_sequences(folder / "spool", plan, names)
+    chosen = chat_pack.choose(sequences, names, weights=None, repeats={}, num_tokens=None)
+    packed = [
+        chat_pack.pack_split(split, items, sequences, how.seq_len, "best_fit_decreasing", 0, 20_000, folder / "packing")
+        for split, items in chosen.splits.items()
+        if len(items)
+    ]
+    rows = chat_pack.plan_rows(plan, packed)
+    freeze(rows, folder / "rows")
+    task = chat_pack.RowsTask(folder / "spool", tuple(shard.name for shard in plan.shards), folder / "packing")
+    list(run_shards(rows, folder / "rows", chat_pack.rows_shard, task, engine))
+    return folder / "rows", outcomes, chosen
+
+
+def sequences_in(folder: Path, seq_len: int = 2048) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Every sequence of the rows below a folder, by their `seq_start_id`."""
+    found = []
+    for path in sorted(folder.rglob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            assert len(row["input_ids"]) == len(row["loss_mask"]) <= seq_len
+            bounds = [*row["seq_start_id"], len(row["input_ids"])]
+            assert bounds[0] == 0 and bounds == sorted(set(bounds))
+            found += [
+                (tuple(row["input_ids"][begin:end]), tuple(row["loss_mask"][begin:end]))
+                for begin, end in pairwise(bounds)
+            ]
+    return found
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_rows_are_those_of_the_slow_way(template: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    made = records(150, seed=1)
+    folder, outcomes, chosen = run(tmp_path, [write(tmp_path / "own.jsonl", made)], settings_of(tokenizer, template))
+    slow = [(tuple(ids), tuple(mask)) for record in made for ids, mask in slow_sequences(record, template, tokenizer)]
+    trainable = {sequence for sequence in slow if any(sequence[1])}
+    ours = sequences_in(folder)
+    assert Counter(ours) == Counter(trainable)
+    assert outcomes["read"] == 150 and outcomes["kept"] == len(ours) + chosen.duplicates
+    assert {path.name for path in folder.iterdir()} >= {"train", "valid", "test"}
+    schema = pq.read_schema(next(folder.rglob("*.parquet")))
+    assert [str(field.type) for field in schema] == [
+        "list<element: int32>",
+        "list<element: uint8>",
+        "list<element: int32>",
+    ]
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(folder.rglob("*.parquet"))
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_the_same_bytes_by_one_process_and_by_two(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", records(200, seed=2))
+    how = settings_of(tokenizer)
+    one, _, _ = run(tmp_path / "one", [path], how)
+    with PoolEngine(2) as engine:
+        two, _, _ = run(tmp_path / "two", [path], how, engine)
+    assert digest(one) == digest(two) and len(digest(one)) > 4
+    again, _, _ = run(tmp_path / "one", [path], how)  # all receipts are there
+    assert digest(again) == digest(two)
+    other, _, _ = run(tmp_path / "other", [path], replace(how, seed=6))
+    assert digest(other) != digest(one)
+
+
+def test_shards_of_any_size_hold_the_same_sequences(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    made = records(80, seed=3)
+    jsonl = write(tmp_path / "own.jsonl", made)
+    whole = sequences_in(run(tmp_path / "a", [jsonl], settings_of(tokenizer), shard_bytes=10**9)[0])
+    small = sequences_in(run(tmp_path / "b", [jsonl], settings_of(tokenizer), shard_bytes=3_000)[0])
+    assert sorted(whole) == sorted(small)
+    # The same records as Parquet, with tools as JSON text, as some data sets have them.
+    table = pa.table(
+        {
+            "messages": [json.dumps(record["messages"]) for record in made],
+            "tools": [json.dumps(record["tools"]) for record in made],
+        }
+    )
+    pq.write_table(table, tmp_path / "own.parquet", row_group_size=7)
+    parquet = sequences_in(run(tmp_path / "c", [tmp_path / "own.parquet"], settings_of(tokenizer))[0])
+    assert sorted(parquet) == sorted(whole)
+
+
+def test_what_is_too_long_is_dropped_or_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", records(60, seed=4))
+    everything = sequences_in(run(tmp_path / "a", [path], settings_of(tokenizer))[0])
+    long = sum(len(ids) > 200 for ids, _ in everything)
+    assert 0 < long < len(everything)
+    folder, outcomes, chosen = run(tmp_path / "b", [path], settings_of(tokenizer, seq_len=200))
+    assert outcomes["longer than seq_length"] == long and chosen.duplicates == 0
+    assert sorted(sequences_in(folder, 200)) == sorted(pair for pair in everything if len(pair[0]) <= 200)
+    folder, outcomes, _ = run(tmp_path / "c", [path], settings_of(tokenizer, seq_len=200, too_long="cut"))
+    cut = {(ids[:200], (*mask[:199], 0)) for ids, mask in everything if len(ids) > 200}
+    assert outcomes["cut at seq_length, and kept"] == long
+    assert set(sequences_in(folder, 200)) >= {pair for pair in cut if any(pair[1])}
+    assert outcomes["nothing to train on"] == sum(not any(mask[:199]) for ids, mask in everything if len(ids) > 200)
+
+
+def test_the_last_token_of_a_cut_answer_has_no_label(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "four two " * 200}]
+    path = write(tmp_path / "own.jsonl", [{"messages": messages}])
+    source = ChatSource("own", READING)
+    folder, _, _ = run(tmp_path / "w", [path], settings_of(tokenizer, source=source, seq_len=100, too_long="cut"))
+    [(ids, mask)] = sequences_in(folder, 100)
+    begin = mask.index(1)
+    assert len(ids) == 100 and mask == (0,) * begin + (1,) * (99 - begin) + (0,)
+
+
+def test_bad_records_stop_with_their_number_or_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    good = records(5, seed=5)
+    unasked = [*good[0]["messages"], {"role": "tool", "content": "x"}]
+    undeclared = [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}]
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant turn"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, "unknown role"),
+        ({"messages": "hello"}, "malformed messages"),
+        ({"messages": unasked, "tools": [ADD]}, "tool response without call"),
+        ({"messages": undeclared}, "tool without declaration"),
+    ]
+    for record, reason in bad:
+        path = write(tmp_path / "own.jsonl", [*good, record, *good])
+        with pytest.raises(UserError, match=r"own.jsonl:6: "):
+            run(tmp_path / f"stop {reason}", [path], settings_of(tokenizer))
+    path = write(
+        tmp_path / "own.jsonl", [*good, *(record for record, _ in bad), {"other": 1}, good[0] | {"used_in": []}]
+    )
+    with path.open("a") as file:
+        file.write("{\n" + json.dumps({"messages": [{"role": "assistant", "content": "<|im_end|>"}]}) + "\n")
+    source = ChatSource("own", replace(READING, on_error="skip"), used_in=("nano_v3", "other"))
+    _, outcomes, _ = run(tmp_path / "skip", [path], settings_of(tokenizer, source=source))
+    assert outcomes["not among used_in"] == len(bad) + 2  # they have none
+    source = replace(source, used_in=())
+    _, outcomes, chosen = run(tmp_path / "all", [path], settings_of(tokenizer, source=source))
+    assert {reason: outcomes[reason] for _, reason in bad} == dict.fromkeys((reason for _, reason in bad), 1)
+    assert outcomes["control token in a message"] == 1 and chosen.duplicates >= 1
+    assert outcomes["malformed JSON"] == outcomes["field is missing"] == 1
+    # Every record is in the account: read and sequences made of it are kept or left out for a reason.
+    assert outcomes["read"] == 5 + len(bad) + 4
+    left_out = sum(outcomes.values()) - sum(outcomes[name] for name in ("read", "kept", "earlier turn, on its own"))
+    assert outcomes["read"] + outcomes["earlier turn, on its own"] == outcomes["kept"] + left_out
+
+
+def test_structs_of_a_table_are_the_objects_that_they_were_made_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Parquet gives every struct all fields of its column: what was not there must not be trained on as null."""
+    made = records(40, seed=8)
+    subtract = {"name": "sub", "parameters": {"type": "object", "properties": {"b": {"type": "number"}}}}
+    for record in made[::2]:
+        record["tools"] = [subtract, ADD]
+        record["messages"] += [
+            {"role": "user", "content": "And less?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "sub", "arguments": {"c": 1.5}}]},
+        ]
+    whole = sequences_in(run(tmp_path / "a", [write(tmp_path / "own.jsonl", made)], settings_of(tokenizer))[0])
+    for record in made:  # a column has one type
+        for call in (call for message in record["messages"] for call in message.get("tool_calls", [])):
+            if "b" in call["arguments"]:
+                call["arguments"]["b"] = json.dumps(call["arguments"]["b"])
+    text = sequences_in(run(tmp_path / "t", [write(tmp_path / "text.jsonl", made)], settings_of(tokenizer))[0])
+    assert len(text) == len(whole)
+    pq.write_table(pa.Table.from_pylist(made), tmp_path / "own.parquet", row_group_size=7)
+    parquet = sequences_in(run(tmp_path / "b", [tmp_path / "own.parquet"], settings_of(tokenizer))[0])
+    assert sorted(parquet) == sorted(text)
+
+
+def test_many_shards_with_few_files_open(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", records(150, seed=9))
+    expected = sequences_in(run(tmp_path / "a", [path], settings_of(tokenizer))[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(list(OPEN_FILES.iterdir())) if OPEN_FILES.is_dir() else 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
+    try:
+        folder, _, _ = run(tmp_path / "b", [path], settings_of(tokenizer), shard_bytes=2_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list((tmp_path / "b" / "spool").glob("*.ids"))) > 40
+    assert sorted(sequences_in(folder)) == sorted(expected)
+
+
+def test_long_conversations_are_tokenised_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_spool, "_BATCH_CHARS", 100)
+    monkeypatch.setattr(chat_spool, "_BATCH", 4)
+    conversation = Conversation("own", [], "train")
+    spans = [chat_spool.Span(conversation, 0, i, chars) for i, chars in enumerate([60, 60, 500, 1, 1, 1, 1, 1])]
+    batches = [[span.order for span in batch] for batch in chat_spool._batches(spans)]
+    assert batches == [[0, 1], [2], [3, 4, 5, 6], [7]]
+
+
+def test_a_cap_takes_its_share_of_every_piece(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", records(100, seed=6))
+    source = ChatSource("own", READING, max_records=17)
+    _, outcomes, _ = run(tmp_path / "w", [path], settings_of(tokenizer, source=source), shard_bytes=5_000)
+    assert outcomes["read"] == 17
+
+
+@given(st.integers(0, 10**12), st.lists(st.integers(0, 10**15), min_size=1, max_size=20))
+def test_shares_sum_to_the_cap(total: int, sizes: list[int]) -> None:
+    shares = chat_spool._shares(total, sizes)
+    assert sum(share or 0 for share in shares) == total
+    whole = sum(max(size, 1) for size in sizes)
+    for share, size in zip(shares, sizes, strict=True):
+        assert share is not None and abs(share - total * max(size, 1) / whole) <= 1 + 1e-3 * total / whole
+
+
+def made_up(lengths: list[int], sources: list[int], orders: list[int] | None = None) -> chat_pack.Sequences:
+    count = len(lengths)
+    order = np.array(orders or [hash((i, "x")) % 2**63 for i in range(count)], np.uint64)
+    return chat_pack.Sequences(
+        np.zeros(count, np.int32), np.cumsum(lengths, dtype=np.int64), np.array(lengths, np.int32), order,
+        np.zeros(count, np.uint8), np.array(sources, np.int32),
+    )  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), min_size=30, max_size=200),
+    st.lists(st.floats(0.05, 1), min_size=3, max_size=3),
+)
+def test_the_mixture_is_what_the_weights_say(drawn: list[tuple[int, int]], weights: list[float]) -> None:
+    names = ["a", "b", "c"]
+    sequences = made_up([length for length, _ in drawn] + [5, 5, 5], [source for _, source in drawn] + [0, 1, 2])
+    wanted = dict(zip(names, weights, strict=True))
+    chosen = chat_pack.choose(sequences, names, weights=wanted, repeats={}, num_tokens=None)
+    train = chosen.splits["train"]
+    assert len(set(train.tolist())) == len(train)  # nothing twice
+    there = np.bincount(sequences.source, sequences.length, minlength=3)
+    got = np.bincount(sequences.source[train], sequences.length[train], minlength=3)
+    total = min(there / (np.array(weights) / sum(weights)))
+    for number, share in enumerate(chosen.shares):
+        assert abs(got[number] - total * weights[number] / sum(weights)) <= 300  # less than one sequence off
+        assert share.tokens == got[number] and share.requested == pytest.approx(
+            weights[number] / sum(weights), abs=1e-5
+        )
+    # Asked for more than there is: repeated, unless that is not allowed.
+    asked = int(there.sum()) * 3
+    chosen = chat_pack.choose(sequences, names, weights=wanted, repeats={}, num_tokens=asked)
+    for share in chosen.shares:
+        assert abs(share.tokens - asked * wanted[share.source] / sum(weights)) <= 300
+    with pytest.raises(UserError, match="epochs of them"):
+        chat_pack.choose(sequences, names, weights=wanted, repeats=dict.fromkeys(names, 0.5), num_tokens=asked)
+
+
+def test_repeats_without_weights_and_equal_sequences() -> None:
+    sequences = made_up([10, 10, 10, 10], [0, 0, 1, 1], [3, 1, 3, 2])  # the third equals the first
+    chosen = chat_pack.choose(sequences, ["a", "b"], weights=None, repeats={"a": 2.5}, num_tokens=None)
+    assert chosen.duplicates == 1
+    assert Counter(chosen.splits["train"].tolist()) == {0: 2, 1: 3, 3: 1}
+    assert [(share.epochs, share.tokens) for share in chosen.shares] == [(2.5, 50), (1.0, 10)]
+    held = replace(sequences, split=np.array([0, 0, 1, 0], np.uint8))
+    chosen = chat_pack.choose(held, ["a", "b"], weights=None, repeats={}, num_tokens=None)
+    assert sorted(chosen.splits["train"].tolist()) == [1, 3] and chosen.splits["valid"].tolist() == [2]
+    with pytest.raises(UserError, match="source 'c' has weight 1 and no sequence"):
+        chat_pack.choose(sequences, ["a", "b", "c"], weights={"a": 1, "b": 1, "c": 1}, repeats={}, num_tokens=None)
+
+
+def test_low_effort_is_in_the_text_of_its_source(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", records(10, seed=8))
+    source = ChatSource("own", READING, low_effort=True)
+    folder, _, _ = run(tmp_path / "w", [path], settings_of(tokenizer, "super3", source=source))
+    texts = [tokenizer.decode(list(ids), skip_special_tokens=False) for ids, _ in sequences_in(folder)]
+    assert texts and all(text.count("{reasoning effort: low}") == 1 for text in texts)

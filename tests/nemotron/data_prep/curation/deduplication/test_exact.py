@@ -1,0 +1,97 @@
+"""Exact deduplication against a dictionary, however documents are divided, ordered and worked on."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_runspec.errors import RunFailed
+from nemotron.data_prep.curation.deduplication import exact
+from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
+from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+
+Documents = list[dict[str, str]]
+
+
+def write_shards(folder: Path, documents: Documents, shards: int) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(shards):
+        write_documents(folder / f"part-{number}.jsonl.zst", documents[number::shards])
+    return list_documents(folder)
+
+
+def read_all(folder: Path) -> dict[str, str]:
+    return {document["id"]: document["text"] for path in list_documents(folder) for document in read_documents(path)}
+
+
+def test_keeps_one_document_of_every_text(tmp_path: Path) -> None:
+    texts = ["one  two\n", " one two", "One two", "e\u0301clair", "\u00e9clair", "", " ", "\ufeff"]
+    documents = [{"id": f"d{i}", "text": texts[i % len(texts)]} for i in range(40)]
+    files = write_shards(tmp_path / "in", documents, 3)
+    for normalisation in ("none", "whitespace"):
+        work = tmp_path / normalisation
+        table = exact.deduplicate(files, normalisation, work, SerialEngine())  # type: ignore[arg-type]
+        kept = read_all(work)
+        if normalisation == "none":
+            assert sorted(kept.values()) == sorted(texts)
+        else:
+            meant = {" ".join(unicodedata.normalize("NFC", text).split()) for text in texts}
+            assert {" ".join(unicodedata.normalize("NFC", text).split()) for text in kept.values()} == meant
+            assert len(kept) == len(meant) == 5
+        assert table.read.documents == 40
+        assert table.dropped[exact.REASON].documents == 40 - len(kept) == 40 - table.kept.documents
+        for sample in table.samples[exact.REASON]:
+            stays = sample["detail"].removeprefix("stays: ").partition(":")[0]
+            assert exact.normalise(kept[stays], normalisation) == exact.normalise(  # type: ignore[arg-type]
+                next(d["text"] for d in documents if d["id"] == sample["id"]),
+                normalisation,  # type: ignore[arg-type]
+            )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=40), st.randoms(), st.integers(1, 4))
+def test_does_not_depend_on_division_or_order(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int], random: object, shards: int
+) -> None:
+    documents = [{"id": f"d{i}", "text": f"text {number}"} for i, number in enumerate(numbers)]
+    results = []
+    for division in (1, shards):
+        folder = tmp_path_factory.mktemp("exact")
+        files = write_shards(folder / "in", documents, division)
+        table = exact.deduplicate(files, "none", folder / "work", SerialEngine())
+        results.append((read_all(folder / "work"), table.to_json()))
+        random.shuffle(documents)  # type: ignore[attr-defined]
+    assert results[0] == results[1]
+    assert sorted(results[0][0].values()) == sorted({document["text"] for document in documents})
+
+
+def test_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    documents = [{"id": f"d{i}", "text": f"text {i * i % 97}"} for i in range(500)]
+    files = write_shards(tmp_path / "in", documents, 5)
+    exact.deduplicate(files, "none", tmp_path / "one", SerialEngine())
+    with PoolEngine(3) as engine:
+        exact.deduplicate(files, "none", tmp_path / "three", engine)
+    for name in ("one", "three"):
+        assert len(list_documents(tmp_path / name)) == 5
+    for one, three in zip(list_documents(tmp_path / "one"), list_documents(tmp_path / "three"), strict=True):
+        assert one.read_bytes() == three.read_bytes()
+
+
+def test_a_second_run_does_nothing_again(tmp_path: Path) -> None:
+    files = write_shards(tmp_path / "in", [{"id": f"d{i}", "text": str(i % 7)} for i in range(20)], 2)
+    work = tmp_path / "work"
+    first = exact.deduplicate(files, "none", work, SerialEngine())
+    times = {path: path.stat().st_mtime_ns for path in [*work.glob("documents/*"), *work.glob("hashes/*.high.npy")]}
+    assert len(times) == 4
+    assert exact.deduplicate(files, "none", work, SerialEngine()).to_json() == first.to_json()
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+def test_two_documents_that_nothing_tells_apart(tmp_path: Path) -> None:
+    files = write_shards(tmp_path / "in", [{"id": "same", "text": "a"}] * 2, 2)
+    with pytest.raises(RunFailed, match="two documents have the id 'same'"):
+        exact.deduplicate(files, "none", tmp_path / "work", SerialEngine())

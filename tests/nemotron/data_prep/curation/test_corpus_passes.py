@@ -1,0 +1,112 @@
+"""The two-pass steps: how shards are cut, and by whom they are done, changes nothing; and the rules hold over all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemotron.data_prep.curation import decontamination_step, quality_step
+from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits
+from nemotron.data_prep.curation.quality import TrainSettings, bucket_thresholds, train
+from nemotron.data_prep.curation.step import (
+    StepTable,
+    collect,
+    list_documents,
+    plan_step,
+    read_documents,
+    write_documents,
+)
+from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
+
+SECRET = " ".join(f"secret{i}" for i in range(15))
+LICENCE = " ".join(f"licence{i}" for i in range(15))
+
+
+def texts(count: int) -> list[str]:
+    """Every 20th text holds the secret, every 3rd the licence."""
+    draw = Random(0)
+    found = []
+    for i in range(count):
+        words = [f"w{draw.randrange(500)}" for _ in range(draw.randrange(5, 60))]
+        extra = [SECRET.upper()] * (i % 20 == 0) + [LICENCE] * (i % 3 == 0)
+        found.append(" ".join([*words, *extra, *words[:3]]))
+    return found
+
+
+def shards(folder: Path, some: list[str], count: int) -> list[Path]:
+    folder.mkdir(parents=True)
+    documents = [{"id": f"d{i:03}", "text": text} for i, text in enumerate(some)]
+    size = -(-len(documents) // count)
+    for part in range(count):
+        write_documents(folder / f"part-{part}.jsonl.zst", documents[part * size : (part + 1) * size])
+    return list_documents(folder)
+
+
+def decontaminate(folder: Path, files: list[Path], engine: Engine) -> tuple[set[str], StepTable]:
+    judge = Decontaminator()
+    judge.protect([SECRET, LICENCE])
+    plan = plan_step(files, {})
+    looked = collect(plan, folder / "hits", decontamination_step.hit_shard, judge.protected(), engine)
+    assert looked.read.documents == 100
+    leaks = decontamination_step.leaks_of(plan, folder / "hits", judge)
+    table = collect(plan, folder / "work", decontamination_step.drop_shard, leaks, engine)
+    return {d["id"] for path in list_documents(folder / "work") for d in read_documents(path)}, table
+
+
+@pytest.mark.parametrize("engine", [SerialEngine, lambda: PoolEngine(2)])
+def test_decontamination_in_shards_is_that_of_one_pass(tmp_path: Path, engine: Callable[[], Engine]) -> None:
+    some = texts(100)
+    judge = Decontaminator()
+    judge.protect([SECRET, LICENCE])
+    found = [hits(text, judge.protected(), GramHasher()) for text in some]
+    for hit in found:
+        judge.count(hit)
+    expected = {f"d{i:03}" for i, hit in enumerate(found) if not judge.is_leak(hit)}
+    assert len(expected) == 95  # five hold the secret; the licence, in 34, is boilerplate
+    for count in (1, 7):
+        with engine() as running:
+            kept, table = decontaminate(tmp_path / str(count), shards(tmp_path / f"in{count}", some, count), running)
+        assert kept == expected
+        assert table.dropped[decontamination_step.REASON].documents == 5
+        [detail] = {sample["detail"] for sample in table.samples[decontamination_step.REASON]}
+        assert detail == " ".join(SECRET.split()[:13])
+        assert table.noted["only boilerplate in common"].documents == 34 - 2
+
+
+def test_thresholds_of_more_documents_than_fit_are_those_of_every_nth(tmp_path: Path) -> None:
+    some = texts(100)
+    ensemble = train(some[:60], ["licence0" in text for text in some[:60]], TrainSettings(hash_bits=10, num_trees=5))
+    plan = plan_step(shards(tmp_path / "in", some, 7), {})
+    collect(plan, tmp_path / "scores", quality_step.score_shard, ensemble, SerialEngine())
+    tables = [quality_step.read_scores(tmp_path / "scores", shard.name) for shard in plan.shards]
+    scores, sizes = np.concatenate([table for table, _ in tables]), np.concatenate([size for _, size in tables])
+    for max_scores, step in ((100, 1), (99, 2), (30, 4), (1, 100)):
+        found = quality_step.thresholds_of(plan, tmp_path / "scores", max_scores)
+        assert found == [bucket_thresholds(column[::step], sizes[::step]) for column in scores.T]
+
+
+def test_buckets_do_not_depend_on_how_shards_were_cut(tmp_path: Path) -> None:
+    some = texts(100)
+    ensemble = train(some[:60], ["licence0" in text for text in some[:60]], TrainSettings(hash_bits=10, num_trees=5))
+    labels = {"low": 0, "high": 10}
+    results: list[dict[str, Any]] = []
+    for count in (1, 7):
+        files = shards(tmp_path / f"in{count}", some, count)
+        plan, folder = plan_step(files, {}), tmp_path / str(count)
+        collect(plan, folder / "scores", quality_step.score_shard, ensemble, SerialEngine())
+        thresholds = quality_step.thresholds_of(plan, folder / "scores")
+        buckets = quality_step.Buckets(thresholds, labels, 3, folder / "scores")
+        table = collect(plan, folder / "work", quality_step.label_shard, buckets, SerialEngine())
+        documents = {d["id"]: d for path in list_documents(folder / "work") for d in read_documents(path)}
+        assert table.kept.documents == 100 - table.dropped["below bucket 3"].documents == len(documents)
+        results.append(documents)
+    assert results[0] == results[1]
+    assert all(
+        document["quality"] == ("high" if document["bucket"] >= 10 else "low") for document in documents.values()
+    )
+    assert min(document["bucket"] for document in documents.values()) >= 3

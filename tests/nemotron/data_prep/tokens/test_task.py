@@ -1,0 +1,263 @@
+"""Shards to token streams: the bytes of megatron-core's builder, whatever the engine; counts, caps, what is skipped."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources import Reading, list_files
+from nemotron.data_prep.sources.documents import split_of
+from nemotron.data_prep.tokens import encoding, task
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
+from nemotron.data_prep.tokens.planning import SourceInput, make_plan
+from nemotron.data_prep.tokens.streams import SourceStreams, collect, link_streams, skipped_table
+from nemotron.data_prep.tokens.task import SourceRules, TokenizeJob, split_number, tokenize_shard
+from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
+from nemotron.data_prep.work.shards import Receipt, freeze, run_shards
+
+WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "iota",
+    "kappa",
+    "\n",
+    "17",
+    "é",
+    "東京",
+    "<|im_end|>",
+]
+TEXTS = [" ".join(random.Random(i).choices(WORDS, k=i % 40)) + str(i) for i in range(600)]
+SMALL = train_tokenizer(TEXTS[:50], 300)
+
+
+def big() -> Tokenizer:
+    """The same merges, and so many more tokens that ids do not fit uint16."""
+    tokenizer = Tokenizer.from_str(SMALL.to_str())
+    tokenizer.add_tokens([f"never{i}" for i in range(65_500)])
+    return tokenizer
+
+
+def write(path: Path, texts: Iterable[str | None]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def run(
+    folder: Path,
+    sources: Mapping[str, Path],
+    *,
+    rules: SourceRules | None = None,
+    tokenizer: Tokenizer = SMALL,
+    eos: int | None = 2,
+    bos: int | None = None,
+    caps: tuple[int | None, int | None] = (None, None),
+    engine: Engine | None = None,
+    num_shards: int | None = 3,
+) -> tuple[dict[str, SourceStreams], list[Receipt]]:
+    rules = rules or SourceRules(Reading())
+    inputs = [SourceInput(name, list_files([str(path)]), *caps) for name, path in sources.items()]
+    plan = make_plan({}, inputs, shard_bytes=2**20, num_shards=num_shards)
+    freeze(plan, folder)
+    dtype = token_dtype(tokenizer.get_vocab_size()).__name__
+    job = TokenizeJob(tokenizer.to_str(), bos, eos, dtype, 7, dict.fromkeys(sources, rules))
+    receipts = list(run_shards(plan, folder, tokenize_shard, job, engine or SerialEngine()))
+    return collect(plan, receipts), receipts
+
+
+def documents_of(folder: Path, prefixes: list[str]) -> list[list[int]]:
+    return [document.tolist() for prefix in prefixes for document in IndexedDataset(folder / prefix)]
+
+
+def reference(tokenizer: Tokenizer, text: str) -> list[int]:
+    """One text after the other, with another method of the library."""
+    tokenizer.encode_special_tokens = True
+    return [*tokenizer.encode(text, add_special_tokens=False).ids, 2]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("small", np.uint16), ("big", np.int32)])
+def test_files_are_those_of_megatrons_builder(tmp_path: Path, kind: str, dtype: type[np.generic]) -> None:
+    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    import torch
+
+    tokenizer = SMALL if kind == "small" else big()
+    rules = SourceRules(Reading(), 0.2, 0.1)
+    write(tmp_path / "in" / "a.jsonl", TEXTS[:200])
+    write(tmp_path / "in" / "b.jsonl", TEXTS[200:400])
+    write(tmp_path / "in" / "c.jsonl", TEXTS[400:])
+    streams, _ = run(tmp_path / "work", {"web": tmp_path / "in"}, rules=rules, tokenizer=tokenizer)
+    files = streams["web"].files
+    assert len(files["train"]) == 3
+    rest = list(TEXTS)
+    for split in ("train", "valid", "test"):
+        for prefix in files[split]:  # type: ignore[literal-required]
+            number = prefix.rpartition("-")[2]
+            mine = TEXTS[200 * int(number) : 200 * int(number) + 200]
+            names = ("train", "valid", "test")
+            mine = [text for text in mine if names[split_number(text.encode(), 7, 0.2, 0.1)] == split]
+            builder = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
+            for text in mine:
+                ids = reference(tokenizer, text)
+                builder.add_document(torch.tensor(ids), [len(ids)])
+                rest.remove(text)
+            builder.finalize(str(tmp_path / "theirs.idx"))
+            for suffix in (".bin", ".idx"):
+                ours = (tmp_path / "work" / f"{prefix}{suffix}").read_bytes()
+                assert ours == (tmp_path / f"theirs{suffix}").read_bytes()
+            theirs = megatron.IndexedDataset(str(tmp_path / "work" / prefix))
+            assert theirs.index.dtype == dtype
+            assert [theirs[i].tolist() for i in range(len(theirs))] == [reference(tokenizer, text) for text in mine]
+    assert rest == []
+
+
+def test_counts_are_those_of_the_files(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", TEXTS)
+    streams, _ = run(tmp_path / "work", {"web": source}, rules=SourceRules(Reading(), 0.2, 0.1), bos=1)
+    files = streams["web"].files
+    held = {"train": 0, "valid": 0, "test": 0}
+    for split, key in (("train", ""), ("valid", "valid_"), ("test", "test_")):
+        documents = documents_of(tmp_path / "work", files[split])  # type: ignore[literal-required]
+        texts = [t for t in TEXTS if ("train", "valid", "test")[split_number(t.encode(), 7, 0.2, 0.1)] == split]
+        assert all(document[0] == 1 and document[-1] == 2 for document in documents)
+        assert [SMALL.decode(document[1:-1], skip_special_tokens=False) for document in documents] == texts
+        assert files[f"{key}documents"] == len(texts)  # type: ignore[literal-required]
+        assert files[f"{key}tokens"] == sum(map(len, documents))  # type: ignore[literal-required]
+        assert files[f"{key}bytes"] == sum(len(text.encode()) for text in texts)  # type: ignore[literal-required]
+        histogram = streams["web"].lengths[split]
+        for upper, count in histogram.items():
+            assert count == sum(int(upper) // 2 < len(document) <= int(upper) for document in documents)
+        assert sum(histogram.values()) == len(documents)
+        held[split] = len(documents)
+    assert 80 < held["valid"] < 160 and 30 < held["test"] < 90  # 120 and 60 expected
+
+
+def test_the_split_is_that_of_other_preparations() -> None:
+    for text in TEXTS:
+        name = ("train", "valid", "test")[split_number(text.encode(), 5, 0.1, 0.2)]
+        assert (split_of(text, 0.1, 5) == "valid") == (name == "valid")
+        assert split_number(text.encode(), 5, 0, 0) == 0
+
+
+def test_engine_and_workers_do_not_change_a_byte(tmp_path: Path) -> None:
+    for i in range(6):
+        write(tmp_path / "in" / f"{i}.jsonl", TEXTS[100 * i : 100 * i + 100])
+    rules = SourceRules(Reading(), 0.1, 0.1)
+    _, serial = run(tmp_path / "serial", {"a": tmp_path / "in"}, rules=rules, num_shards=6)
+    with PoolEngine(3) as engine:
+        _, pool = run(tmp_path / "pool", {"a": tmp_path / "in"}, rules=rules, num_shards=6, engine=engine)
+    assert [(r.outputs, r.counts) for r in serial] == [(r.outputs, r.counts) for r in pool]
+    assert len(serial) == 6 and all(receipt.outputs for receipt in serial)
+
+
+def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
+    good = [json.dumps({"text": "fine"})] * 2
+    bad = ['{"text": ""}', '{"text": "half \\ud83d of a pair"}', '{"body": "x"}', "not json"]
+    (tmp_path / "in.jsonl").write_text("\n".join([good[0], *bad, good[1]]) + "\n")
+    streams, _ = run(
+        tmp_path / "work", {"web": tmp_path / "in.jsonl"}, rules=SourceRules(Reading("skip", columns={"text": "text"}))
+    )
+    source = streams["web"]
+    assert (source.files["documents"], source.read.records) == (2, 2)
+    assert sum(source.read.skipped.values()) == 4
+    assert source.read.skipped[task.EMPTY_TEXT] == 1
+    places = {sample["where"].rpartition("/")[2] for sample in source.read.samples}
+    assert places == {f"in.jsonl:{line}" for line in (2, 3, 4, 5)}
+    table = skipped_table(streams)
+    assert "1 empty text" in table and "in.jsonl:2: empty text" in table
+    # Empty texts are no mistake; half a pair is one.
+    (tmp_path / "stop.jsonl").write_text("\n".join([good[0], bad[0], bad[1]]) + "\n")
+    with pytest.raises(UserError, match=r"stop\.jsonl:3: "):
+        run(tmp_path / "stop", {"web": tmp_path / "stop.jsonl"})
+
+
+def test_a_source_without_a_document_has_no_file(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", ["", ""])
+    write(tmp_path / "in" / "b.jsonl", [])
+    streams, receipts = run(tmp_path / "work", {"none": tmp_path / "in"})
+    assert streams["none"].files["train"] == []
+    assert streams["none"].files["documents"] == 0
+    assert all(receipt.outputs == {} for receipt in receipts)
+
+
+def test_without_eos_and_bos_nothing_stands_around_a_document(tmp_path: Path) -> None:
+    streams, _ = run(tmp_path / "work", {"a": write(tmp_path / "in.jsonl", TEXTS[:5])}, eos=None)
+    documents = documents_of(tmp_path / "work", streams["a"].files["train"])
+    assert documents == [reference(SMALL, text)[:-1] for text in TEXTS[:5]]
+
+
+def test_caps_hold_and_come_from_all_shards(tmp_path: Path) -> None:
+    for i in range(4):
+        write(tmp_path / "in" / f"{i}.jsonl", TEXTS[100 * i : 100 * i + 100])
+    source = {"a": tmp_path / "in"}
+    streams, receipts = run(tmp_path / "documents", source, caps=(50, None), num_shards=4)
+    per_shard = [receipt.counts["train"]["documents"] for receipt in receipts]
+    assert sum(per_shard) == streams["a"].files["documents"] == 50
+    assert min(per_shard) >= 10 and streams["a"].capped == 4
+    documents = documents_of(tmp_path / "documents", streams["a"].files["train"])
+    expected = [reference(SMALL, t) for i in range(4) for t in TEXTS[100 * i : 100 * i + per_shard[i]]]
+    assert documents == expected
+    # Held-out documents do not count against a cap on training tokens.
+    rules = SourceRules(Reading(), 0.3)
+    streams, _ = run(tmp_path / "tokens", source, caps=(None, 1000), num_shards=1, rules=rules)
+    longest = max(len(reference(SMALL, text)) for text in TEXTS)
+    assert 1000 - longest < streams["a"].files["tokens"] <= 1000
+    read = streams["a"].read
+    used = streams["a"].files["documents"] + streams["a"].files["valid_documents"]
+    assert read.records == used
+    assert read.skipped[task.BEYOND_CAP] > 0
+
+
+def test_a_long_text_is_encoded_in_windows_to_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = " ".join(random.Random(1).choices(WORDS, k=4000))
+    file = write(tmp_path / "in.jsonl", ["short", long, "x" * 9000, "end"])
+    whole, _ = run(tmp_path / "whole", {"a": file})
+    monkeypatch.setattr(task, "LONG_CHARS", 5000)
+    monkeypatch.setattr(task, "_BATCH_CHARS", 2500)
+    monkeypatch.setattr(encoding.Encoder.encode_long, "__defaults__", (((2048, 512),),))
+    with pytest.raises(UserError, match=r"in\.jsonl:3: a word of more than .* in a text of 9,000 characters"):
+        run(tmp_path / "stop", {"a": file})
+    skipping = SourceRules(Reading("skip"))
+    parts, _ = run(tmp_path / "parts", {"a": file}, rules=skipping)
+    documents = documents_of(tmp_path / "whole", whole["a"].files["train"])
+    assert documents_of(tmp_path / "parts", parts["a"].files["train"]) == [documents[i] for i in (0, 1, 3)]
+    assert parts["a"].read.skipped == {task.NO_WORDS: 1}
+
+
+def test_linked_files_are_whole_and_stay_where_they_were(tmp_path: Path) -> None:
+    streams, receipts = run(tmp_path / "work", {"a": write(tmp_path / "in.jsonl", TEXTS)})
+    (tmp_path / "out").mkdir()
+    link_streams(streams, tmp_path / "work", tmp_path / "out")
+    for receipt in receipts:
+        for name in receipt.outputs:
+            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "work" / name).read_bytes()
+
+
+def test_a_piece_of_the_receipt_is_json(tmp_path: Path) -> None:
+    _, receipts = run(tmp_path / "work", {"a": write(tmp_path / "in.jsonl", TEXTS)}, rules=SourceRules(Reading(), 0.1))
+    on_disk: list[Any] = [
+        json.loads((tmp_path / "work" / "receipts" / f"{receipt.shard}.json").read_text()) for receipt in receipts
+    ]
+    assert [each["counts"] for each in on_disk] == [receipt.counts for receipt in receipts]
+
+
+def test_the_table_tells_training_documents_from_held_out_ones() -> None:
+    source = SourceStreams(shards=3, capped=2)
+    source.files["documents"], source.files["valid_documents"], source.files["test_documents"] = 70, 20, 10
+    head, line = skipped_table({"web": source}).splitlines()
+    assert head.split()[3:6] == ["train", "valid", "test"] and line.split()[:4] == ["web", "70", "20", "10"]
+    assert line.endswith("  2 of 3 shards end at their share of the cap")  # nothing was skipped, and nothing says so

@@ -1,0 +1,19 @@
+"""JSON Lines that this project wrote itself, read back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron.data_prep.work.jsonl import read_jsonl, write_jsonl
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=8), st.integers(), st.none())), max_size=5)
+)
+def test_jsonl_round_trips(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]) -> None:
+    path = tmp_path_factory.mktemp("jsonl") / "x.jsonl"
+    assert write_jsonl(path, rows) == len(rows)
+    assert [row for _, row in read_jsonl(path)] == rows

@@ -1,0 +1,388 @@
+"""Speculative decoding gives what plain decoding gives, and drafts what the formula says, whatever is accepted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.decoding import speculative
+from nemotron.stack.models.decoding.cache import MambaCache
+from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.speculative import CachedStack, generate_speculative
+from nemotron.stack.training.losses import mtp_loss, next_token_loss
+
+WITH_MTP: dict[str, Any] = {"num_nextn_predict_layers": 1, "dtype": torch.float64}
+PATTERNS = ["M", "*", "E", "-", "MEM*EME", "M-M*-"]  # without attention, without mamba, with both
+MTP_PATTERNS = ["*E", "M-", "-"]
+
+
+def prompts_of(seed: int, count: int = 5, vocab: int = 61) -> list[list[int]]:
+    source = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 13, (count,), generator=source).tolist()
+    return [torch.randint(vocab, (length,), generator=source).tolist() for length in lengths]
+
+
+# ------------------------------------------------------------------------------------------------- same as plain greedy
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("mtp_pattern", MTP_PATTERNS)
+def test_greedy_tokens_equal_plain_decoding(
+    make_model: Callable[..., NemotronH], pattern: str, mtp_pattern: str
+) -> None:
+    for seed, vocab, stops in ((0, 61, ()), (1, 6, (1,)), (2, 3, ())):  # few tokens: drafts are often right by chance
+        model = make_model(pattern, seed, vocab_size=vocab, mtp_hybrid_override_pattern=mtp_pattern, **WITH_MTP)
+        prompts = prompts_of(seed, vocab=vocab)
+        expected = generate(model, prompts, 10, temperature=0, stop_token_ids=stops)
+        for k in range(1, 6):
+            out, acceptance = generate_speculative(model, prompts, 10, k, stop_token_ids=stops)
+            assert out.tokens == expected.tokens, (seed, stops, k)
+            assert out.finished == expected.finished
+            assert len(acceptance.accepted) == k and 1 <= acceptance.length <= k + 1
+
+
+def oracle(model: NemotronH, prompts: list[list[int]], new: int, right: float, seed: int) -> Callable[..., Any]:
+    """Takes the place of `_draft`: each draft is the plain greedy token with probability `right`, else another."""
+    source = torch.Generator().manual_seed(seed)
+    known = [prompt + tokens for prompt, tokens in zip(
+        prompts, generate(model, prompts, new + 6, temperature=0, stop_token_ids=()).tokens, strict=True
+    )]  # fmt: skip
+
+    width = max(map(len, prompts))
+    row_of = {width - len(prompt): row for row, prompt in enumerate(prompts)}  # rows differ in their padding
+
+    def draft(model: Any, mtp: Any, drafter: CachedStack, hidden: Tensor, k: int, *_: Any) -> tuple[Tensor, Tensor]:
+        out = []
+        padding = (width - drafter.prompt_mask_BL.sum(1)).tolist()
+        for slots, padded in zip(drafter.length_B.tolist(), padding, strict=True):
+            newest = slots - padded  # the drafter has read as many tokens, each with the one after it
+            tokens = known[row_of[padded]][newest + 1 : newest + 1 + k]
+            right_k = (torch.rand(k, generator=source) < right).tolist()
+            out.append([token if ok else (token + 1) % 61 for token, ok in zip(tokens, right_k, strict=True)])
+        return torch.tensor(out), torch.zeros(len(out), k, 61)
+
+    return draft
+
+
+@pytest.mark.parametrize("pattern", ["M", "*", "MEM*EME-"])
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_any_mix_of_right_and_wrong_drafts_gives_the_same_tokens(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, pattern: str, right: float
+) -> None:
+    """Every number of accepted drafts, side by side and one after another, with rows that end in between."""
+    model = make_model(pattern, 1, **WITH_MTP)
+    prompts = [list(range(3, 4 + n)) for n in range(9)]  # unequal lengths: rows are told apart by them
+    for k, stops in itertools.product((1, 4), ((), tuple(range(0, 61, 6)))):
+        expected = generate(model, prompts, 17, temperature=0, stop_token_ids=stops)
+        monkeypatch.setattr(speculative, "_draft", oracle(model, prompts, 17, right, seed=k))
+        out, acceptance = generate_speculative(model, prompts, 17, k, stop_token_ids=stops)
+        assert out.tokens == expected.tokens and out.finished == expected.finished
+        if not stops and right in (0.0, 1.0):
+            assert acceptance.rates == [right] * k and acceptance.length == 1 + right * k
+            assert acceptance.rounds == 9 * -(-16 // (1 + int(right) * k))  # the first token needs no round
+        if stops:
+            assert len({len(tokens) for tokens in out.tokens}) > 3
+
+
+def test_logprobs_and_entropies_are_those_of_plain_decoding(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("MEM*E-", 2, **WITH_MTP)
+    prompts = [list(range(3, 4 + n)) for n in range(5)]
+    expected = generate(model, prompts, 14, temperature=0, stop_token_ids=range(0, 61, 7))
+    monkeypatch.setattr(speculative, "_draft", oracle(model, prompts, 14, 0.6, seed=0))
+    out, acceptance = generate_speculative(model, prompts, 14, 3, stop_token_ids=range(0, 61, 7))
+    assert 1.2 < acceptance.length < 4
+    for one, other in zip(out.logprobs, expected.logprobs, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+    assert out.entropies == pytest.approx(expected.entropies, abs=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------- the drafts
+
+
+@torch.no_grad()
+def slow_drafts(model: NemotronH, tokens: list[int], k: int) -> list[int]:
+    """Drafts after `tokens`, the whole sequence read anew for each: no cache, no padding, no batch."""
+    mtp, embedding = model.mtp, model.backbone.embeddings
+    assert mtp is not None
+    trunk_hidden, _ = model._run(torch.tensor([tokens[:-1]]), None, None)  # the newest token has no hidden state yet
+    hidden, next_ids, drafts = trunk_hidden, tokens[1:], list[int]()
+    for _ in range(k):
+        x = mtp.merge(embedding(torch.tensor([next_ids])), hidden)
+        for block in mtp.blocks():
+            x, _ = block(x)
+        out = mtp.finish(x)[:, -1:]
+        drafts.append(int(model.lm_head(out).argmax()))
+        hidden, next_ids = torch.cat([hidden, out], dim=1), next_ids + drafts[-1:]
+    return drafts
+
+
+@pytest.mark.parametrize("mtp_pattern", MTP_PATTERNS)
+@pytest.mark.parametrize("pattern", ["M", "*", "MEM*E-"])
+def test_drafts_equal_those_of_the_whole_sequence(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, pattern: str, mtp_pattern: str
+) -> None:
+    """Output equality says nothing about the drafter's cache: a wrong one only drafts worse."""
+    model = make_model(pattern, 4, vocab_size=5, mtp_hybrid_override_pattern=mtp_pattern, **WITH_MTP)
+    prompts, k, new = prompts_of(4, vocab=5), 4, 14
+    rounds: list[tuple[list[list[int]], list[int]]] = []
+    verify = speculative._verify
+
+    def recording(drafts: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        kept, bonus = verify(drafts, *arguments)
+        rounds.append((drafts.tolist(), kept.tolist()))
+        return kept, bonus
+
+    monkeypatch.setattr(speculative, "_verify", recording)
+    monkeypatch.setattr(speculative, "COMPACT_AT", 2.0)  # rows stay where they are
+    out, acceptance = generate_speculative(model, prompts, new, k, stop_token_ids=())
+    settled = [1] * len(prompts)
+    for drafts, kept in rounds:
+        for row, prompt in enumerate(prompts):
+            if settled[row] < new:
+                assert drafts[row] == slow_drafts(model, prompt + out.tokens[row][: settled[row]], k)
+                settled[row] += kept[row] + 1
+    assert acceptance.length > 1.1
+
+
+def test_acceptance_counts_rounds_and_kept_drafts(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("M", **WITH_MTP)
+    kept_by_round = iter([[3, 0], [1, 2], [0, 3]])  # 1 + 4 + 2 + 1 = 8 and 1 + 1 + 3 + 4 = 9 tokens
+
+    def scripted(drafts: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return torch.tensor(next(kept_by_round)), torch.full((2,), 7)
+
+    monkeypatch.setattr(speculative, "_verify", scripted)
+    monkeypatch.setattr(speculative, "COMPACT_AT", 2.0)
+    out, acceptance = generate_speculative(model, [[1], [2]], 8, 3, stop_token_ids=())
+    assert [len(tokens) for tokens in out.tokens] == [8, 8]
+    assert acceptance.rounds == 6 and acceptance.accepted == [4, 3, 2]
+    assert acceptance.length == 1 + 9 / 6 and acceptance.rates == [4 / 6, 3 / 6, 2 / 6]
+
+
+# ----------------------------------------------------------------------------------------------- reading several tokens
+
+
+@pytest.mark.parametrize(
+    "dimensions",
+    [{}, {"conv_kernel": 1}, {"conv_kernel": 6}, {"n_groups": 1}, {"n_groups": 4}, {"moe_latent_size": 7}],
+    ids=str,
+)
+def test_accepted_tokens_leave_the_states_of_single_steps(
+    make_model: Callable[..., NemotronH], dimensions: dict[str, Any]
+) -> None:
+    """Outputs of 5 tokens read at once, then states after 0 .. 5 of them, against one step after the other."""
+    model = make_model("ME*M-", 5, **(WITH_MTP | dimensions))
+    source = torch.Generator().manual_seed(6)
+    ids, more = torch.randint(61, (6, 4), generator=source), torch.randint(61, (6, 5), generator=source)
+    is_token = torch.ones(6, 4, dtype=torch.bool)
+    is_token[1, :3] = False
+    embedding = model.backbone.embeddings
+    with torch.no_grad():
+        stack = CachedStack(model.blocks(), model.config, is_token, 10)
+        stack.read(embedding(ids))
+        out = model.lm_head(model.backbone.norm_f(stack.extend(embedding(more))))
+        stack.accept(torch.arange(6))
+        assert stack.length_B.tolist() == [4, 5, 6, 7, 8, 9]
+
+        logits, cache = model.prefill(ids, is_token, 10)
+        for count in range(6):
+            for index, state in enumerate(stack.states):
+                if isinstance(state, MambaCache):
+                    other = cache.layers[index]
+                    for conv, other_conv in zip(state.conv, other.conv, strict=True):
+                        torch.testing.assert_close(conv[count], other_conv[count], atol=1e-12, rtol=1e-12)
+                    torch.testing.assert_close(state.ssm[count], other.ssm[count], atol=1e-12, rtol=1e-12)
+            if count < 5:
+                logits = model.step(more[:, count], cache)
+                torch.testing.assert_close(out[:, count], logits, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("dt_bias", [-20.0, 20.0])
+def test_extreme_step_sizes_stay_finite_and_right(make_model: Callable[..., NemotronH], dt_bias: float) -> None:
+    model = make_model("M", **WITH_MTP)
+    for name, parameter in model.named_parameters():
+        if name.endswith("dt_bias"):
+            torch.nn.init.constant_(parameter, dt_bias)
+    prompts = prompts_of(1)
+    out, _ = generate_speculative(model, prompts, 10, 4, stop_token_ids=())
+    assert out.tokens == generate(model, prompts, 10, temperature=0, stop_token_ids=()).tokens
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+
+
+@pytest.mark.parametrize(("temperature", "k"), [(1.0, 2), (0.6, 3), (1.7, 1)])
+def test_sampled_tokens_are_distributed_as_the_model_says(
+    make_model: Callable[..., NemotronH], temperature: float, k: int
+) -> None:
+    """Chi-square of all 4^3 continuations against the products of the model's own probabilities."""
+    model = make_model("M*E", 3, vocab_size=4, **WITH_MTP)
+    prompt, samples = [2, 0, 1], 6000
+    paths = list(itertools.product(range(4), repeat=3))
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + list(path) for path in paths])).logits[:, 2:5]
+    p_path = torch.softmax(logits / temperature, -1).gather(-1, torch.tensor(paths)[:, :, None]).prod(1)[:, 0]
+    assert p_path.sum().item() == pytest.approx(1)
+
+    out, acceptance = generate_speculative(
+        model, [prompt] * samples, 3, k, temperature, stop_token_ids=(), generator=torch.Generator().manual_seed(0)
+    )
+    assert 0.2 < acceptance.rates[0] < 0.95  # both branches of the rule are taken
+    counts = torch.zeros(len(paths), dtype=torch.float64)
+    for tokens in out.tokens:
+        counts[paths.index(tuple(tokens))] += 1
+    common = p_path * samples >= 5  # the usual condition of the test; the rest is one cell
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    expected = torch.cat([p_path[common], p_path[~common].sum()[None]]) * samples
+    chi2 = ((observed - expected).square() / expected.clamp(min=1e-9)).sum().item()
+    freedom = int(common.sum())
+    assert chi2 < freedom + 5 * (2 * freedom) ** 0.5, (chi2, freedom)
+
+
+@pytest.mark.parametrize("mistake", ["keep every draft", "redraw from p"])
+def test_the_chi_square_would_show_a_wrong_rule(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    verify = speculative._verify
+
+    def wrong(drafts: Tensor, q: Tensor, p: Tensor, temperature: float, generator: Any) -> tuple[Tensor, Tensor]:
+        kept, _ = verify(drafts, q, p, temperature, generator)
+        rows = torch.arange(len(kept))
+        if mistake == "keep every draft":
+            kept = torch.full_like(kept, drafts.shape[1])
+        return kept, speculative._draw(p[rows, kept], temperature, generator)
+
+    monkeypatch.setattr(speculative, "_verify", wrong)
+    with pytest.raises(AssertionError):
+        test_sampled_tokens_are_distributed_as_the_model_says(make_model, 1.0, 2)
+
+
+def test_the_same_generator_state_gives_the_same_tokens(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("M*E", **WITH_MTP)
+
+    def draw(seed: int) -> list[list[int]]:
+        source = torch.Generator().manual_seed(seed)
+        return generate_speculative(model, prompts_of(0), 10, 3, 1.0, (), source)[0].tokens
+
+    torch.manual_seed(0)
+    first = draw(4)
+    torch.manual_seed(1)
+    assert draw(4) == first and draw(5) != first
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def counting(rows: int, length: int, source: torch.Generator) -> Tensor:
+    """Rows that count in steps of 1 to 5, modulo 29: every token follows from the two before it."""
+    start, step = torch.randint(29, (rows, 1), generator=source), torch.randint(1, 6, (rows, 1), generator=source)
+    return (start + step * torch.arange(length)) % 29
+
+
+def test_training_makes_the_drafts_right() -> None:
+    """k = 2: close to 3 tokens a round with the loss of multi-token prediction, close to 1 without."""
+    lengths = {}
+    for depths in (0, 2):
+        torch.manual_seed(0)
+        source = torch.Generator().manual_seed(0)
+        model = NemotronH(NemotronHConfig(
+            hybrid_override_pattern="M*-", vocab_size=29, hidden_size=48, num_attention_heads=2, num_key_value_heads=1,
+            head_dim=16, mamba_num_heads=4, mamba_head_dim=12, ssm_state_size=8, n_groups=1, intermediate_size=96,
+            n_routed_experts=4, moe_intermediate_size=32, moe_shared_expert_intermediate_size=32,
+            num_nextn_predict_layers=1, initializer_range=0.1,
+        )).train()  # fmt: skip
+        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+        for _ in range(150):
+            ids = counting(16, 21, source)
+            out = model(ids[:, :-1], mtp_depths=depths)
+            loss = next_token_loss(out.logits, ids[:, 1:])
+            if depths:
+                loss = loss + 0.3 * mtp_loss(out.mtp_logits, ids[:, 1:]) + 1e-4 * out.load_balancing_loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.update_expert_bias()
+        prompts = counting(40, 6, source).tolist()
+        text, acceptance = generate_speculative(model.eval(), prompts, 24, 2, stop_token_ids=())
+        plain = generate(model, prompts, 24, temperature=0, stop_token_ids=())
+        assert text.tokens == plain.tokens
+        lengths[depths] = acceptance.length
+    assert lengths[2] > 2.2 and lengths[0] < 1.3, lengths
+
+
+# ---------------------------------------------------------------------------------------------------------------- edges
+
+
+def test_should_stop_returns_what_there_is(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("ME", **WITH_MTP)
+    prompts = prompts_of(2)
+    polls = iter([False, False, True])
+    out, acceptance = generate_speculative(model, prompts, 50, 2, stop_token_ids=(), should_stop=lambda: next(polls))
+    assert acceptance.rounds == 2 * len(prompts) and out.finished == [False] * len(prompts)
+    whole = generate(model, prompts, 7, temperature=0, stop_token_ids=()).tokens
+    assert all(len(got) >= 3 and want[: len(got)] == got for got, want in zip(out.tokens, whole, strict=True))
+
+
+def test_training_mode_is_restored_and_loads_are_not_counted(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("ME", **WITH_MTP).train()
+    generate_speculative(model, prompts_of(2), 5)
+    assert model.training and all(moe.gate.expert_load.sum() == 0 for moe in model.moe_blocks())
+
+
+def test_bf16_runs(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("MEM*E-", **(WITH_MTP | {"dtype": torch.bfloat16}))
+    out, _ = generate_speculative(model, prompts_of(2), 9, 3, stop_token_ids=())
+    assert [len(tokens) for tokens in out.tokens] == [9] * 5
+
+
+def test_under_bf16_autocast_the_first_tokens_are_close_to_fp32(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("M*-M", num_nextn_predict_layers=1)  # without a trunk router, whose choices bf16 would tip
+    prompts = prompts_of(2)
+    exact = generate(model, prompts, 6, temperature=0, stop_token_ids=())
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = generate_speculative(model, prompts, 6, 3, stop_token_ids=())
+    compared = 0
+    for tokens, logprobs, want, wanted in zip(out.tokens, out.logprobs, exact.tokens, exact.logprobs, strict=True):
+        for i in range(6):
+            if tokens[: i + 1] == want[: i + 1]:  # after a near tie that was tipped, texts part
+                assert logprobs[i] == pytest.approx(wanted[i], abs=0.3)
+                compared += 1
+    assert compared >= 15
+
+
+def test_nothing_to_do(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("M", **WITH_MTP)
+    assert generate_speculative(model, [], 5)[0].tokens == []
+    out, acceptance = generate_speculative(model, [[1], [2]], 0)
+    assert out.tokens == [[], []] and acceptance.length == 1 and acceptance.rates == [0, 0]
+    assert [len(tokens) for tokens in generate_speculative(model, [[1], [2]], 1)[0].tokens] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "named"),
+    [
+        ([[1], []], {}, "prompt"),
+        ([[1]], {"temperature": -0.1}, "-0.1"),
+        ([[1]], {"num_draft_tokens": 0}, "num_draft_tokens"),
+    ],
+)
+def test_bad_settings_are_refused(
+    make_model: Callable[..., NemotronH], prompts: list[list[int]], settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        generate_speculative(make_model("M", **WITH_MTP), prompts, 4, **settings)
+
+
+def test_a_model_without_the_block_is_refused(make_model: Callable[..., NemotronH]) -> None:
+    with pytest.raises(ValueError, match="num_nextn_predict_layers"):
+        generate_speculative(make_model("M"), [[1]], 4)

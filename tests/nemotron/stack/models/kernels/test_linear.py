@@ -1,0 +1,90 @@
+"""Matmuls through oneDNN equal PyTorch's own, gradients included, and are only chosen where shapes stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nemotron.stack.models.kernels import linear as module
+from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt, onednn_serves
+from nemotron.stack.models.moe import RoutedExperts
+
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
+
+
+def random(*shape: int, seed: int = 0, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
+
+
+@needs_onednn
+@pytest.mark.parametrize(("rows", "inner", "outer"), [(256, 24, 40), (256, 40, 24), (320, 128, 8), (512, 1, 1)])
+def test_forward_and_gradients_equal_those_of_pytorch(rows: int, inner: int, outer: int) -> None:
+    x, weight = random(4, rows // 4, inner, grad=True), random(outer, inner, seed=1, grad=True)
+    upstream = random(4, rows // 4, outer, seed=2)
+    out, expected = module.linear(x, weight), F.linear(x, weight)
+    assert type(out.grad_fn).__name__ == "OneDnnLinearBackward"
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    for actual, reference in zip(
+        torch.autograd.grad(out, (x, weight), upstream),
+        torch.autograd.grad(expected, (x, weight), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
+def test_frozen_weights_and_inputs_get_no_gradient() -> None:
+    x, weight = random(256, 8, grad=True), random(4, 8, seed=1)
+    (dx,) = torch.autograd.grad(module.linear(x, weight).sum(), x)
+    torch.testing.assert_close(dx, weight.sum(0).expand(256, 8))
+    out = module.linear(x.detach(), weight.requires_grad_())
+    (dw,) = torch.autograd.grad(out.sum(), weight)
+    torch.testing.assert_close(dw, x.detach().sum(0).expand(4, 8), rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
+@pytest.mark.parametrize("transposed", ["neither", "left", "right", "both"])
+@pytest.mark.parametrize(("m", "n"), [(6, 96), (96, 6)])
+def test_either_factor_may_be_a_transposed_view(transposed: str, m: int, n: int) -> None:
+    a, b = random(m, 64), random(n, 64, seed=1)
+    left = a.T.contiguous().T if transposed in ("left", "both") else a
+    right = b.T.contiguous().T if transposed in ("right", "both") else b
+    torch.testing.assert_close(matmul_nt(left, right), a @ b.T, rtol=1e-5, atol=1e-5)
+    out = torch.empty(m, n)
+    assert matmul_nt(left, right, out) is out
+    torch.testing.assert_close(out, a @ b.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "autocast"),
+    [(257, torch.float32, False), (64, torch.float32, False), (256, torch.float64, False), (256, torch.float32, True)],
+    ids=["a shape that will not come again", "few rows", "float64", "autocast"],
+)
+def test_pytorch_keeps_what_does_not_suit(rows: int, dtype: torch.dtype, autocast: bool) -> None:
+    x, weight = random(rows, 8, grad=True).to(dtype), random(4, 8).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = module.linear(x, weight)
+        assert type(out.grad_fn).__name__ != "OneDnnLinearBackward"
+        assert torch.equal(out, F.linear(x, weight))
+
+
+@pytest.mark.parametrize("fast", [pytest.param(True, marks=needs_onednn), False])
+@pytest.mark.parametrize("rows_of_first", [0, 1, 64, 150])
+def test_experts_with_and_without_padded_rows(monkeypatch: pytest.MonkeyPatch, fast: bool, rows_of_first: int) -> None:
+    """Against every expert applied to every token and weighted, by autograd; expert 0 gets a given number of rows."""
+    tokens, experts, top_k = 256, 4, 2
+    monkeypatch.setattr("nemotron.stack.models.moe.onednn_serves", lambda x: fast and onednn_serves(x))
+    chosen = torch.stack([torch.full((tokens,), 1), torch.arange(tokens) % 2 + 2], dim=1)
+    chosen[:rows_of_first, 0] = 0
+    x, weights = random(tokens, 12, grad=True), random(tokens, top_k, seed=1, grad=True)
+    up, down = random(experts, 20, 12, seed=2, grad=True), random(experts, 12, 20, seed=3, grad=True)
+    out = RoutedExperts.apply(x, weights, chosen, up, down)
+    every = torch.einsum("edf,tef->ted", down, F.relu(torch.einsum("efd,td->tef", up, x)).square())
+    gates = torch.zeros(tokens, experts).scatter(1, chosen, weights)
+    expected = torch.einsum("te,ted->td", gates, every)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
+    upstream = random(tokens, 12, seed=4)
+    wanted = torch.autograd.grad(expected, (x, weights, up, down), upstream)
+    for actual, reference in zip(torch.autograd.grad(out, (x, weights, up, down), upstream), wanted, strict=True):
+        torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4 * float(reference.abs().max()))

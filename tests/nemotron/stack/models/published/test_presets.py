@@ -156,7 +156,7 @@ def test_a_misspelt_preset_is_refused_with_the_nearest_name() -> None:
 
 
 def test_presets_and_counts_need_no_torch() -> None:
-    modules = ["config", "memory", "parameters", "presets"]
+    modules = ["config", "published.memory", "published.parameters", "published.presets"]
     code = "import sys\n" + "".join(f"import nemotron.stack.models.{module}\n" for module in modules)
     code += "import nemotron.stack.training.flops\nassert 'torch' not in sys.modules\n"
     code += "from nemotron.stack.models import NemotronH\nassert 'torch' in sys.modules"

@@ -3,17 +3,30 @@
 The rule is that of Brown et al. 2020 (arXiv 2005.14165, appendix C): 13-grams of lower-cased words without punctuation;
 an n-gram found in more than ten training documents is boilerplate (a licence header, the template of a generated task)
 and says nothing about leakage. Protected texts shorter than 13 words are protected as one gram of their own length.
+
+How many documents hold an n-gram is only known once all of them were read. So the step takes two passes: `hit_shard`
+writes down the hits of every document (`hits/SHARD.json`, place in the shard -> hashes), `leaks_of` tells leaks from
+boilerplate over all shards, and `drop_shard` writes the documents that hold no leak.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
+from nemotron.data_prep.curation.step import DocumentWriter, StepTable, output_name, read_documents
+from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+
+REASON = "overlaps evaluation text"
 WORD = re.compile(r"\w+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication is a bijection on 64 bits
 
@@ -114,3 +127,79 @@ class Decontaminator:
         found = hits(text, self.protected(), self._hasher)
         self.count(found)
         return bool(len(found))
+
+
+# --- The step's two passes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """What the second pass needs. `grams`: the hashes that are no boilerplate; `lengths`: of protected n-grams."""
+
+    grams: frozenset[int]
+    lengths: tuple[int, ...]
+    folder: Path
+
+
+def hit_shard(shard: Shard, protected: Mapping[int, np.ndarray], output: ShardOutput) -> dict[str, Any]:
+    """A task of the first pass: the protected n-grams in each document of a shard that has any."""
+    hasher = _hasher()
+    found: dict[str, list[int]] = {}
+    table = StepTable()
+    for place, document in enumerate(read_documents(Path(shard.work["path"]))):
+        table.read.add(document)
+        if len(hit := hits(document["text"], protected, hasher)):
+            found[str(place)] = [int(gram) for gram in hit]
+    output.path(_hits_name(shard.name)).write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return {"table": table.to_json()}
+
+
+def leaks_of(plan: Plan, folder: Path, decontaminator: Decontaminator) -> Leaks:
+    """Tell leaks from boilerplate, over all shards."""
+    seen: set[int] = set()
+    for shard in plan.shards:
+        for hit in _read_hits(folder, shard.name).values():
+            decontaminator.count(np.array(hit, dtype=np.uint64))
+            seen.update(hit)
+    grams = {gram for gram in seen if decontaminator.is_leak(np.array([gram], dtype=np.uint64))}
+    return Leaks(frozenset(grams), tuple(decontaminator.protected()), folder)
+
+
+def drop_shard(shard: Shard, leaks: Leaks, output: ShardOutput) -> dict[str, Any]:
+    """A task of the second pass: the documents that hold no protected n-gram, boilerplate aside."""
+    suspects = _read_hits(leaks.folder, shard.name)
+    table = StepTable()
+    with DocumentWriter(output.path(output_name(shard))) as writer:
+        for place, document in enumerate(read_documents(Path(shard.work["path"]))):
+            table.read.add(document)
+            guilty = leaks.grams.intersection(suspects.get(str(place), ()))
+            if guilty:
+                table.drop(document, REASON, _passage(document["text"], leaks.lengths, guilty))
+            else:
+                table.keep(document, ["only boilerplate in common"] if str(place) in suspects else ())
+                writer.write(document)
+    return {"table": table.to_json()}
+
+
+def _passage(text: str, lengths: tuple[int, ...], guilty: frozenset[int]) -> str:
+    """The first run of words that is shared with a protected text."""
+    tokens, hashes = words(text), _hasher().word_hashes(text)
+    for length in lengths:
+        for place, gram in enumerate(GramHasher.grams(hashes, length).tolist()):
+            if gram in guilty:
+                return " ".join(tokens[place : place + length])
+    return ""
+
+
+def _read_hits(folder: Path, shard: str) -> dict[str, list[int]]:
+    hits_by_place: dict[str, list[int]] = json.loads((folder / _hits_name(shard)).read_text(encoding="utf-8"))
+    return hits_by_place
+
+
+def _hits_name(shard: str) -> str:
+    return f"hits/{shard}.json"
+
+
+@cache
+def _hasher() -> GramHasher:
+    return GramHasher()  # its cache of word hashes lasts as long as the process

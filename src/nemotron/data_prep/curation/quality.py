@@ -8,6 +8,10 @@ what one of them misses the other can still find. Groups of buckets have a label
 The two models here are a logistic regression on hashed words and pairs of words, and boosted trees on what a page looks
 like (shares of letters, marks, lines, repetition; not its length). They are trained with scikit-learn and applied with
 NumPy. On disk: `classifier.safetensors` and `classifier.json`.
+
+Where the buckets begin depends on all documents. So the step takes two passes: `score_shard` writes the scores of every
+shard (`scores/SHARD.safetensors`: `scores` float64 [document, classifier], `bytes` int64 [document]), `thresholds_of`
+cuts them into buckets, and `label_shard` labels and drops.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +32,8 @@ import numpy as np
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics
 from nemotron.data_prep.curation.decontamination import GramHasher
+from nemotron.data_prep.curation.step import Document, DocumentWriter, StepTable, output_name, read_documents
+from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
 
 NUM_BUCKETS = 20
 CLASSIFIERS = ("words", "surface")
@@ -326,6 +332,106 @@ def ensemble_bucket(buckets: np.ndarray) -> np.ndarray:
 def label_of(bucket: int, labels: Mapping[str, int]) -> str:
     """The label of a bucket. `labels`: label -> its lowest bucket; one of them begins at 0."""
     return max((low, label) for label, low in labels.items() if low <= bucket)[1]
+
+
+# --- The step's two passes --------------------------------------------------------------------------------------------
+
+_BATCH = 256  # documents scored at a time
+# Scores that the thresholds are taken from: of more documents, every second one, every third one, ... evenly over the
+# corpus. With two million, the standard error of the share below a threshold is at most 0.04 %.
+_MAX_SCORES = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """How scores become labels. `thresholds`: 19 of each classifier. `labels`: label -> its lowest bucket.
+
+    Documents below `min_bucket` are dropped. `folder`: where the first pass wrote.
+    """
+
+    thresholds: Sequence[Sequence[float]]
+    labels: Mapping[str, int]
+    min_bucket: int
+    folder: Path
+
+
+def score_shard(shard: Shard, ensemble: Ensemble, output: ShardOutput) -> dict[str, Any]:
+    """A task of the first pass: the scores of a shard's documents, in order."""
+    from safetensors.numpy import save_file
+
+    scores, sizes = [], []
+    table = StepTable()
+    documents = read_documents(Path(shard.work["path"]))
+    while some := list(islice(documents, _BATCH)):
+        for document in some:
+            table.read.add(document)
+            sizes.append(len(document["text"].encode("utf-8", "surrogatepass")))
+        scores.append(ensemble.scores([document["text"] for document in some]))
+    found = np.concatenate(scores) if scores else np.empty((0, len(CLASSIFIERS)))
+    save_file({"scores": found, "bytes": np.array(sizes, dtype=np.int64)}, output.path(_scores_name(shard.name)))
+    return {"table": table.to_json()}
+
+
+def label_shard(shard: Shard, buckets: Buckets, output: ShardOutput) -> dict[str, Any]:
+    """A task of the second pass: documents with `bucket`, `quality` and `quality_scores`, the worst dropped."""
+    scores, _ = read_scores(buckets.folder, shard.name)
+    of_classifiers = to_buckets(scores, buckets.thresholds)
+    table = StepTable()
+    with DocumentWriter(output.path(output_name(shard))) as writer:
+        documents = read_documents(Path(shard.work["path"]))
+        for document, bucket, score in zip(documents, ensemble_bucket(of_classifiers), scores, strict=True):
+            table.read.add(document)
+            label = label_of(int(bucket), buckets.labels)
+            if bucket < buckets.min_bucket:
+                table.drop(document, f"below bucket {buckets.min_bucket}", f"bucket {bucket}")
+                continue
+            labelled = document | {
+                "quality": label,
+                "bucket": int(bucket),
+                "quality_scores": {
+                    name: round(float(value), 4) for name, value in zip(CLASSIFIERS, score, strict=True)
+                },
+            }
+            table.keep(labelled, [f"quality {label}"])
+            writer.write(labelled)
+    return {"table": table.to_json()}
+
+
+def thresholds_of(plan: Plan, folder: Path, max_scores: int = _MAX_SCORES) -> list[list[float]]:
+    """Of each classifier, where its buckets begin, from the scores of all shards.
+
+    Args:
+        max_scores: documents whose scores are held in memory at most, 24 bytes each; of more, so many are taken evenly.
+    """
+    step = max(1, -(-sum(len(read_scores(folder, shard.name)[1]) for shard in plan.shards) // max_scores))
+    tables, sizes, before = [], [], 0
+    for shard in plan.shards:
+        scores, weights = read_scores(folder, shard.name)
+        taken = slice(-before % step, None, step)
+        tables.append(scores[taken].copy())  # lest the rest of the array stay, too
+        sizes.append(weights[taken].copy())
+        before += len(weights)
+    scores, weights = np.concatenate(tables), np.concatenate(sizes)
+    return [bucket_thresholds(scores[:, column], weights) for column in range(len(CLASSIFIERS))]
+
+
+def read_scores(folder: Path, shard: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [document, classifier] and bytes [document] that the first pass wrote."""
+    from safetensors.numpy import load_file
+
+    arrays = load_file(folder / _scores_name(shard))
+    return arrays["scores"], arrays["bytes"]
+
+
+def scored_documents(plan: Plan, folder: Path) -> Iterator[tuple[Document, np.ndarray]]:
+    """Every document that was scored, with the scores of the classifiers."""
+    for shard in plan.shards:
+        scores, _ = read_scores(folder, shard.name)
+        yield from zip(read_documents(Path(shard.work["path"])), scores, strict=True)
+
+
+def _scores_name(shard: str) -> str:
+    return f"scores/{shard}.safetensors"
 
 
 # --- How good it is -------------------------------------------------------------------------------------------------

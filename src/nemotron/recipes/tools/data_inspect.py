@@ -20,7 +20,7 @@ from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, RECORD_FILE
 from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry, Version
 from nemo_runspec.errors import UserError, nearest, run_main
-from nemotron.data_prep.inspection import Lengths, Report, Table, inspect, outcome, shown
+from nemotron.recipes.tools.inspection import Lengths, Report, Table, inspect, outcome, shown
 
 BAR = 40  # columns of the longest bar
 CELL = 60  # characters of a cell at most

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemotron.data_prep.curation import decontamination_step, quality_step
+from nemotron.data_prep.curation import decontamination, quality
 from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits
 from nemotron.data_prep.curation.quality import TrainSettings, bucket_thresholds, train
 from nemotron.data_prep.curation.step import (
@@ -51,10 +51,10 @@ def decontaminate(folder: Path, files: list[Path], engine: Engine) -> tuple[set[
     judge = Decontaminator()
     judge.protect([SECRET, LICENCE])
     plan = plan_step(files, {})
-    looked = collect(plan, folder / "hits", decontamination_step.hit_shard, judge.protected(), engine)
+    looked = collect(plan, folder / "hits", decontamination.hit_shard, judge.protected(), engine)
     assert looked.read.documents == 100
-    leaks = decontamination_step.leaks_of(plan, folder / "hits", judge)
-    table = collect(plan, folder / "work", decontamination_step.drop_shard, leaks, engine)
+    leaks = decontamination.leaks_of(plan, folder / "hits", judge)
+    table = collect(plan, folder / "work", decontamination.drop_shard, leaks, engine)
     return {d["id"] for path in list_documents(folder / "work") for d in read_documents(path)}, table
 
 
@@ -72,8 +72,8 @@ def test_decontamination_in_shards_is_that_of_one_pass(tmp_path: Path, engine: C
         with engine() as running:
             kept, table = decontaminate(tmp_path / str(count), shards(tmp_path / f"in{count}", some, count), running)
         assert kept == expected
-        assert table.dropped[decontamination_step.REASON].documents == 5
-        [detail] = {sample["detail"] for sample in table.samples[decontamination_step.REASON]}
+        assert table.dropped[decontamination.REASON].documents == 5
+        [detail] = {sample["detail"] for sample in table.samples[decontamination.REASON]}
         assert detail == " ".join(SECRET.split()[:13])
         assert table.noted["only boilerplate in common"].documents == 34 - 2
 
@@ -82,11 +82,11 @@ def test_thresholds_of_more_documents_than_fit_are_those_of_every_nth(tmp_path: 
     some = texts(100)
     ensemble = train(some[:60], ["licence0" in text for text in some[:60]], TrainSettings(hash_bits=10, num_trees=5))
     plan = plan_step(shards(tmp_path / "in", some, 7), {})
-    collect(plan, tmp_path / "scores", quality_step.score_shard, ensemble, SerialEngine())
-    tables = [quality_step.read_scores(tmp_path / "scores", shard.name) for shard in plan.shards]
+    collect(plan, tmp_path / "scores", quality.score_shard, ensemble, SerialEngine())
+    tables = [quality.read_scores(tmp_path / "scores", shard.name) for shard in plan.shards]
     scores, sizes = np.concatenate([table for table, _ in tables]), np.concatenate([size for _, size in tables])
     for max_scores, step in ((100, 1), (99, 2), (30, 4), (1, 100)):
-        found = quality_step.thresholds_of(plan, tmp_path / "scores", max_scores)
+        found = quality.thresholds_of(plan, tmp_path / "scores", max_scores)
         assert found == [bucket_thresholds(column[::step], sizes[::step]) for column in scores.T]
 
 
@@ -98,10 +98,10 @@ def test_buckets_do_not_depend_on_how_shards_were_cut(tmp_path: Path) -> None:
     for count in (1, 7):
         files = shards(tmp_path / f"in{count}", some, count)
         plan, folder = plan_step(files, {}), tmp_path / str(count)
-        collect(plan, folder / "scores", quality_step.score_shard, ensemble, SerialEngine())
-        thresholds = quality_step.thresholds_of(plan, folder / "scores")
-        buckets = quality_step.Buckets(thresholds, labels, 3, folder / "scores")
-        table = collect(plan, folder / "work", quality_step.label_shard, buckets, SerialEngine())
+        collect(plan, folder / "scores", quality.score_shard, ensemble, SerialEngine())
+        thresholds = quality.thresholds_of(plan, folder / "scores")
+        buckets = quality.Buckets(thresholds, labels, 3, folder / "scores")
+        table = collect(plan, folder / "work", quality.label_shard, buckets, SerialEngine())
         documents = {d["id"]: d for path in list_documents(folder / "work") for d in read_documents(path)}
         assert table.kept.documents == 100 - table.dropped["below bucket 3"].documents == len(documents)
         results.append(documents)

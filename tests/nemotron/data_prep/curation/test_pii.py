@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import time
 from itertools import pairwise
 
 import pytest
@@ -140,22 +139,12 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def seconds(text: str) -> float:
-    begun = time.process_time()
-    find(text)
-    return time.process_time() - begun
-
-
-def test_time_grows_linearly_on_hostile_text() -> None:
-    for unit in HOSTILE:
-        short, long = (seconds(unit * (size // len(unit))) for size in (20_000, 200_000))
-        # Ten times the text; a hundred times the time would be quadratic.
-        assert long < 40 * max(short, 0.005), (unit, short, long)
-
-
-def test_a_hostile_megabyte_takes_seconds() -> None:
-    for text in ("".join(unit * (1_000_000 // len(HOSTILE) // len(unit)) for unit in HOSTILE), "1" * 1_000_000):
-        assert len(text) > 900_000 and seconds(text) < 20
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_a_hostile_megabyte_comes_to_an_end(unit: str) -> None:
+    # In linear time that is a fraction of a second. A pattern that looks back over what it has read would take some
+    # 5e11 steps, hours, and run into pytest's time limit whatever the machine.
+    text = unit * (1_000_000 // len(unit))
+    assert all(0 <= item.begin < item.end <= len(text) for item in find(text))
 
 
 def test_every_type_has_a_placeholder_that_is_no_data_itself() -> None:

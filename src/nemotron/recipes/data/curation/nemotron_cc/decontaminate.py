@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep import sources
-from nemotron.data_prep.curation import decontamination_step as steps
+from nemotron.data_prep.curation import decontamination as steps
 from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits, words
 from nemotron.data_prep.curation.step import (
     Score,

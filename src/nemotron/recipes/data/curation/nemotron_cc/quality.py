@@ -47,7 +47,7 @@ import numpy as np
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep import sources
-from nemotron.data_prep.curation import quality, quality_step
+from nemotron.data_prep.curation import quality
 from nemotron.data_prep.curation.step import (
     collect,
     list_documents,
@@ -99,11 +99,11 @@ def main() -> None:
         # --- Scores of all documents; where the buckets begin follows from them -------------------------------------
         plan = plan_step(files, {"step": "quality", "classifier": ensemble.digest, **cfg.model_dump(exclude={"run"})})
         with run.phase("score"):
-            collect(plan, score_dir, quality_step.score_shard, ensemble, engine)
-            thresholds = quality_step.thresholds_of(plan, score_dir)
+            collect(plan, score_dir, quality.score_shard, ensemble, engine)
+            thresholds = quality.thresholds_of(plan, score_dir)
         with run.phase("label"):
-            buckets = quality_step.Buckets(thresholds, labels, cfg.min_bucket, score_dir)
-            table = collect(plan, work_dir, quality_step.label_shard, buckets, engine)
+            buckets = quality.Buckets(thresholds, labels, cfg.min_bucket, score_dir)
+            table = collect(plan, work_dir, quality.label_shard, buckets, engine)
         print(table, file=sys.stderr)
 
         # --- Measure on pages that were not trained on --------------------------------------------------------------
@@ -159,7 +159,7 @@ def _measure(
 ) -> dict[str, Any]:
     """AUC beside that of length alone, calibration, and the share of good pages by label; all on held-out pages."""
     scores, levels, sizes = [], [], []
-    for document, score in quality_step.scored_documents(plan, score_dir):
+    for document, score in quality.scored_documents(plan, score_dir):
         url = str(document.get("url", ""))
         if url in planted and split_of(url, cfg.training.held_out_fraction, cfg.seed) == "valid":
             scores.append(score)

@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep import inspection
 from nemotron.data_prep.curation.step import StepTable
-from nemotron.data_prep.inspection import inspect, outcome, shown
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.tokens.mixture import SourceTokens, plan_mixture
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
+from nemotron.recipes.tools import inspection
+from nemotron.recipes.tools.inspection import inspect, outcome, shown
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:

@@ -1,8 +1,8 @@
 """A model directory as a whole: which files belong to it, their manifest, and how it comes into being in one step.
 
 Weights, index and config are those of `models/published/hub.py`; here is what stands beside them for other programs:
-tokenizer, generation config, model card, and `manifest.sha256`. That one is in the format of `sha256sum -c` and covers the small
-files, the index among them; the index has the sha256 of every tensor. So a flipped bit anywhere is found.
+tokenizer, generation config, model card, and `manifest.sha256`. That one is in the format of `sha256sum -c` and covers
+the small files, the index among them; the index has the sha256 of every tensor. So a flipped bit anywhere is found.
 """
 
 from __future__ import annotations

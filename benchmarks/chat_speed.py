@@ -105,7 +105,8 @@ def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float,
     """Seconds from a file's name to packed rows, as of `Clock`; and how many tokens these hold."""
     from nemotron.data_prep.chat import pack as chat_pack
     from nemotron.data_prep.chat import spool as chat_spool
-    from nemotron.data_prep.sources import Reading, list_files
+    from nemotron.data_prep.sources.locations import list_files
+    from nemotron.data_prep.sources.reading import Reading
     from nemotron.data_prep.tokens.tokenizer import tokenizer_from
     from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
     from nemotron.data_prep.work.shards import freeze, run_shards

@@ -90,7 +90,8 @@ def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
 
 def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float]:
     """Seconds from a file's name to all receipts, as of `Clock`."""
-    from nemotron.data_prep.sources import Reading, list_files
+    from nemotron.data_prep.sources.locations import list_files
+    from nemotron.data_prep.sources.reading import Reading
     from nemotron.data_prep.tokens.encoding import plain_tokenizer
     from nemotron.data_prep.tokens.planning import SourceInput, make_plan
     from nemotron.data_prep.tokens.task import SourceRules, TokenizeJob, tokenize_shard

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources import list_files
+from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.remote import open_remote
 
 pytestmark = pytest.mark.cluster

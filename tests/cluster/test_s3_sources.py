@@ -16,7 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources import Reading, ReadReport, SourceFile, list_files, pieces_of, read_piece
+from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.sources.remote import open_remote
 
 from .s3 import S3, s3_fixture, s3_server_fixture  # noqa: F401

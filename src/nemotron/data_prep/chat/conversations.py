@@ -15,8 +15,12 @@ from typing import Any, Literal, TypeVar
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import Decontaminator, words
-from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, described, read_piece, row_id, whole
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
+from nemotron.data_prep.sources.files import Format, SourceFile
+from nemotron.data_prep.sources.locations import described
+from nemotron.data_prep.sources.pieces import whole
+from nemotron.data_prep.sources.reader import read_piece, row_id
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.kit.chat import (
     CONTROL_TOKENS,
     NO_ANSWER,

@@ -18,8 +18,11 @@ import numpy as np
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import Conversation, control_reasoning, training_spans
 from nemotron.data_prep.chat.packing import encode_conversations
-from nemotron.data_prep.sources import Piece, Reading, ReadReport, SourceFile, pieces_of, place, read_piece, where
 from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import place, read_piece, where
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools

@@ -23,7 +23,8 @@ from typing import Any, BinaryIO, cast
 from nemo_runspec.errors import RunspecError, UserError
 from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, output_name
 from nemotron.data_prep.curation.text_quality import normalise
-from nemotron.data_prep.sources import SourceFile, open_binary
+from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
 
 _META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)

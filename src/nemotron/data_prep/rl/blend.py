@@ -18,7 +18,10 @@ from typing import Any
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.data_prep.rl.gym_records import agent_of, problem_of, prompt_key, question_key
 from nemotron.data_prep.rl.placeholders import Reference, is_placeholder, pointer_of, resolve_placeholders
-from nemotron.data_prep.sources import Piece, Reading, ReadReport, Row, SourceFile, pieces_of, read_piece, row_id, where
+from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece, row_id, where
+from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
 from nemotron.data_prep.work.shards import Json, Shard, ShardOutput
 
 RECORDS, KEYS = "{}.jsonl", "{}.keys.jsonl"

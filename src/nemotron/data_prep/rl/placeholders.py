@@ -148,7 +148,10 @@ def _fetch(
 
 
 def _read_rows(location: str) -> Iterator[Mapping[str, Any]]:
-    from nemotron.data_prep.sources import Reading, list_files, pieces_of, read_piece
+    from nemotron.data_prep.sources.locations import list_files
+    from nemotron.data_prep.sources.pieces import pieces_of
+    from nemotron.data_prep.sources.reader import read_piece
+    from nemotron.data_prep.sources.reading import Reading
 
     columns = {"prompt": "prompt", "reward_model": "reward_model"}
     reading = Reading(columns=columns, required=(), present=("prompt", "reward_model"))

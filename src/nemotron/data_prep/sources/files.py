@@ -1,23 +1,16 @@
-"""The files behind what a user names: paths, globs, folders of mixed files, and addresses of stores and the Hub.
+"""What is read: a file with its format and compression, which its name tells, and a piece of it for one task.
 
-A file's name says its format (`notes.jsonl.gz` is JSON Lines, gzip-compressed). Of a file on this machine its first
-bytes say the compression: a `.jsonl` that is gzip inside is read as gzip, a `.jsonl.gz` that was unpacked on its way as
-plain. What is in a folder and is not read (other suffixes, hidden files) is counted, by suffix.
+`notes.jsonl.gz` is JSON Lines, gzip-compressed. Files of this machine and of stores are the same here; locations.py
+lists and opens them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import os
-import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Literal, get_args
-
-from nemo_runspec.errors import UserError, nearest
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any, Literal, get_args
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "warc"]
 Compression = Literal["none", "gzip", "zstd"]
@@ -37,18 +30,10 @@ SUFFIXES: Mapping[str, Format] = {
 }
 """File name's end -> format. `.json` is one object a line, too, where it is named or matched by a glob; in a folder it
 is passed over: most are settings."""
-_KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
-    "jsonl": ".jsonl",
-    "parquet": ".parquet",
-    "arrow": ".arrow",
-    "text": ".txt, .md, source code",
-    "warc": ".warc, .wet",
-}
 COMPRESSION_SUFFIXES: Mapping[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Parquet and Arrow compress inside.
-_COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "text", "warc")
+COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "text", "warc")
 
-_NOT_ALLOWED = "make it readable; a source's `on_error: skip` leaves such out and counts them"
 MAGIC_BYTES = 4
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -81,8 +66,6 @@ class SourceFile:
         """The file as messages and records name it: its `uri` without a query string, where signatures are."""
         if self.is_local:
             return self.uri
-        from nemotron.data_prep.sources.remote import shown
-
         return shown(self.uri)
 
     @property
@@ -104,182 +87,14 @@ def format_of(name: str) -> tuple[Format, Compression] | None:
     if compression != "none":
         suffix = PurePath(path.stem).suffix
     known = "jsonl" if suffix == ".json" else SUFFIXES.get(suffix)
-    if known is None or (compression != "none" and known not in _COMPRESSIBLE):
+    if known is None or (compression != "none" and known not in COMPRESSIBLE):
         return None
     return known, compression
 
 
-def list_files(
-    locations: Sequence[str],
-    formats: Sequence[Format] = FORMATS,
-    passed_over: Counter[str] | None = None,
-    on_error: Literal["stop", "skip"] = "stop",
-) -> list[SourceFile]:
-    """The files behind paths, globs (`**` included), folders and addresses; sorted, each file once.
-
-    A folder stands for all in it, however deep; hidden files and folders (`.git`) are left out, and links that lead
-    round in a circle end where they began. What a folder or a glob holds besides is counted in `passed_over`, by
-    suffix; without one a line on stderr says it. So is a folder or file below that may not be looked at, where
-    `on_error` is `skip`.
-
-    UserError: a path that does not exist or, under `stop`, cannot be listed, a glob or folder without a file that is
-    read, a named file of an unknown type.
-    """
-    counts: Counter[str] = Counter() if passed_over is None else passed_over
-    found: dict[str, SourceFile] = {}
-    for location in locations:
-        before = len(found), counts.total()
-        try:
-            if _leaves(location):
-                listed = _remote(location, formats, counts)
-            else:
-                listed = _local(location, formats, counts, on_error)
-        except OSError as error:  # of a folder on the way, mostly
-            raise UserError(f"{location}: {error.strerror or error}") from error
-        for file in listed:
-            found[file.uri] = file
-        if (len(found), counts.total()) == before and not listed:
-            raise UserError(f"no file in {location}")
-    files = _each_once([found[uri] for uri in sorted(found)], counts)
-    if passed_over is None and counts:
-        print(f"not read: {described(counts)}", file=sys.stderr)
-    return files
-
-
-def described(passed_over: Mapping[str, int]) -> str:
-    """Counts of what was passed over, for people, the most frequent first."""
-    ranked = sorted(passed_over.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count} x {kind}" for kind, count in ranked)
-
-
-def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:
-    """A seekable stream of a file's bytes as they are stored.
-
-    `end`: the byte before which the reader will probably stop, so that less is fetched ahead.
-
-    Raises:
-        OSError: a file of this machine is gone, cannot be read, or is another than the one that was listed.
-        RunFailed: the same of a remote one, or its store does not answer.
-    """
-    if not file.is_local:
-        from nemotron.data_prep.sources.remote import open_remote
-
-        return open_remote(file, end)
-    stream = open(file.uri, "rb", buffering=1 << 18)  # noqa: PTH123, SIM115  the caller closes it
-    status = os.fstat(stream.fileno())
-    if (status.st_size, str(status.st_mtime_ns)) != (file.size, file.version):
-        stream.close()
-        raise OSError(None, "changed after it was listed", file.uri)
-    return stream
-
-
-# --- Here -------------------------------------------------------------------------------------------------------------
-
-
-def _leaves(location: str) -> bool:
-    return is_address(location) and not location.startswith("file://")
-
-
-def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_error: str) -> list[SourceFile]:
-    path = Path(os.path.abspath(Path(location.removeprefix("file://")).expanduser()))  # noqa: PTH100  keeps links
-    if path.is_dir():
-        names = _below(path, counts, on_error)
-        files = [file for name in names if (file := _in_folder(name, formats, counts, on_error))]
-        if not files:
-            _nothing_readable(location, formats, counts)
-        return files
-    if glob.has_magic(location) and not path.exists():
-        return _matching(location, path, formats, counts, on_error)
-    if not path.is_file():
-        if path.exists():
-            raise UserError(f"{location} is neither a file nor a folder")
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        guess = nearest(path.name, siblings)
-        raise UserError(f"no such file: {location}", f"did you mean {path.parent / guess}?" if guess else None)
-    return [_named(path, location, formats)]
-
-
-def _matching(
-    location: str, path: Path, formats: Sequence[Format], counts: Counter[str], on_error: str
-) -> list[SourceFile]:
-    names = glob.glob(str(path), recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
-    if not names:
-        raise UserError(f"no file matches {location}")
-    files = []
-    for name in sorted(names):
-        if Path(name).is_dir():
-            if "**" not in location:  # else what is in it matches, too
-                counts["folder"] += 1
-        elif file := _in_folder(name, formats, counts, on_error, json_too=True):
-            files.append(file)
-    if not files:
-        if all(Path(name).is_dir() for name in names):
-            raise UserError(f"no file matches {location}", "it matches folders: name them without the glob")
-        _named(Path(names[0]), names[0], formats)  # says what is wrong with the first
-        _nothing_readable(location, formats, counts)
-    return files
-
-
-def _named(path: Path, location: str, formats: Sequence[Format]) -> SourceFile:
-    """A file that the user named: one of another type is an error."""
-    known = format_of(path.name)
-    if known is None or known[0] not in formats:
-        _unknown_type(location, path.name, formats)
-    assert known is not None
-    try:
-        return _source_file(str(path), *known)
-    except OSError as error:
-        raise UserError(f"{location}: {error.strerror}") from error
-
-
-def _unknown_type(location: str, name: str, formats: Sequence[Format]) -> None:
-    known = [suffix for suffix, known_format in SUFFIXES.items() if known_format in formats]
-    shown = known if len(known) <= 12 else [*known[:12], "…"]
-    also = ", each also with .gz or .zst" if set(formats) & set(_COMPRESSIBLE) else ""
-    raise UserError(f"cannot read {location}: unknown file type {_suffix(name)!r}", f"known: {', '.join(shown)}{also}")
-
-
-def _nothing_readable(location: str, formats: Sequence[Format], counts: Mapping[str, int]) -> None:
-    known = ", ".join(_KNOWN_BY[known_format] for known_format in FORMATS if known_format in formats)
-    holds = f", only {described(counts)}" if counts else ""
-    raise UserError(f"{location} holds no file that is read{holds}", f"read are: {known}")
-
-
-def _in_folder(
-    name: str, formats: Sequence[Format], counts: Counter[str], on_error: str, *, json_too: bool = False
-) -> SourceFile | None:
-    """A file that was found rather than named; None, and counted, if it is not one to read."""
-    known = format_of(name)
-    is_json = _suffix(name).startswith(".json") and not _suffix(name).startswith(".jsonl")
-    if known is None or known[0] not in formats or (is_json and not json_too):
-        counts[_suffix(name) or "no suffix"] += 1
-        return None
-    try:
-        return _source_file(name, *known)
-    except FileNotFoundError:
-        counts["link that leads nowhere"] += 1
-        return None
-    except OSError as error:
-        if on_error == "stop":
-            raise UserError(f"{name}: {error.strerror}", _NOT_ALLOWED) from error
-        counts["unreadable file"] += 1
-        return None
-
-
-def _suffix(name: str) -> str:
-    """The end of a name that tells its type, in lower case: `.csv`, `.csv.gz`."""
-    path = PurePath(name.lower())
-    return PurePath(path.stem).suffix + path.suffix if path.suffix in COMPRESSION_SUFFIXES else path.suffix
-
-
-def _source_file(name: str, known: Format, compression: Compression) -> SourceFile:
-    status = os.stat(name)  # noqa: PTH116
-    file = SourceFile(name, status.st_size, str(status.st_mtime_ns), known, compression)
-    if known not in _COMPRESSIBLE or status.st_size < MAGIC_BYTES:
-        return file
-    with contextlib.suppress(OSError), open(name, "rb") as stream:  # noqa: PTH123  who reads it will see the error
-        return replace(file, compression=compression_of(stream.read(MAGIC_BYTES)))
-    return file
+def shown(uri: str) -> str:
+    """An address as messages show it: no credentials, no query string (where signatures are)."""
+    return re.sub(r"(https?://[^?#\s]*)\?[^\s'\"]*", r"\1", re.sub(r"://[^/@\s]*@", "://", uri))
 
 
 def compression_of(begin: bytes) -> Compression:
@@ -289,69 +104,29 @@ def compression_of(begin: bytes) -> Compression:
     return "zstd" if begin == ZSTD_MAGIC else "none"
 
 
-def _below(folder: Path, counts: Counter[str], on_error: str) -> Iterator[str]:
-    """Files below a folder, in the order of their names; hidden ones and other things than files are counted."""
-    entered: set[tuple[int, int]] = set()
-
-    def fail(error: OSError) -> None:
-        if on_error == "stop":
-            raise UserError(f"{error.filename}: {error.strerror}", _NOT_ALLOWED) from error
-        counts["unreadable folder"] += 1
-
-    for directory, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        status = os.stat(directory)  # noqa: PTH116
-        if (status.st_dev, status.st_ino) in entered:  # through a link
-            folders.clear()
-            continue
-        entered.add((status.st_dev, status.st_ino))
-        counts["hidden folder"] += sum(name.startswith(".") for name in folders)
-        counts["hidden file"] += sum(name.startswith(".") for name in names)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
-            path = os.path.join(directory, name)  # noqa: PTH118
-            if os.path.isfile(path) or not os.path.exists(path):  # noqa: PTH110, PTH113  a link may lead nowhere
-                yield path
-            else:
-                counts["pipe, socket or device"] += 1
-    for kind in ("hidden folder", "hidden file"):
-        if not counts[kind]:
-            del counts[kind]
+TO_THE_END = -1
+"""As `Piece.end`: all that is there."""
 
 
-def _each_once(files: list[SourceFile], counts: Counter[str]) -> list[SourceFile]:
-    """Leave out a second name (a link) of a file that is there already."""
-    seen: set[tuple[int, int]] = set()
-    kept = []
-    for file in files:
-        if file.is_local:
-            status = os.stat(file.uri)  # noqa: PTH116
-            if (status.st_dev, status.st_ino) in seen:
-                counts["second name of a file"] += 1
-                continue
-            seen.add((status.st_dev, status.st_ino))
-        kept.append(file)
-    return kept
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task reads of a file.
 
+    From `begin` to before `end`: bytes of plain JSON Lines, at any borders (a line belongs to the piece in which it
+    begins); row groups of Parquet; record batches of an Arrow file. Anything else is read whole: 0 and 1.
+    `size`: stored bytes that belong to it, for the balance of tasks.
+    """
 
-# --- Elsewhere --------------------------------------------------------------------------------------------------------
+    file: SourceFile
+    begin: int
+    end: int
+    size: int
 
+    def to_json(self) -> dict[str, Any]:
+        """As `json.dumps` takes it."""
+        return {"file": self.file.to_json(), "begin": self.begin, "end": self.end, "size": self.size}
 
-def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> list[SourceFile]:
-    from nemotron.data_prep.sources.remote import find_objects, is_remote, shown
-
-    is_remote(location)  # UserError: an unknown scheme
-    objects = find_objects(location)
-    alone = len(objects) == 1
-    files = []
-    for stored in objects:
-        name = stored.name.rsplit("/", 1)[-1]
-        known = format_of(name)
-        if known is None or known[0] not in formats:
-            if alone:
-                _unknown_type(shown(location), name, formats)
-            counts[_suffix(name) or "no suffix"] += 1
-            continue
-        files.append(SourceFile(stored.uri, stored.size, stored.version, *known))
-    if objects and not files:
-        _nothing_readable(shown(location), formats, counts)
-    return files
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Piece:
+        """What `to_json` gave."""
+        return cls(SourceFile.from_json(value["file"]), value["begin"], value["end"], value["size"])

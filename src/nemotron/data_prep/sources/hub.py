@@ -38,7 +38,7 @@ import yaml
 
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, nearest
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.remote import StoredObject, changed, range_stream
+from nemotron.data_prep.sources.ranges import StoredObject, changed, range_stream
 
 GRAMMAR = "hf://ORG/NAME[:CONFIG][/SPLIT][@REVISION] or hf://datasets/ORG/NAME[@REVISION]/PATH"
 _FILES = re.compile(

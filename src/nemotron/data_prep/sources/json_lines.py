@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.pieces import Piece
+from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.reading import (
     MALFORMED,
     NOT_AN_OBJECT,

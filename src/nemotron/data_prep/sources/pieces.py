@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from nemo_runspec.errors import RunspecError
-from nemotron.data_prep.sources.files import SourceFile, open_binary
-
-TO_THE_END = -1
-"""As `Piece.end`: all that is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one task reads of a file.
-
-    From `begin` to before `end`: bytes of plain JSON Lines, at any borders (a line belongs to the piece in which it
-    begins); row groups of Parquet; record batches of an Arrow file. Anything else is read whole: 0 and 1.
-    `size`: stored bytes that belong to it, for the balance of tasks.
-    """
-
-    file: SourceFile
-    begin: int
-    end: int
-    size: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As `json.dumps` takes it."""
-        return {"file": self.file.to_json(), "begin": self.begin, "end": self.end, "size": self.size}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Piece:
-        """What `to_json` gave."""
-        return cls(SourceFile.from_json(value["file"]), value["begin"], value["end"], value["size"])
+from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
+from nemotron.data_prep.sources.locations import open_binary
 
 
 def whole(file: SourceFile) -> Piece:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
+from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.json_lines import lines_before, read_json_lines
-from nemotron.data_prep.sources.pieces import Piece
 from nemotron.data_prep.sources.reading import (
     DAMAGED,
     EMPTY,

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from nemotron.data_prep.sources.files import MAGIC_BYTES, Compression, SourceFile, compression_of, open_binary
+from nemotron.data_prep.sources.files import MAGIC_BYTES, Compression, SourceFile, compression_of
+from nemotron.data_prep.sources.locations import open_binary
 
 _BUFFER = 1 << 20
 

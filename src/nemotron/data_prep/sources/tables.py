@@ -13,8 +13,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from nemo_runspec.errors import RunspecError
-from nemotron.data_prep.sources.files import SourceFile, open_binary
-from nemotron.data_prep.sources.pieces import TO_THE_END, Piece
+from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
+from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import NO_VALUE, NOT_UTF8, TOO_LONG, Bad, Reading, ReadReport, Row, lacking
 from nemotron.data_prep.sources.streams import DamagedError
 

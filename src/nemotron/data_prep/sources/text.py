@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.json_lines import UTF16, is_utf16
-from nemotron.data_prep.sources.pieces import Piece
 from nemotron.data_prep.sources.reading import NOT_UTF8, TOO_LONG, Bad, Reading, ReadReport, Row
 from nemotron.data_prep.sources.streams import lines, open_content
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.documents import Document, Kind, Part, Skipped, split_of
-from nemotron.data_prep.sources.files import SourceFile, list_files, open_binary
-from nemotron.data_prep.sources.pieces import Piece, can_be_cut, pieces_of, whole
+from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import can_be_cut, pieces_of, whole
 from nemotron.data_prep.sources.reader import read_piece, row_id
 from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
 
@@ -140,25 +140,3 @@ def page_text(html: str, url: str | None) -> str | Drop:
     page = Response(0, url or "", status=200, content_type="text/html; charset=utf-8", body=html.encode())
     found = main_text(page, ExtractionSettings())
     return found[0] if isinstance(found, tuple) else found
-
-
-def file_digests(files: Sequence[SourceFile]) -> list[dict[str, str | None]]:
-    """Address, sha256 and a description of every file, for the lineage of what is made of them.
-
-    A remote file has no sha256 (it is never here as a whole), but the version that its store gives it; so has one that
-    cannot be read.
-    """
-    digests: list[dict[str, str | None]] = []
-    for file in files:
-        sha256 = None
-        detail = f"{file.size} bytes"
-        if file.is_local:
-            try:
-                with open_binary(file) as stream:
-                    sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-            except OSError as error:
-                detail += f", not readable: {error.strerror}"
-        else:
-            detail += f", version {file.version}"
-        digests.append({"name": file.name, "sha256": sha256, "detail": detail})
-    return digests

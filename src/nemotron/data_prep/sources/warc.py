@@ -16,8 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.pieces import Piece
+from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.reading import (
     MALFORMED_HTTP,
     NO_PAGE,

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from nemotron.data_prep.sources import Piece, SourceFile, pieces_of
+from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.work.shards import Json, Plan, Shard
 
 MIN_SHARD_BYTES = 2**20

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemotron.data_prep.sources import ReadReport
+from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.blend_file import SourceFiles, empty_source
 from nemotron.data_prep.tokens.task import SPLITS, stream_name
 from nemotron.data_prep.work.shards import Plan, Receipt

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources import Piece, Reading, ReadReport, page_text, place, read_piece, where
+from nemotron.data_prep.sources.files import Piece
+from nemotron.data_prep.sources.reader import place, read_piece, where
+from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.sources.user import page_text
 from nemotron.data_prep.tokens.encoding import LONG_CHARS, Encoder, plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.work.shards import Json, Shard, ShardOutput

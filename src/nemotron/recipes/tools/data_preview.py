@@ -30,7 +30,11 @@ from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.packing import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
-from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, list_files, read_piece, where, whole
+from nemotron.data_prep.sources.files import Format, SourceFile
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import whole
+from nemotron.data_prep.sources.reader import read_piece, where
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source

@@ -291,7 +291,10 @@ def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Toke
 
 
 def _documents(location: str, num_samples: int) -> Report:
-    from nemotron.data_prep.sources import Reading, ReadReport, list_files, read_piece, row_id, whole
+    from nemotron.data_prep.sources.locations import list_files
+    from nemotron.data_prep.sources.pieces import whole
+    from nemotron.data_prep.sources.reader import read_piece, row_id
+    from nemotron.data_prep.sources.reading import Reading, ReadReport
 
     passed_over: Counter[str] = Counter()
     files = list_files([location], passed_over=passed_over)

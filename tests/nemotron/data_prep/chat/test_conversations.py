@@ -17,7 +17,8 @@ from nemotron.data_prep.chat.conversations import (
     read_conversations,
     training_spans,
 )
-from nemotron.data_prep.sources import ReadReport, list_files
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.kit.chat import render_with_mask
 
 

@@ -30,7 +30,8 @@ from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
-from nemotron.data_prep.sources import Reading, list_files
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards

@@ -21,7 +21,7 @@ from nemotron.data_prep.curation.extraction import (
     read_responses,
 )
 from nemotron.data_prep.curation.step import Drop, StepTable, collect, list_documents, read_documents
-from nemotron.data_prep.sources import list_files
+from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.work.engines import SerialEngine
 
 warcio = pytest.importorskip("warcio.warcwriter")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources import FORMATS, SourceFile, described, format_of, list_files, open_binary
+from nemotron.data_prep.sources.files import FORMATS, SourceFile, format_of
+from nemotron.data_prep.sources.locations import described, list_files, open_binary
 from nemotron.data_prep.sources.warc import require_extra
 
 from .written import json_lines, zstd

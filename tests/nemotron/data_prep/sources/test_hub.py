@@ -20,10 +20,13 @@ import pytest
 
 import nemotron
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources import Reading, ReadReport, list_files, pieces_of, read_piece
 from nemotron.data_prep.sources import hub as hub_module
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.sources.remote import open_remote
 
 from .hub_server import PAGE, SIGNATURE, TOKEN, Hub, blob_id, running_hub
@@ -180,7 +183,10 @@ print(json.dumps(out))
 # And what is to be compared with it, in a process that is told where the Hub is as users tell it.
 OURS = """
 import json, sys
-from nemotron.data_prep.sources import Reading, ReadReport, list_files, pieces_of, read_piece
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 out = {}
 for name in json.load(sys.stdin):
     rows = out[name] = []

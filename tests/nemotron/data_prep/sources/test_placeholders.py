@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.rl.placeholders import PUBLISHED, UNRESOLVED, Reference, resolve_placeholders
-from nemotron.data_prep.sources import ReadReport, Row
+from nemotron.data_prep.sources.reading import ReadReport, Row
 
 from .hub_server import Hub
 from .test_hub import hub  # noqa: F401

@@ -21,8 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources import Reading, ReadReport, SourceFile, pieces_of, read_piece, remote
-from nemotron.data_prep.sources.remote import find_objects, is_remote, open_remote, range_stream, shown
+from nemotron.data_prep.sources import ranges
+from nemotron.data_prep.sources import web as web_module
+from nemotron.data_prep.sources.files import SourceFile, shown
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.ranges import range_stream
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.sources.remote import find_objects, is_remote, open_remote
 
 
 @dataclass
@@ -85,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(web_module, "_FIRST_WAIT", 0.01)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.web = Web(f"http://127.0.0.1:{server.server_address[1]}")  # type: ignore[attr-defined]
@@ -123,8 +129,8 @@ def test_reads_and_seeks_are_those_of_bytes_io(
     size: int, steps: list[tuple[str, int]], end: int | None, step: int
 ) -> None:
     data = random.Random(size).randbytes(size)
-    least, greatest, buffer = remote._LEAST_FETCH, remote._GREATEST_FETCH, remote._BUFFER
-    remote._LEAST_FETCH, remote._GREATEST_FETCH, remote._BUFFER = step, 4 * step, 1 + step // 2
+    least, greatest, buffer = ranges._LEAST_FETCH, ranges._GREATEST_FETCH, ranges._BUFFER
+    ranges._LEAST_FETCH, ranges._GREATEST_FETCH, ranges._BUFFER = step, 4 * step, 1 + step // 2
     try:
         file = SourceFile("https://h/x", size, "v", "jsonl", "none")
         asked: list[tuple[int, int]] = []
@@ -144,7 +150,7 @@ def test_reads_and_seeks_are_those_of_bytes_io(
             assert ours.tell() == plain.tell()
         assert all(0 <= begin < end <= size for begin, end in asked)
     finally:
-        remote._LEAST_FETCH, remote._GREATEST_FETCH, remote._BUFFER = least, greatest, buffer
+        ranges._LEAST_FETCH, ranges._GREATEST_FETCH, ranges._BUFFER = least, greatest, buffer
 
 
 def test_one_row_group_does_not_download_the_file(web: Web) -> None:
@@ -251,7 +257,7 @@ def test_errors_name_what_is_wrong(web: Web, monkeypatch: pytest.MonkeyPatch) ->
         find_objects("https://host.example/data/*.jsonl")
     with pytest.raises(UserError, match="only https://"):
         find_objects("http://host.example/x.jsonl")
-    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    monkeypatch.setattr(web_module, "_ATTEMPTS", 2)
     with pytest.raises(UserError, match=r"127\.0\.0\.1 was not reached: Connection refused"):
         find_objects("http://127.0.0.1:1/x.jsonl")
     with pytest.raises(UserError, match=r"cannot read from htps://\ndid you mean https://\?"):

@@ -10,8 +10,10 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.corpus import curate
-from nemotron.data_prep.sources import UserSource, file_digests, list_files, user, user_documents
+from nemotron.data_prep.sources import user
 from nemotron.data_prep.sources.documents import Document, Part, Skipped
+from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.user import UserSource, user_documents
 from nemotron.data_prep.work.engines import PoolEngine
 
 from .written import every_format, json_lines, response, warc

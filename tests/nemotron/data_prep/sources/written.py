@@ -15,7 +15,11 @@ import pyarrow.parquet as pq
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from nemotron.data_prep.sources import Piece, Reading, ReadReport, list_files, pieces_of, read_piece, where
+from nemotron.data_prep.sources.files import Piece
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece, where
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 
 
 def json_lines(rows: Sequence[Any]) -> bytes:

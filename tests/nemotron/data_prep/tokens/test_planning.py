@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources import Piece, SourceFile, list_files
+from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.tokens.planning import (
     MIN_CAPPED_TOKENS,
     MIN_SHARD_BYTES,

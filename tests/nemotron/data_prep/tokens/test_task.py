@@ -13,8 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources import Reading, list_files
 from nemotron.data_prep.sources.documents import split_of
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens import encoding, task
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
 from nemotron.data_prep.tokens.planning import SourceInput, make_plan

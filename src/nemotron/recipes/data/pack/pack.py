@@ -48,7 +48,9 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.chat.conversations import ConversationTable
-from nemotron.data_prep.sources import Format, Reading, SourceFile, check_skipped, list_files
+from nemotron.data_prep.sources.files import Format, SourceFile
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress

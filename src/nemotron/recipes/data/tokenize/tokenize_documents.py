@@ -43,7 +43,9 @@ import tokenizers
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.sources import FORMATS, Reading, check_skipped, described, list_files
+from nemotron.data_prep.sources.files import FORMATS
+from nemotron.data_prep.sources.locations import described, list_files
+from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.sources.warc import require_extra
 from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Phase, SourceFiles, write_blend_file
 from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of

@@ -43,10 +43,12 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import sources
 from nemotron.data_prep.curation import corpus as curation
 from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.sources.documents import Document, Part, Skipped
+from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.locations import file_digests
+from nemotron.data_prep.sources.user import UserSource, user_documents
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.work.engines import open_engine
@@ -68,7 +70,7 @@ def main() -> None:
 
     # --- Sources: what is read, with digests, before any work is done -----------------------------------------------
     user_sources = [
-        sources.UserSource(
+        UserSource(
             source.name,
             tuple(source.paths),
             source.kind,
@@ -106,7 +108,7 @@ def main() -> None:
             protected = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
             documents: Iterator[Document | Part | Skipped] = chain(
                 # Yours first: what is wrong with a file is said at once. The order of sources changes nothing.
-                *(sources.user_documents(source, user_files[source.name], cfg.seed) for source in user_sources),
+                *(user_documents(source, user_files[source.name], cfg.seed) for source in user_sources),
                 stdlib.parts(files, cfg.stdlib.max_code_chars, cfg.stdlib.max_docs_chars),
                 task_documents,
             )
@@ -172,7 +174,7 @@ def _digests(
     cfg: PretrainDataConfig,
     files: list[stdlib.ModuleFile],
     task_documents: list[Document],
-    user: dict[str, list[sources.SourceFile]],
+    user: dict[str, list[SourceFile]],
 ) -> Iterator[dict[str, str | None]]:
     """Name, sha256 and description of everything raw that goes in, for the lineage."""
     if files:
@@ -193,7 +195,7 @@ def _digests(
             "detail": f"{len(task_documents)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
         }
     for name, found in user.items():
-        for digest in sources.file_digests(found):
+        for digest in file_digests(found):
             yield {**digest, "detail": f"source {name}, {digest['detail']}"}
 
 

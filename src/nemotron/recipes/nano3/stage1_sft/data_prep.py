@@ -45,8 +45,10 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.chat import conversations as conv
 from nemotron.data_prep.chat import packing
 from nemotron.data_prep.chat.conversations import Conversation
-from nemotron.data_prep.sources import ReadReport, SourceFile, file_digests, list_files
 from nemotron.data_prep.sources.documents import Split
+from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.tokenizer import load_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl

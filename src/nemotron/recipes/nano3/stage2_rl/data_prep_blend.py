@@ -50,8 +50,11 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.rl.blend import KEYS, RECORDS, BlendJob, fetch_shard, read_shard, resolve_shard
 from nemotron.data_prep.rl.gym_records import server_of
 from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
-from nemotron.data_prep.sources import Format, Reading, ReadReport, SourceFile, file_digests, list_files, pieces_of
 from nemotron.data_prep.sources.documents import split_of
+from nemotron.data_prep.sources.files import Format, SourceFile
+from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import RECEIPTS, Plan, Receipt, Shard, freeze, run_shards

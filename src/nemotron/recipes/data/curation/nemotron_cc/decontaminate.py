@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep import sources
 from nemotron.data_prep.curation import decontamination as steps
 from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits, words
 from nemotron.data_prep.curation.step import (
@@ -55,6 +54,11 @@ from nemotron.data_prep.curation.step import (
     score_drops,
     urls_of,
 )
+from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
@@ -75,7 +79,7 @@ def main() -> None:
         hit_dir, work_dir = run.dir / "hits", run.dir / "work"
 
         # --- What is protected --------------------------------------------------------------------------------------
-        evaluation_files = sources.list_files(cfg.evaluation) if cfg.evaluation else []
+        evaluation_files = list_files(cfg.evaluation) if cfg.evaluation else []
         texts = [text for file in evaluation_files for text in _texts_of(file, cfg.fields)]
         prompts = evaluation_prompts(cfg.environment_tasks) if cfg.environment_tasks else []
         decontaminator = Decontaminator(n=cfg.ngram, boilerplate_documents=cfg.boilerplate_documents)
@@ -114,11 +118,11 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-def _texts_of(file: sources.SourceFile, fields: list[str]) -> Iterator[str]:
+def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
     """The wanted columns of each row, one after another. UserError for a file that has none of them."""
     empty = True
-    for piece in sources.pieces_of(file, 64 * 2**20):
-        for row in sources.read_piece(piece, sources.Reading(required=()), sources.ReadReport()):
+    for piece in pieces_of(file, 64 * 2**20):
+        for row in read_piece(piece, Reading(required=()), ReadReport()):
             found = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
             if found:
                 empty = False

@@ -47,7 +47,7 @@ from nemotron.data_prep.curation.step import (
     read_truth,
     share_text,
 )
-from nemotron.data_prep.sources import list_files
+from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import read_jsonl
 from nemotron.data_prep.work.signals import leave_on_signals

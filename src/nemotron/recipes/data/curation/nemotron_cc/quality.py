@@ -46,7 +46,6 @@ import numpy as np
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
-from nemotron.data_prep import sources
 from nemotron.data_prep.curation import quality
 from nemotron.data_prep.curation.step import (
     collect,
@@ -57,6 +56,10 @@ from nemotron.data_prep.curation.step import (
     read_truth,
 )
 from nemotron.data_prep.sources.documents import split_of, stable_hash
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import Plan
 from nemotron.data_prep.work.signals import leave_on_signals
@@ -143,9 +146,9 @@ def _planted_pages(files: list[Path], planted: dict[str, int], cfg: QualityConfi
 def _own_pages(training: TrainingConfig) -> Iterator[Page]:
     """Documents of one's own, good and other ones."""
     for patterns, good in ((training.positive, True), (training.negative, False)):
-        for file in sources.list_files(patterns):
-            for piece in sources.pieces_of(file, 64 * 2**20):
-                for row in sources.read_piece(piece, sources.Reading(), sources.ReadReport()):
+        for file in list_files(patterns):
+            for piece in pieces_of(file, 64 * 2**20):
+                for row in read_piece(piece, Reading(), ReadReport()):
                     yield stable_hash("quality", file.uri, str(piece.begin), str(row.index)), row.value["text"], good
 
 

@@ -1,0 +1,98 @@
+"""A remote file as a seekable stream: read in ranges of bytes, with read-ahead that grows while it is read in order.
+
+fsspec's caches read ahead by one fixed step: a small one is many requests for a long read, a large one fetches far more
+than one row group or one record asks for.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from nemo_runspec.errors import RunFailed
+from nemotron.data_prep.sources.files import SourceFile, shown
+
+# A read that goes on where the last one ended fetches twice as much as that one did, up to the greatest.
+_LEAST_FETCH, _GREATEST_FETCH = 1 << 16, 16 << 20
+_BUFFER = 1 << 16
+
+
+class StoredObject(NamedTuple):
+    """A file as its store lists it. `name`: its path without what an address may add, for the suffix."""
+
+    uri: str
+    name: str
+    size: int
+    version: str
+
+
+class _RangeFile(io.RawIOBase):
+    """A file of known size over `fetch(begin, end)`, with read-ahead while it is read in order."""
+
+    def __init__(self, name: str, size: int, fetch: Callable[[int, int], bytes], end: int | None) -> None:
+        super().__init__()
+        self.name = name
+        self._size, self._fetch = size, fetch
+        self._ahead_to = size if end is None else min(end, size)
+        self._position = 0
+        self._chunk, self._chunk_begin = b"", 0
+        self._next_fetch = _LEAST_FETCH
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(22, "a position before the file's beginning")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = min(len(view), self._size - self._position)
+        if wanted <= 0:
+            return 0
+        offset = self._position - self._chunk_begin
+        if not 0 <= offset < len(self._chunk):
+            self._fetch_at(self._position, wanted)
+            offset = 0
+        part = self._chunk[offset : offset + wanted]
+        view[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+    def _fetch_at(self, begin: int, wanted: int) -> None:
+        goes_on = begin == self._chunk_begin + len(self._chunk)
+        # Behind the reader's `end` it begins anew with small steps: the rest of one line, mostly.
+        self._next_fetch = (
+            min(2 * self._next_fetch, _GREATEST_FETCH) if goes_on and begin != self._ahead_to else _LEAST_FETCH
+        )
+        ahead = min(begin + self._next_fetch, self._ahead_to if begin < self._ahead_to else self._size)
+        self._chunk, self._chunk_begin = b"", begin  # at most one in memory
+        self._chunk = self._fetch(begin, max(begin + wanted, ahead))
+
+
+def range_stream(file: SourceFile, fetch: Callable[[int, int], bytes], end: int | None = None) -> BinaryIO:
+    """A buffered, seekable stream over `fetch(begin, end)`. RunFailed: fewer bytes came than asked for, three times."""
+
+    def whole(begin: int, end: int) -> bytes:
+        for _ in range(3):
+            data = fetch(begin, end)
+            if len(data) == end - begin:
+                return data
+        raise RunFailed(f"{shown(file.uri)}: {len(data)} of {end - begin} bytes came from position {begin} on")
+
+    return cast(BinaryIO, io.BufferedReader(_RangeFile(shown(file.uri), file.size, whole, end), _BUFFER))
+
+
+def changed(file: SourceFile) -> RunFailed:
+    """The error for a file that is no longer what was listed."""
+    return RunFailed(f"{shown(file.uri)} changed after it was listed", "--force starts anew, with what is there now")

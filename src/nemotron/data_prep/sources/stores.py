@@ -1,0 +1,142 @@
+"""Objects of S3 and of Google Cloud Storage, through fsspec with s3fs and gcsfs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from glob import has_magic
+from typing import Any
+
+from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
+from nemotron.data_prep.sources.files import SourceFile, shown
+from nemotron.data_prep.sources.ranges import StoredObject, changed
+
+_EXTRAS = {"s3": "s3", "gs": "gs"}
+CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a public bucket",
+    "gs": "gcloud auth application-default login, or GOOGLE_APPLICATIONCREDENTIALS; FSSPEC_GS_TOKEN=anon for a public "
+    "bucket",
+}
+# Bugs of ours, not troubles of a store.
+_BUGS = (TypeError, AttributeError, LookupError, AssertionError)
+
+
+def _file_system(uri: str) -> tuple[Any, str]:
+    """The file system of an address, without a cache of listings, and the path in it."""
+    import fsspec
+
+    scheme = uri.partition("://")[0]
+    try:
+        file_system = fsspec.filesystem(scheme, use_listings_cache=False)
+    except ImportError as error:
+        raise UserError(
+            f"{shown(uri)}: {_first_line(error)}", f"pip install -e '.[{_EXTRAS[scheme]}]' in the project's folder"
+        ) from error
+    return file_system, uri.partition("://")[2]
+
+
+def find_in_store(location: str) -> list[StoredObject]:
+    """The objects that an address stands for, in the order of their names."""
+    with _answering(location, UserError):
+        return sorted(_found(location))
+
+
+def _found(location: str) -> list[StoredObject]:
+    scheme = location.partition("://")[0]
+    file_system, path = _file_system(location)
+    if not path.strip("/"):
+        raise UserError(f"{location}: no bucket is named", f"{scheme}://BUCKET/KEY")
+    if has_magic(path.partition("/")[0]):
+        raise UserError(f"{location}: the name of a bucket cannot be a glob", f"{scheme}://BUCKET/KEY")
+    entries: list[dict[str, Any]] = []
+    if has_magic(path):
+        entries = [entry for entry in file_system.glob(path, detail=True).values() if entry["type"] == "file"]
+    if not entries:
+        try:
+            info = file_system.info(path)
+        except FileNotFoundError:
+            if has_magic(path):
+                raise UserError(f"no file matches {location}") from None
+            raise UserError(f"no such file: {location}", _near(file_system, path, scheme)) from None
+        entries = [info] if info["type"] == "file" else list(file_system.find(path, detail=True).values())
+    # Browsers of object stores make empty objects whose names end with a slash, to show folders.
+    files = [entry for entry in entries if entry["type"] == "file" and not entry["name"].endswith("/")]
+    if not files:
+        raise UserError(f"no file in {location}")
+    return [
+        StoredObject(f"{scheme}://{entry['name']}", entry["name"], int(entry["size"]), _store_version(scheme, entry))
+        for entry in files
+    ]
+
+
+def _store_version(scheme: str, entry: dict[str, Any]) -> str:
+    return str(entry["ETag"]).strip('"') if scheme == "s3" else str(entry["generation"])
+
+
+def _near(file_system: Any, path: str, scheme: str) -> str | None:
+    """The hint for a path that is not there: the nearest name beside it, as far as that can be listed."""
+    folder, _, name = path.rstrip("/").rpartition("/")
+    try:
+        siblings = [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(folder, detail=False)]
+    except Exception:  # a hint is not worth an error of its own
+        return None
+    near = nearest(name, siblings)
+    return f"did you mean {scheme}://{folder}/{near}?" if near else None
+
+
+def store_fetch(file: SourceFile) -> Callable[[int, int], bytes]:
+    """`fetch(begin, end)` of an object, which has to be the version that was listed."""
+    with _answering(file.uri, RunFailed):
+        return _fetch_of(file)
+
+
+def _fetch_of(file: SourceFile) -> Callable[[int, int], bytes]:
+    file_system, path = _file_system(file.uri)
+    if file.uri.startswith("gs://"):
+
+        def fetch_generation(begin: int, end: int) -> bytes:
+            with _answering(file.uri, RunFailed):
+                try:
+                    return bytes(file_system.cat_file(path, start=begin, end=end, generation=file.version))
+                except FileNotFoundError:  # a generation is there until another one replaces it
+                    raise changed(file) from None
+
+        return fetch_generation
+    try:
+        stream = file_system.open(path, "rb", cache_type="none")  # whose requests carry If-Match with its ETag
+    except FileNotFoundError:
+        raise changed(file) from None
+    if (_store_version("s3", stream.details), stream.size) != (file.version, file.size):
+        raise changed(file)
+
+    def fetch(begin: int, end: int) -> bytes:
+        from s3fs.utils import FileExpired
+
+        with _answering(file.uri, RunFailed):
+            try:
+                stream.seek(begin)
+                return bytes(stream.read(end - begin))
+            except (FileExpired, FileNotFoundError):
+                raise changed(file) from None
+
+    return fetch
+
+
+@contextlib.contextmanager
+def _answering(uri: str, kind: type[RunspecError]) -> Iterator[None]:
+    """Make one line of what a client library raises."""
+    try:
+        yield
+    except (RunspecError, *_BUGS):
+        raise
+    except FileNotFoundError as error:  # of a bucket, mostly
+        raise kind(f"{shown(uri)}: {_first_line(error)}") from error
+    except Exception as error:
+        denied = isinstance(error, PermissionError) or str(error).startswith("Forbidden")  # s3fs, gcsfs
+        unknown = "credential" in str(error).lower()
+        hint = CREDENTIALS.get(uri.partition("://")[0]) if denied or unknown else None
+        raise kind(f"{shown(uri)}: {'access denied' if denied else _first_line(error)}", hint) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])

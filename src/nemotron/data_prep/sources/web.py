@@ -1,0 +1,132 @@
+"""Files of web servers, with the standard library; http:// only for this machine."""
+
+from __future__ import annotations
+
+import email.message
+import http.client
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from nemo_runspec.errors import RunFailed, UserError
+from nemotron.data_prep.sources.files import SourceFile, shown
+from nemotron.data_prep.sources.ranges import StoredObject, changed
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+_TIMEOUT = 60.0  # seconds without a byte
+_ATTEMPTS = 5  # of a request to a web server, 7.5 s of waiting in all
+_FIRST_WAIT = 0.5  # seconds, doubled every time
+_LONGEST_WAIT = 30.0  # seconds, of what a server asks for (Retry-After)
+_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect unless it leaves TLS."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        _check_web_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_web_address(url: str) -> None:
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise UserError(f"{shown(url)}: no host is named", "https://HOST/PATH")
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
+        raise UserError(f"{shown(url)}: only https:// is read from other machines")
+
+
+def find_on_web(url: str) -> StoredObject:
+    """The file at an address, asked for one byte."""
+    _check_web_address(url)
+    path = urlsplit(url).path
+    if "*" in path:
+        raise UserError(f"{shown(url)}: a web server cannot be listed", "name each file")
+    try:
+        # Not HEAD, which addresses that are signed for GET refuse.
+        _, headers, size = _get_range(url, 0, 1)
+    except RunFailed as error:
+        raise UserError(error.message, error.hint) from error
+    return StoredObject(url, unquote(path), size, _web_version(headers, size))
+
+
+def _web_version(headers: email.message.Message, size: int) -> str:
+    return headers.get("ETag") or headers.get("Last-Modified") or f"{size} bytes"
+
+
+def web_fetch(file: SourceFile) -> Callable[[int, int], bytes]:
+    """`fetch(begin, end)` of a file, which has to be the version that was listed."""
+
+    def fetch(begin: int, end: int) -> bytes:
+        data, headers, size = _get_range(file.uri, begin, end)
+        if (_web_version(headers, size), size) != (file.version, file.size):
+            raise changed(file)
+        return data
+
+    return fetch
+
+
+def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Message, int]:
+    """The bytes from begin to end (or to the end of the file), the headers, and the size of the whole.
+
+    What may pass is tried again. RunFailed: it did not pass. UserError: the server serves no ranges.
+    """
+    headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity", "User-Agent": "nemotron"}
+    opener = urllib.request.build_opener(_Redirects)
+    wait = _FIRST_WAIT
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
+                size = _whole_size(answer, begin)
+                if size is None:
+                    raise UserError(f"{shown(url)}: the server serves no ranges of bytes", "download the file first")
+                return (answer.read() if size else b""), answer.headers, size
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 416 and (
+                    total := re.fullmatch(r"bytes \*/(\d+)", error.headers["Content-Range"] or "")
+                ):
+                    return b"", error.headers, int(total[1])
+                if error.code not in _TRANSIENT_STATUS or attempt == _ATTEMPTS:
+                    raise _web_failure(url, error.code, error.reason) from error
+                asked = error.headers.get("Retry-After") or ""
+                wait = max(wait, min(float(asked), _LONGEST_WAIT)) if asked.isdecimal() else wait
+        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError) or attempt == _ATTEMPTS:
+                raise RunFailed(f"{shown(url)}: {urlsplit(url).hostname} was not reached: {_reason(reason)}") from error
+        except (ValueError, http.client.InvalidURL) as error:
+            raise UserError(f"{shown(url)}: not an address: {_reason(error)}") from error
+        time.sleep(wait)
+        wait *= 2
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _whole_size(answer: http.client.HTTPResponse, begin: int) -> int | None:
+    """Bytes of the whole file of which `answer` is a range; None where it is something else."""
+    if answer.status == 206:
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        return int(found[2]) if found and int(found[1]) == begin else None
+    return 0 if answer.headers.get("Content-Length") == "0" else None  # of nothing there are no ranges
+
+
+def _web_failure(url: str, code: int, reason: str) -> RunFailed:
+    if code in (404, 410):
+        return RunFailed(f"no such file: {shown(url)}")
+    if code in (401, 403):
+        expired = " (a signed address may have expired)" if urlsplit(url).query else ""
+        return RunFailed(f"{shown(url)}: access denied{expired}")
+    return RunFailed(f"{shown(url)}: the server answered {code} {reason}")
+
+
+def _reason(error: object) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return shown(str(text).splitlines()[0])

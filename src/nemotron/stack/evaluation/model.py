@@ -46,10 +46,6 @@ def model_generate_fn(
     """
     stops = tuple(index for token in _STOP_TOKENS if (index := tokenizer.token_to_id(token)) is not None)
 
-    def should_stop() -> bool:
-        poll()
-        return False
-
     def generate_fn(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
         encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(prompts), add_special_tokens=False)]
         # Prompts of like length together: less padding to prefill.
@@ -69,7 +65,7 @@ def model_generate_fn(
                 stop_token_ids=stops,
                 generator=generator,
                 samples_per_prompt=samples,
-                should_stop=should_stop,
+                poll=poll,
             )
             texts = tokenizer.decode_batch(out.tokens, skip_special_tokens=False)
             for position, text in enumerate(texts):

@@ -60,12 +60,13 @@ def collect_rollouts(
     stop_token_ids: Sequence[int],
     prompts_per_call: int,
     generator: torch.Generator,
-    should_stop: Callable[[], bool] | None = None,
+    poll: Callable[[], None] = lambda: None,
 ) -> list[Rollout]:
     """Sample `samples_per_prompt` completions of each prompt and score them; those of a prompt stand together.
 
     Prompts are generated `prompts_per_call` at a time, sorted by length so that padding stays small; the result is in
     the order given. `score(prompt_index, completion_ids)` returns the reward, or None when verification failed.
+    `poll` is called at every decoding step and after the rewards of each prompt; it raises to stop (a signal arrived).
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
     by_prompt: dict[int, list[Rollout]] = {}
@@ -80,7 +81,7 @@ def collect_rollouts(
             stop_token_ids=stop_token_ids,
             generator=generator,
             samples_per_prompt=samples_per_prompt,
-            should_stop=should_stop,
+            poll=poll,
         )
         for position, index in enumerate(chunk):
             rows = range(position * samples_per_prompt, (position + 1) * samples_per_prompt)
@@ -96,10 +97,7 @@ def collect_rollouts(
                 )
                 for row in rows
             ]
-            if should_stop is not None and should_stop():  # rewards may take long
-                break
-        if should_stop is not None and should_stop():
-            break
+            poll()  # rewards may take long
     return [rollout for index in sorted(by_prompt) for rollout in by_prompt[index]]
 
 

@@ -142,14 +142,14 @@ sys.path.insert(0, sys.argv[1])
 from test_engines import process_id
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.work.engines import PoolEngine
-from nemotron.data_prep.work.signals import leave_on_signals
+from nemotron.kit.stop import stop_at_once
 
 def main():
     with PoolEngine(2) as engine:
         for pid in engine.map_ordered(process_id, range(10_000), None):
             print(pid, flush=True)
 
-leave_on_signals()
+stop_at_once()
 sys.exit(run_main(main))
 """
 

@@ -208,7 +208,17 @@ def test_the_same_generator_state_gives_the_same_rollouts() -> None:
     assert collect(model, PROMPTS, 2) == collect(model, PROMPTS, 2)
 
 
-def test_a_stop_request_ends_collection_early() -> None:
-    asked = itertools.count()
-    rollouts = collect(make_model(), PROMPTS, 1, should_stop=lambda: next(asked) > 3)
-    assert 0 < len(rollouts) < 15 and len(rollouts) % 3 == 0
+def test_a_poll_that_raises_ends_collection_between_two_rewards() -> None:
+    scored: list[int] = []
+
+    def score(index: int, ids: list[int]) -> float:
+        scored.append(index)
+        return 0.0
+
+    def poll() -> None:
+        if scored:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(make_model(), PROMPTS, 10, score=score, poll=poll)
+    assert len(scored) == 3 and len(set(scored)) == 1  # the completions of one prompt

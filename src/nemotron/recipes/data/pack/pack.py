@@ -55,9 +55,9 @@ from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import RECEIPTS, freeze, run_shards
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import required_tokens, template_source
+from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.data.pack.example import write_example
 
 if TYPE_CHECKING:
@@ -265,5 +265,5 @@ def _source(name: str, files: list[SourceFile]) -> Source:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

@@ -58,9 +58,9 @@ from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import RECEIPTS, Receipt, freeze, run_shards
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
+from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.tokenize.schema import TokenizeConfig
@@ -228,5 +228,5 @@ def documents(files: SourceFiles, split: str) -> int:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

@@ -53,8 +53,8 @@ from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
+from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 
 if TYPE_CHECKING:
@@ -200,5 +200,5 @@ def _digests(
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

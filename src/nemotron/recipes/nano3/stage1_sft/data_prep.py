@@ -52,8 +52,8 @@ from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.tokenizer import load_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
+from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
 
 if TYPE_CHECKING:
@@ -199,5 +199,5 @@ def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, lis
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

@@ -51,8 +51,8 @@ from nemotron.data_prep.sources.reader import read_piece, row_id
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
+from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import (
     FAMILIES,
     Difficulty,
@@ -220,5 +220,5 @@ def _spoken(prompt: str) -> str:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

@@ -58,9 +58,9 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import RECEIPTS, Plan, Receipt, Shard, freeze, run_shards
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import RLPrompts, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
+from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
@@ -282,5 +282,5 @@ def sources_of(files: list[SourceFile], role: str) -> list[Source]:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

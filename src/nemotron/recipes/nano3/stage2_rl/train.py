@@ -47,6 +47,7 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
+import contextlib
 import io
 import math
 import shutil
@@ -197,7 +198,7 @@ def train(
             int(np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0])
         )
         errors: list[str] = []
-        with autocast:
+        with contextlib.suppress(StopRequested), autocast:
             rollouts = collect_rollouts(
                 model,
                 prompts,
@@ -209,7 +210,7 @@ def train(
                 stop_token_ids=stop_ids,
                 prompts_per_call=max(1, policy.generation.batch_size // grpo.num_generations_per_prompt),
                 generator=generator,
-                should_stop=lambda: stop.requested,
+                poll=stop.poll,
             )
         if any_rank(stop.requested, device):  # this step's rollouts are dropped; a resumed run draws the same ones
             checkpoints.save(step, model, optimizer, {"validated": validated})

@@ -51,8 +51,9 @@ import numpy as np
 import torch
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import Interrupted, RunFailed, UserError, run_main
+from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_complete, read_pipe
+from nemotron.kit.stop import StopFlag
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
 from nemotron.recipes.nano3.stage3_eval.table import format_table
 from nemotron.stack.environments import (
@@ -75,7 +76,6 @@ from nemotron.stack.evaluation import (
 )
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import held_out_documents
-from nemotron.stack.training.preemption import StopSignal
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig
@@ -99,7 +99,7 @@ def main() -> None:
             family, "eval", cfg.tasks.per_family, cfg.tasks.seed, cfg.tasks.difficulty.get(family)
         )
     ]
-    with open_run(cfg, script=__file__) as run, StopSignal() as stop:
+    with open_run(cfg, script=__file__) as run, StopFlag() as stop:
         with run.phase("baselines"):
             baselines = score_baselines(cfg, run, tasks)
         held_out = held_out_text(cfg)
@@ -187,16 +187,9 @@ def evaluate_role(
     reference: str,
     tasks: list[Task],
     held_out: dict[str, np.ndarray],
-    stop: StopSignal,
+    stop: StopFlag,
 ) -> tuple[Evaluation, Evaluation | None, dict[str, float]]:
     """One model: with reasoning on (the base model: as plain text), with reasoning off, and its bits per byte."""
-
-    def poll() -> None:
-        if stop.requested:
-            error = Interrupted("interrupted; nothing was published", "the same command starts again")
-            error.exit_code = stop.exit_code or error.exit_code
-            raise error
-
     artifact = Model.load(reference)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = NemotronH.from_pretrained(artifact.path).to(device)
@@ -205,7 +198,7 @@ def evaluate_role(
         "max_new_tokens": cfg.tasks.max_new_tokens,
         "batch_size": cfg.tasks.batch_size,
         "seed": cfg.tasks.seed,
-        "poll": poll,
+        "poll": stop.poll,
     }
     base = role == "base"
     evaluation = evaluate_model(
@@ -222,7 +215,7 @@ def evaluate_role(
     byte_lengths = token_byte_lengths(tokenizer)
     bits = {
         source: model_bits_per_byte(
-            model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=poll
+            model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=stop.poll
         ).bits_per_byte
         for source, stream in held_out.items()
     }

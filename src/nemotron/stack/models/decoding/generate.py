@@ -43,7 +43,7 @@ def generate(
     stop_token_ids: Sequence[int] = (11,),
     generator: torch.Generator | None = None,
     samples_per_prompt: int = 1,
-    should_stop: Callable[[], bool] | None = None,
+    poll: Callable[[], None] = lambda: None,
 ) -> Generation:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -57,7 +57,7 @@ def generate(
         stop_token_ids: end a row after one of these.
         samples_per_prompt: every prompt is read once and its cache copied for each sample.
         generator: source of randomness; the same generator state gives the same tokens.
-        should_stop: polled every step (a signal arrived); rows are then returned unfinished.
+        poll: called after every step; raises to stop (a signal arrived).
 
     Raises:
         ValueError: an empty prompt, a negative temperature, top_p outside (0, 1].
@@ -99,8 +99,9 @@ def generate(
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
             done_B |= torch.isin(next_B, stop)
             num_rows, num_done = len(rows), int(done_B.sum())
-            if num_done == num_rows or step + 1 == max_new_tokens or (should_stop is not None and should_stop()):
+            if num_done == num_rows or step + 1 == max_new_tokens:
                 break
+            poll()
             num_kept = num_rows - num_done
             if num_kept > ROW_MULTIPLE:
                 num_kept += -num_kept % ROW_MULTIPLE

@@ -69,7 +69,7 @@ def generate_speculative(
     temperature: float = 0.0,
     stop_token_ids: Sequence[int] = (11,),
     generator: torch.Generator | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    poll: Callable[[], None] = lambda: None,
 ) -> tuple[Generation, Acceptance]:
     """Continue each prompt by up to `max_new_tokens` tokens, several a pass; completions as `generate` returns them.
 
@@ -80,7 +80,7 @@ def generate_speculative(
         temperature: 0 is greedy. Above, tokens are distributed as `generate` draws them at that temperature.
         stop_token_ids: end a row after one of these.
         generator: source of randomness; the same generator state gives the same tokens.
-        should_stop: polled every round (a signal arrived); rows are then returned unfinished.
+        poll: called before every round; raises to stop (a signal arrived).
 
     Raises:
         ValueError: a model without the block, an empty prompt, less than one draft, a negative temperature.
@@ -128,7 +128,8 @@ def generate_speculative(
         next_ids_BL[:, -1] = newest_B
         drafter_BD = mtp.finish(drafter.read(mtp.merge(embedding(next_ids_BL), hidden_BLD)))[:, -1]
 
-        while any(live) and not (should_stop is not None and should_stop()):
+        while any(live):
+            poll()
             if live.count(False) >= COMPACT_AT * len(live):  # until then a finished row goes on and is not recorded
                 keep = [i for i, alive in enumerate(live) if alive]
                 index = torch.tensor(keep, device=device)

@@ -195,11 +195,12 @@ def test_recorded_probabilities_are_not_those_of_the_truncated_distribution(know
     assert out.entropies == pytest.approx([entropy] * 50, abs=1e-5)
 
 
-def test_should_stop_returns_what_there_is(model: NemotronH) -> None:
-    polls = iter([False, False, True])
-    out = generate(model, PROMPTS, 50, temperature=0, stop_token_ids=(), should_stop=lambda: next(polls))
-    assert out.tokens == generate(model, PROMPTS, 3, temperature=0, stop_token_ids=()).tokens
-    assert out.finished == [False] * 4
+def test_a_poll_that_raises_stops_generation_and_restores_training_mode(model: NemotronH) -> None:
+    polls = iter([None, None])  # the third call raises StopIteration
+    model.train()
+    with pytest.raises(StopIteration):
+        generate(model, PROMPTS, 50, stop_token_ids=(), poll=lambda: next(polls))
+    assert model.training
 
 
 def test_training_mode_is_restored_and_loads_are_not_counted(model: NemotronH) -> None:

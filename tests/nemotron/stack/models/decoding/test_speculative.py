@@ -323,14 +323,12 @@ def test_training_makes_the_drafts_right() -> None:
 # ---------------------------------------------------------------------------------------------------------------- edges
 
 
-def test_should_stop_returns_what_there_is(make_model: Callable[..., NemotronH]) -> None:
-    model = make_model("ME", **WITH_MTP)
-    prompts = prompts_of(2)
-    polls = iter([False, False, True])
-    out, acceptance = generate_speculative(model, prompts, 50, 2, stop_token_ids=(), should_stop=lambda: next(polls))
-    assert acceptance.rounds == 2 * len(prompts) and out.finished == [False] * len(prompts)
-    whole = generate(model, prompts, 7, temperature=0, stop_token_ids=()).tokens
-    assert all(len(got) >= 3 and want[: len(got)] == got for got, want in zip(out.tokens, whole, strict=True))
+def test_a_poll_that_raises_stops_generation_and_restores_training_mode(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("ME", **WITH_MTP).train()
+    polls = iter([None, None])  # the third call raises StopIteration
+    with pytest.raises(StopIteration):
+        generate_speculative(model, prompts_of(2), 50, 2, stop_token_ids=(), poll=lambda: next(polls))
+    assert model.training
 
 
 def test_training_mode_is_restored_and_loads_are_not_counted(make_model: Callable[..., NemotronH]) -> None:

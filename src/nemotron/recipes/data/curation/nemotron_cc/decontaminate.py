@@ -60,8 +60,8 @@ from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
+from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import evaluation_prompts
 
 if TYPE_CHECKING:
@@ -155,5 +155,5 @@ def _try(files: list[Path], texts: list[str], decontaminator: Decontaminator, cf
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

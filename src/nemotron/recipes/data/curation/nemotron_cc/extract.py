@@ -50,8 +50,8 @@ from nemotron.data_prep.curation.step import (
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import read_jsonl
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
+from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import ExtractConfig
@@ -129,5 +129,5 @@ def _measure(files: list[Path], truth_dir: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

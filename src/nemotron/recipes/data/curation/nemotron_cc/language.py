@@ -50,8 +50,8 @@ from nemotron.data_prep.curation.step import (
     urls_of,
 )
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import LanguageConfig
@@ -122,5 +122,5 @@ def _measure(files: list[Path], work_dir: Path, truth_dir: Path, settings: langu
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

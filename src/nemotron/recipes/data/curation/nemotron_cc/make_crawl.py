@@ -46,8 +46,8 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.step import TRUTH
 from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, Source, open_run, print_complete
+from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.data.curation.nemotron_cc import crawl_texts
 from nemotron.recipes.data.curation.nemotron_cc.crawl_pages import make_pages, write_warc
 
@@ -114,5 +114,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

@@ -51,8 +51,8 @@ from nemotron.data_prep.curation.step import (
     read_truth,
 )
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.quality_schema import PiiConfig
@@ -142,5 +142,5 @@ def _measure(files: list[Path], truth_dir: Path, settings: pii.PiiSettings) -> d
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

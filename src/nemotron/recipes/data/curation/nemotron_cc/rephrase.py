@@ -48,8 +48,8 @@ from nemotron.data_prep.curation import rephrasing
 from nemotron.data_prep.curation.step import StepTable, list_documents, plan_step, publish_step
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.data.curation.nemotron_cc import stand_in
 
 if TYPE_CHECKING:
@@ -127,5 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

@@ -42,8 +42,8 @@ from nemotron.data_prep.curation.deduplication import substring
 from nemotron.data_prep.curation.deduplication.planted import score_passages
 from nemotron.data_prep.curation.step import list_documents, publish_step, read_truth
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.signals import leave_on_signals
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import SubstringDedupConfig
@@ -84,5 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    leave_on_signals()
+    stop_at_once()
     sys.exit(run_main(main))

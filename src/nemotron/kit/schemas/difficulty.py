@@ -5,14 +5,16 @@ Instances do not change, so that a cache may be keyed by them.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import ConfigDict, Field, model_serializer, model_validator
 
 from nemotron.kit.schemas.group import Group
 
 Family = Literal["math", "multiple_choice", "instruction_following", "structured_output"]
-FAMILIES: list[Family] = ["math", "multiple_choice", "instruction_following", "structured_output"]
+ChoiceKind = Literal["largest", "smallest", "starts_with", "ends_with", "category", "odd_one_out"]
+InstructionKind = Literal["repeat", "pick", "pick_not", "reorder", "first_last", "upper"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class FamilyDifficulty(Group):
@@ -44,7 +46,7 @@ class MathDifficulty(FamilyDifficulty):
 class MultipleChoiceDifficulty(FamilyDifficulty):
     """Lettered options, one of them right."""
 
-    kinds: tuple[Literal["largest", "smallest", "starts_with", "ends_with", "category", "odd_one_out"], ...] = Field(
+    kinds: tuple[ChoiceKind, ...] = Field(
         ("largest", "smallest", "category"), min_length=1, description="kinds of question, equally frequent"
     )
     num_options: int = Field(4, ge=3, le=6, description="options of a question")
@@ -65,8 +67,8 @@ class MultipleChoiceDifficulty(FamilyDifficulty):
 class InstructionFollowingDifficulty(FamilyDifficulty):
     """Words written under constraints."""
 
-    kinds: tuple[Literal["repeat", "pick", "pick_not", "reorder", "first_last", "upper"], ...] = Field(
-        ("repeat", "pick", "pick_not", "reorder", "first_last", "upper"),
+    kinds: tuple[InstructionKind, ...] = Field(
+        get_args(InstructionKind),
         min_length=1,
         description="kinds of instruction, equally frequent",
     )

@@ -104,7 +104,7 @@ class RunConfig(ModelRunConfig):
 
 
 class PretrainConfig(training.TrainingConfig):
-    """`nemotron nano3 pretrain`. Published: WSD with a linear decay over the last 20 % of the steps (tech report 2.3)."""
+    """`nemotron nano3 pretrain`. Published: WSD, linear decay over the last 20 % of the steps (tech report 2.3)."""
 
     run: RunConfig
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -1,51 +1,29 @@
 """From crawled pages to their main text: WARC records in, documents out, and a count of everything that gave none.
 
-warcio reads the records, trafilatura finds the main text (Barbaresi 2021, "Trafilatura"). What cannot be read is never
-lost in silence: a record that is damaged is counted under the reason, and reading goes on at the next one.
+sources/warc.py reads the records, trafilatura finds the main text (Barbaresi 2021, "Trafilatura"). A page that gives
+no text is counted under its reason, as is a damaged record.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import io
 import logging
-import re
 import signal
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import FrameType
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
 from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, output_name
 from nemotron.data_prep.curation.text_quality import normalise
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import open_binary
+from nemotron.data_prep.sources.warc import HTML_TYPES, WarcRecord, decode_page, read_records
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
 
-_META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
-_HEADER_CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
-_READ, _SCAN = 1 << 16, 1 << 20  # bytes at a time, of a member and in search of the next one
-_MAX_HEADER = 1 << 16  # bytes of a record's header, HTTP's included
-_HTML_TYPES = ("text/html", "application/xhtml+xml")
-# What browsers read for a label, where Python's codec of that name knows fewer characters (WHATWG, Encoding, 4.2).
-_WIDER = {
-    "ascii": "cp1252",
-    "iso8859-1": "cp1252",
-    "iso8859-9": "cp1254",
-    "iso8859-11": "cp874",
-    "tis-620": "cp874",
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "shift_jis": "cp932",
-    "euc_kr": "cp949",
-}
 _LAYOUT_CHARS = 400  # of text in one cell; data tables have numbers and names
-_MARKUP_BYTES = 2048  # the head of a page, in which its charset has to stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +43,7 @@ class ExtractionSettings:
     source: str = "crawl"
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A page as it was crawled, or, with `problem`, a record that could not be read.
-
-    `offset`: byte in the WARC file at which its record begins, or the gzip member that holds it; `number`: of the
-    record in that member, from 0. `body`: decoded as its headers say (gzip, chunks), and cut beyond the limit that
-    `read_responses` was given. `encoding`: one that its headers name (br, zstd) and that could not be taken off.
-    """
-
-    offset: int
-    url: str = ""
-    date: str = ""
-    status: int = 0
-    content_type: str = ""
-    body: bytes = b""
-    problem: str = ""
-    number: int = 0
-    encoding: str = ""
-
-
-# --- Reading --------------------------------------------------------------------------------------------------------
+# --- Plan --------------------------------------------------------------------------------------------------------
 
 
 def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) -> Plan:
@@ -111,207 +69,25 @@ def shard_name(file: SourceFile) -> str:
     return file.name.rpartition("/")[2].removesuffix(".gz").removesuffix(".warc")
 
 
-def read_responses(source: SourceFile, max_body_bytes: int) -> Iterator[Response]:
-    """Yield the response records of a WARC file; of each body at most one byte more than `max_body_bytes`.
-
-    A damaged record (flipped bytes, a file that ends in the middle) comes as a `Response` with `problem`, and reading
-    goes on where the next record begins. Memory holds one record, cut to the limit.
-
-    Raises what `sources.open_binary` raises: the file is gone, or another than the one that was listed.
-    """
-    with open_binary(source) as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-        offset: int | None = 0
-        rest = b""  # of the file, read beyond the member before
-        while offset is not None and offset < source.size:
-            if not rest:
-                file.seek(offset)
-            member = _Member(file, rest)
-            stream = io.BufferedReader(member) if compressed else cast("io.BufferedReader[Any]", file)
-            begin, number, held, rest = offset, 0, None, b""
-            try:
-                while True:
-                    record = _read_record(stream, max_body_bytes + _MAX_HEADER)
-                    if held is not None:
-                        yield held
-                    if record is None:
-                        break
-                    held = _response(record, begin, number, max_body_bytes)
-                    number += 1
-                    if not compressed:
-                        begin, number = file.tell(), 0
-                        if held is not None:
-                            yield held
-                        held = None  # else held back until the member has ended well: its checksum comes last
-                offset, rest = (member.end, member.rest) if compressed else (None, b"")
-            except (_DamagedError, zlib.error, EOFError) as error:
-                yield Response(begin, problem=" ".join(str(error).split())[:100], number=number)
-                offset = _next_record(file, begin + 1, compressed=compressed)
-
-
-class _DamagedError(Exception):
-    """A record that is not what its header says."""
-
-
-class _Member(io.RawIOBase):
-    """One gzip member of a file, decompressed as it is read.
-
-    `begun`: its first bytes, where they were read already. Once it is read, `end` is where the next one begins and
-    `rest` what was read of that.
-    """
-
-    def __init__(self, file: BinaryIO, begun: bytes) -> None:
-        self._file = file
-        self._begun = begun
-        self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self.end, self.rest = 0, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._inflate.eof:
-            data = self._inflate.unconsumed_tail or self._begun or self._file.read(_READ)
-            self._begun = b""
-            if not data:
-                raise EOFError("the file ends in the middle of a gzip member")
-            if part := self._inflate.decompress(data, len(buffer)):
-                buffer[: len(part)] = part
-                return len(part)
-        if not self.end:
-            self.rest = self._inflate.unused_data
-            self.end = self._file.tell() - len(self.rest)
-        return 0
-
-
-def _read_record(stream: io.BufferedReader[Any], limit: int) -> tuple[bytes, bytes, int] | None:
-    """Header, content (at most `limit` bytes of it) and length of the content; None at the end."""
-    if not (line := stream.readline(_MAX_HEADER)):
-        return None
-    if not line.startswith(b"WARC/"):
-        raise _DamagedError("no WARC header where a record should begin")
-    header, length = line, None
-    while (line := stream.readline(_MAX_HEADER)) not in (b"\r\n", b"\n"):
-        if not line or len(header) > _MAX_HEADER:
-            raise _DamagedError("the header of the record does not end")
-        header += line
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and value.strip().isdigit():
-            length = int(value)
-    if length is None:
-        raise _DamagedError("the header of the record has no length")
-    content, left = stream.read(min(length, limit)), length - min(length, limit)
-    missing = min(length, limit) - len(content)
-    while left and not missing:
-        skipped = len(stream.read(min(left, _SCAN)))
-        left, missing = left - skipped, 0 if skipped else left
-    if missing:
-        raise _DamagedError(f"the record ends {missing} bytes before its end")
-    while stream.peek(1)[:1] in (b"\r", b"\n"):
-        stream.read(1)  # blank lines between records
-    return header, content, length
-
-
-def _response(record: tuple[bytes, bytes, int], offset: int, number: int, max_body_bytes: int) -> Response | None:
-    """A record as a page; None for one of another type."""
-    try:
-        from warcio.archiveiterator import WARCIterator
-        from warcio.bufferedreaders import BufferedReader
-    except ImportError:
-        raise UserError("reading WARC files needs warcio", "pip install -e '.[curation]'") from None
-    header, content, length = record
-    try:
-        parsed = next(WARCIterator(io.BytesIO(header + b"\r\n" + content)), None)
-        if parsed is None or parsed.rec_type != "response":
-            return None
-        headers, page = parsed.http_headers, parsed.content_stream()
-        body = b""
-        if length > len(content):  # too large in any case, and what is encoded cannot be decoded to the end
-            page = parsed.raw_stream
-        while len(body) <= max_body_bytes and (more := page.read(max_body_bytes + 1 - len(body))):
-            body += more
-    except Exception as error:  # flipped bytes take the parser to where nobody else has been
-        raise _DamagedError(f"{type(error).__name__}: {error}") from error
-    status = headers.get_statuscode() if headers else ""
-    encoding = (headers.get_header("Content-Encoding") or "" if headers else "").strip().lower()
-    return Response(
-        offset,
-        parsed.rec_headers.get_header("WARC-Target-URI") or "",
-        parsed.rec_headers.get_header("WARC-Date") or "",
-        int(status) if status and status.isascii() and status.isdigit() else 0,
-        (headers.get_header("Content-Type") or "" if headers else "").lower(),
-        body,
-        number=number,
-        encoding=""
-        if encoding in (*BufferedReader.get_supported_decompressors(), "identity", "none", "")
-        else encoding,
-    )
-
-
-def _next_record(file: BinaryIO, begin: int, *, compressed: bool) -> int | None:
-    """Where the next record begins at or after byte `begin`: a gzip member or a plain header; None: nowhere."""
-    mark = b"\x1f\x8b\x08" if compressed else b"\nWARC/1."
-    file.seek(begin)
-    before, offset = b"", begin
-    while chunk := file.read(_SCAN):
-        window = before + chunk
-        found = window.find(mark)
-        if found >= 0:
-            return offset - len(before) + found + (not compressed)
-        offset += len(chunk)
-        before = window[-len(mark) + 1 :]
-    return None
-
-
 # --- Main text ------------------------------------------------------------------------------------------------------
 
 
-def decode(body: bytes, content_type: str) -> tuple[str, str]:
-    """A page's bytes as text, and the encoding that was used.
-
-    In the order of the WHATWG's encoding standard: byte order mark, HTTP header, `meta` in the head; without any of
-    them, utf-8 if that fits, else Windows-1252. Bytes that do not fit become U+FFFD.
-    """
-    for mark, name in (
-        (codecs.BOM_UTF8, "utf-8"),
-        (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-    ):
-        if body.startswith(mark):
-            return body[len(mark) :].decode(name, "replace"), name
-    declared = _HEADER_CHARSET.search(content_type)
-    in_head = _META_CHARSET.search(body[:_MARKUP_BYTES])
-    for name in (declared[1] if declared else "", in_head[1].decode("ascii", "replace") if in_head else ""):
-        # LookupError: no codec. UnicodeError: one that cannot replace ("undefined", which scripts write; "idna").
-        with contextlib.suppress(LookupError, UnicodeError):
-            encoding = codecs.lookup(name).name if name else ""
-            encoding = _WIDER.get(encoding, encoding)
-            if encoding.startswith("utf-16") and not declared:
-                encoding = "utf-8"  # else the head could not have been read
-            # "hex" and its like are codecs, too, and so is how Python writes strings.
-            if encoding and codecs.lookup(encoding)._is_text_encoding and "escape" not in encoding:
-                return body.decode(encoding, "replace"), encoding
-    with contextlib.suppress(UnicodeDecodeError):
-        return body.decode("utf-8"), "utf-8"
-    return body.decode("cp1252", "replace"), "cp1252"
-
-
-def main_text(response: Response, settings: ExtractionSettings) -> tuple[str, tuple[str, ...]] | Drop:
+def main_text(response: WarcRecord, settings: ExtractionSettings) -> tuple[str, tuple[str, ...]] | Drop:
     """The main text of a page, with remarks on it; or why it has none."""
     if response.problem:
         return Drop("damaged record", response.problem)
     if response.status and response.status != 200:
         return Drop(f"status {response.status // 100}xx", str(response.status))
     kind = response.content_type.partition(";")[0].strip()
-    if kind and kind not in _HTML_TYPES:
+    if kind and kind not in HTML_TYPES:
         return Drop("not HTML", kind)
     if not response.body.strip():
         return Drop("empty page")
-    if response.encoding and not _is_text(response.body):  # else whoever fetched it has taken it off
+    if response.encoding:
         return Drop("content encoding that is not read", response.encoding)
     if len(response.body) > settings.max_html_bytes:
         return Drop("page too large")
-    page, encoding = decode(response.body, response.content_type)
+    page, encoding = decode_page(response.body, response.content_type)
     replaced = page.count("\ufffd")
     if replaced > settings.max_replaced * len(page):
         return Drop("undecodable bytes", f"{replaced} of {len(page)} characters")
@@ -329,15 +105,6 @@ def main_text(response: Response, settings: ExtractionSettings) -> tuple[str, tu
         return Drop("no main text")
     notes = (f"decoded from {encoding}",) if encoding != "utf-8" else ()
     return text, notes + (("some undecodable bytes",) if replaced else ())
-
-
-def _is_text(body: bytes) -> bool:
-    """Whether bytes are utf-8, which compressed ones never are."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(body)  # which takes half a character at the end
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _extract(page: str) -> str | None:
@@ -396,7 +163,9 @@ def extract_shard(shard: Shard, settings: ExtractionSettings, output: ShardOutpu
     """A task: the pages of one WARC file to one document shard. In its table, bytes read are those of the pages."""
     source, table = SourceFile.from_json(shard.work["file"]), StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        for response in read_responses(source, settings.max_html_bytes):
+        for response in read_records(source, settings.max_html_bytes):
+            if response.kind not in ("response", ""):  # a damaged record has no kind
+                continue
             table.read.add_bytes(len(response.body))
             document = {
                 "id": f"{shard.name}:{response.offset}" + (f"+{response.number}" if response.number else ""),

@@ -46,10 +46,10 @@ def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None)
             if cut and compression != "none":
                 suffix = ".gz" if compression == "gzip" else ".zst"
                 raise DamagedError(f"its bytes are {compression}; it needs the suffix {suffix}")
-        yield Content(_decompressed(stored, compression), stored)
+        yield Content(decompressed(stored, compression), stored)
 
 
-def _decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:
+def decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:
     if compression == "none":
         return stored
     if compression == "gzip":

@@ -135,8 +135,9 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def page_text(html: str, url: str | None) -> str | Drop:
     """The main text of a page, or why there is none. UserError: extra `curation`, which takes it out, is missing."""
-    from nemotron.data_prep.curation.extraction import ExtractionSettings, Response, main_text
+    from nemotron.data_prep.curation.extraction import ExtractionSettings, main_text
+    from nemotron.data_prep.sources.warc import WarcRecord
 
-    page = Response(0, url or "", status=200, content_type="text/html; charset=utf-8", body=html.encode())
+    page = WarcRecord(0, url=url or "", status=200, content_type="text/html; charset=utf-8", body=html.encode())
     found = main_text(page, ExtractionSettings())
     return found[0] if isinstance(found, tuple) else found

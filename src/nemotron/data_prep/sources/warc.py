@@ -1,23 +1,26 @@
-"""WARC and WET: the pages and texts of a crawl, through warcio.
+"""WARC and WET, the files of crawls: their records one after another, and pages and texts as rows.
 
-Only what was fetched is a record here: a response of HTTP status 200 or a resource, HTML or plain text, and in WET the
-text that was made of a page (`conversion`). The rest (requests, metadata, redirects, images) is counted by kind.
+warcio parses the records. What lies around them is read here: warcio's own iterator takes a damaged gzip member for
+the end of the file, and here reading goes on at the next record, with the damage counted.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import importlib.util
-import re
+import io
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.files import GZIP_MAGIC, ZSTD_MAGIC, Piece, SourceFile
+from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import (
+    DAMAGED,
     MALFORMED_HTTP,
     NO_PAGE,
     NOT_UTF8,
@@ -30,12 +33,39 @@ from nemotron.data_prep.sources.reading import (
     ReadReport,
     Row,
 )
-from nemotron.data_prep.sources.streams import DamagedError, open_content
+from nemotron.data_prep.sources.streams import DamagedError, decompressed
 
-_LINE = 1 << 20  # bytes of a header's line
-_HTML = ("text/html", "application/xhtml+xml")
-# Spellings that the codecs of Python know and no browser does; some of them decode to what is no Unicode.
-_NO_CHARSETS = ("utf-7", "unicode_escape", "raw_unicode_escape", "punycode", "idna", "undefined")
+_WITH_BODY = ("response", "resource", "conversion")
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+_READ, _SCAN = 1 << 16, 1 << 20  # bytes at a time, of a gzip member and in search of the next one
+_MAX_HEADER = 1 << 16  # bytes of a record's header, HTTP's included
+_HINT = "pip install -e '.[curation]'"
+# Python has codecs of these names and no browser does; some of them decode to what is no Unicode.
+_NO_CHARSETS = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined")
+
+
+@dataclass(frozen=True, slots=True)
+class WarcRecord:
+    """A record of a crawl; with `problem`, one that could not be read.
+
+    `offset`: byte in the file at which it begins, or the gzip member that holds it; `number`: its number in that
+    member, from 0. `kind`: its WARC-Type, empty where not even the record's borders could be read. `status`: of HTTP, 0
+    without one. `body`: decoded as its headers say (gzip, chunks), and cut behind the limit that `read_records` was
+    given. `encoding`: one that its headers name (br, zstd) and that could not be taken off.
+
+    Responses, resources and conversions (the texts of WET) have a body; of other kinds only the place and kind is read.
+    """
+
+    offset: int
+    number: int = 0
+    kind: str = "response"
+    url: str = ""
+    date: str = ""
+    status: int = 0
+    content_type: str = ""
+    body: bytes = b""
+    encoding: str = ""
+    problem: str = ""
 
 
 def require_extra(files: Sequence[SourceFile]) -> None:
@@ -45,152 +75,260 @@ def require_extra(files: Sequence[SourceFile]) -> None:
     pages = any(".wet" not in PurePosixPath(file.name.lower()).suffixes for file in crawls)
     for module, needed in (("warcio", bool(crawls)), ("trafilatura", pages)):
         if needed and importlib.util.find_spec(module) is None:
-            raise UserError(f"{crawls[0].name}: reading WARC files needs {module}", "pip install -e '.[curation]'")
+            raise UserError(f"{crawls[0].name}: reading WARC files needs {module}", _HINT)
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
 
 
 def read_warc(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
-    """Pages {"html", "url", "date", "content_type"} and texts {"text", "url", "date"}.
+    """Pages {"html", "url", "date", "content_type"} and texts {"text", "url", "date"}; `Row.index` counts all records.
 
-    `Row.index` counts the records of the file, of every kind.
+    Only what was fetched gives a row: a response of HTTP status 200 or a resource, HTML or plain text, and in WET the
+    text that was made of a page (`conversion`). The rest (requests, metadata, redirects, images) is counted by kind.
     """
-    from warcio.exceptions import ArchiveLoadFailed
-    from warcio.recordloader import ArcWarcRecordLoader
-
-    loader = ArcWarcRecordLoader(verify_http=True)
-    with open_content(piece.file) as content:
-        stream = _Bounded(content.stream)
-        index = before = 0
-        while first := _first_line(stream):
-            try:
-                # The HTTP part is parsed below: a response with a broken one costs only itself.
-                record = loader.parse_record_stream(stream, first, "warc", no_record_parse=True)
-            except ArchiveLoadFailed as error:
-                raise DamagedError(str(error).strip()[:200]) from error
-            # warcio takes one that is no number for 0.
-            if not (record.rec_headers.get_header("Content-Length") or "").strip().isdecimal():
-                raise DamagedError("a record without a Content-Length, or a file cut off in a record's header")
-            row = _row(record, index, loader.http_parser, reading.max_record_bytes)
-            while record.raw_stream.read(_LINE):
-                pass
-            if record.raw_stream.limit:  # before its row is given out, which may be half a page
-                raise DamagedError(f"cut off in record {index + 1}")
-            yield row
-            at = content.stored.tell()
-            report.bytes, before, index = report.bytes + at - before, at, index + 1
+    if not piece.file.size and piece.file.compression != "none":
+        raise DamagedError("not a byte in it")
+    before = 0
+    for index, record in enumerate(read_records(piece.file, reading.max_record_bytes)):
+        report.bytes, before = report.bytes + record.offset - before, record.offset
+        yield _row(record, index, reading.max_record_bytes)
 
 
-class _Bounded:
-    """A stream whose lines end: what is no WARC may have none."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.read = stream.read
-        self._readline = stream.readline
-
-    def readline(self, size: int | None = None) -> bytes:
-        return self._readline(_LINE if size is None else min(size, _LINE))
-
-
-def _first_line(stream: _Bounded) -> bytes:
-    """The next line that is not blank; empty at the end."""
-    while (line := stream.readline()).isspace():
-        pass
-    return line
-
-
-def _row(record: Any, index: int, http_parser: Any, max_bytes: int) -> Row | Bad:
-    kind = record.rec_type
-    if kind not in ("response", "resource", "conversion"):
-        return Bad(index, NO_PAGE, str(kind))
-    if record.length > max_bytes:
-        return Bad(index, TOO_LONG, f"{record.length} bytes, more than {max_bytes}")
-    known = {
-        "url": record.rec_headers.get_header("WARC-Target-URI"),
-        "date": record.rec_headers.get_header("WARC-Date"),
-    }
-    declared = record.content_type or ""
-    if kind == "response":
-        from warcio.statusandheaders import StatusAndHeadersParserException
-
-        if not declared.startswith("application/http"):
-            return Bad(index, OTHER_CONTENT, declared)
+def _row(record: WarcRecord, index: int, max_bytes: int) -> Row | Bad:
+    if not record.kind:
+        return Bad(index, DAMAGED, f"not a readable WARC record ({record.problem})")
+    if record.problem:
+        return Bad(index, MALFORMED_HTTP, record.problem)
+    if record.kind not in _WITH_BODY:
+        return Bad(index, NO_PAGE, record.kind)
+    content_type = record.content_type.partition(";")[0].strip().lower() or "text/html"
+    if record.kind == "response" and record.status != 200:
+        return Bad(index, OTHER_STATUS, str(record.status))
+    if record.kind != "conversion" and content_type not in (*HTML_TYPES, "text/plain"):
+        return Bad(index, OTHER_CONTENT, content_type)
+    if len(record.body) > max_bytes:
+        return Bad(index, TOO_LONG, f"more than {max_bytes} bytes")
+    if record.encoding:
+        return Bad(index, OTHER_ENCODING, record.encoding)
+    source = {"url": record.url, "date": record.date}
+    if record.kind == "conversion":
         try:
-            headers = http_parser.parse(record.raw_stream)
-        except (StatusAndHeadersParserException, EOFError) as error:
-            return Bad(index, MALFORMED_HTTP, str(error).strip()[:200])
-        if headers.get_statuscode() != "200":
-            return Bad(index, OTHER_STATUS, headers.get_statuscode())
-        declared = headers.get_header("Content-Type") or "text/html"
-        content = _http_content(record.raw_stream, headers, max_bytes)
-        if isinstance(content, Bad):
-            return replace(content, index=index)
-    else:
-        content = record.raw_stream.read(record.length)
-    content_type, _, parameters = declared.partition(";")
-    content_type = content_type.strip().lower()
-    if kind == "conversion":
-        try:
-            return Row(index, {"text": content.decode(), **known})
+            return Row(index, {"text": record.body.decode(), **source})
         except UnicodeDecodeError as error:
             return Bad(index, NOT_UTF8, f"byte {error.start} of the text")
-    if content_type not in (*_HTML, "text/plain"):
-        return Bad(index, OTHER_CONTENT, content_type)
     name = "text" if content_type == "text/plain" else "html"
-    return Row(index, {name: decode_page(content, parameters), **known, "content_type": content_type})
+    text, _ = decode_page(record.body, record.content_type)
+    return Row(index, {name: text, **source, "content_type": content_type})
 
 
-def _http_content(stream: Any, headers: Any, max_bytes: int) -> bytes | Bad:
-    """The body of a response without its transfer and content encodings."""
-    if (headers.get_header("Transfer-Encoding") or "").lower() == "chunked":
-        from warcio.bufferedreaders import ChunkedDataReader
+def decode_page(body: bytes, content_type: str) -> tuple[str, str]:
+    """A page's bytes as text, and the encoding that was used.
 
-        stream = ChunkedDataReader(stream)  # passes on what is not chunked in spite of its header
-    data: bytes = stream.read(max_bytes)
-    encoding = (headers.get_header("Content-Encoding") or "identity").strip().lower()
-    try:
-        if encoding in ("gzip", "x-gzip") and data.startswith(b"\x1f\x8b"):  # else it was decoded by who fetched it
-            data = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(data, max_bytes + 1)
-        elif encoding == "deflate":
-            data = _inflated(data, max_bytes + 1)
-        elif encoding not in ("gzip", "x-gzip", "identity", "none", ""):
-            return Bad(None, OTHER_ENCODING, encoding)
-    except zlib.error as error:
-        return Bad(None, MALFORMED_HTTP, str(error))
-    return Bad(None, TOO_LONG, f"more than {max_bytes} bytes unpacked") if len(data) > max_bytes else data
-
-
-def _inflated(data: bytes, max_bytes: int) -> bytes:
-    try:
-        return zlib.decompressobj().decompress(data, max_bytes)
-    except zlib.error:  # some servers leave out zlib's header
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max_bytes)
-
-
-def decode_page(content: bytes, parameters: str = "") -> str:
-    """A page's bytes as text: by its mark of byte order, the header's charset, its own <meta>, as UTF-8.
-
-    Where none of them fits: by the declared charset with U+FFFD for what it does not know, else by windows-1252.
+    In the order of the WHATWG's encoding standard: byte order mark, HTTP header, `meta` in the head; without any of
+    them, utf-8 if that fits, else Windows-1252. Bytes that do not fit become U+FFFD. These steps are w3lib's, but for
+    `html_to_unicode` itself: a page that declares "hex", "undefined" or "idna" makes it raise.
     """
-    if content.startswith(codecs.BOM_UTF8):
-        return content[3:].decode(errors="replace")
-    named = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", parameters, re.IGNORECASE)
-    meta = re.search(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", content[:4096], re.IGNORECASE)
-    declared = [named[1]] if named else []
-    declared += [meta[1].decode("ascii", "replace")] if meta else []
-    charsets = [charset for name in declared if (charset := _charset(name))]
-    for charset in (*charsets, "utf-8"):
-        try:
-            return content.decode(charset)
-        except UnicodeError:
-            continue
-    return content.decode(charsets[0] if charsets else "cp1252", errors="replace")
-
-
-def _charset(name: str) -> str | None:
-    """Python's name of a charset; browsers take Latin-1 and ASCII for windows-1252."""
     try:
-        info = codecs.lookup(name)
-    except (LookupError, ValueError):
+        from w3lib import encoding as w3lib
+    except ImportError:
+        raise UserError("decoding pages needs w3lib", _HINT) from None
+    mark_encoding, mark = w3lib.read_bom(body)
+    if mark_encoding is not None and mark is not None:
+        return body[len(mark) :].decode(mark_encoding, "replace"), mark_encoding
+    in_header, in_head = w3lib.http_content_type_encoding(content_type), w3lib.html_body_declared_encoding(body)
+    if in_head is not None and in_head.startswith("utf-16"):
+        in_head = "utf-8"  # else the head could not have been read
+    for encoding in (in_header, in_head):
+        if encoding is not None and encoding not in _NO_CHARSETS:
+            with contextlib.suppress(LookupError):  # "hex" and its like are codecs, too
+                return w3lib.to_unicode(body, encoding), encoding
+    try:
+        return body.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        return body.decode("cp1252", "replace"), "cp1252"
+
+
+# --- Records ----------------------------------------------------------------------------------------------------------
+
+
+def read_records(source: SourceFile, max_body_bytes: int) -> Iterator[WarcRecord]:
+    """The records of a WARC file; of each body at most one byte more than `max_body_bytes`.
+
+    A place that is damaged (flipped bytes, a file that ends in the middle) comes as a record with `problem` and without
+    `kind`, and reading goes on where the next record begins, except in zstd. Memory holds one record, cut to the limit.
+
+    Raises what `open_binary` raises: the file is gone, or another than the one that was listed.
+    """
+    with open_binary(source) as file:
+        begin = file.read(4)
+        file.seek(0)
+        compressed = begin.startswith(GZIP_MAGIC)
+        if begin == ZSTD_MAGIC:
+            yield from _read_stream(cast("io.BufferedReader[Any]", decompressed(file, "zstd")), max_body_bytes)
+            return
+        offset: int | None = 0
+        rest = b""  # of the file, read beyond the member before
+        while offset is not None and offset < source.size:
+            if not rest:
+                file.seek(offset)
+            member = _Member(file, rest)
+            stream = io.BufferedReader(member) if compressed else cast("io.BufferedReader[Any]", file)
+            begin_of_record, number, held, rest = offset, 0, None, b""
+            try:
+                while (parts := _read_parts(stream, max_body_bytes + _MAX_HEADER)) is not None:
+                    if held is not None:
+                        yield held
+                    held = _parsed(parts, begin_of_record, number, max_body_bytes)
+                    number += 1
+                    if not compressed:
+                        begin_of_record, number = file.tell(), 0
+                        yield held
+                        held = None  # else held back until the member has ended well: its checksum comes last
+                if held is not None:
+                    yield held
+                offset, rest = (member.end, member.rest) if compressed else (None, b"")
+            except (DamagedError, zlib.error, EOFError) as error:
+                yield WarcRecord(begin_of_record, number, kind="", problem=_one_line(str(error)))
+                offset = _next_record(file, begin_of_record + 1, compressed=compressed)
+
+
+def _read_stream(stream: io.BufferedReader[Any], max_body_bytes: int) -> Iterator[WarcRecord]:
+    """The records of a stream in which nothing can be searched."""
+    number = 0
+    try:
+        while (parts := _read_parts(stream, max_body_bytes + _MAX_HEADER)) is not None:
+            yield _parsed(parts, 0, number, max_body_bytes)
+            number += 1
+    except DamagedError as error:
+        yield WarcRecord(0, number, kind="", problem=_one_line(str(error)))
+
+
+class _Member(io.RawIOBase):
+    """One gzip member of a file, decompressed as it is read.
+
+    `begun`: its first bytes, where they were read already. Once it is read, `end` is where the next one begins and
+    `rest` what was read of that.
+    """
+
+    def __init__(self, file: BinaryIO, begun: bytes) -> None:
+        self._file = file
+        self._begun = begun
+        self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self.end, self.rest = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._inflate.eof:
+            data = self._inflate.unconsumed_tail or self._begun or self._file.read(_READ)
+            self._begun = b""
+            if not data:
+                raise EOFError("the file ends in the middle of a gzip member")
+            if part := self._inflate.decompress(data, len(buffer)):
+                buffer[: len(part)] = part
+                return len(part)
+        if not self.end:
+            self.rest = self._inflate.unused_data
+            self.end = self._file.tell() - len(self.rest)
+        return 0
+
+
+class _Parts(NamedTuple):
+    """A record that is not parsed yet. `content` may be shorter than `length`."""
+
+    kind: str
+    header: bytes
+    content: bytes
+    length: int
+
+
+def _read_parts(stream: io.BufferedReader[Any], limit: int) -> _Parts | None:
+    """The next record with at most `limit` bytes of its content; None at the end. DamagedError: there is none."""
+    if not (line := stream.readline(_MAX_HEADER)):
         return None
-    if info.name in _NO_CHARSETS or not info._is_text_encoding:
-        return None
-    return "cp1252" if info.name in ("iso8859-1", "ascii") else str(info.name)
+    if not line.startswith(b"WARC/"):
+        raise DamagedError("no WARC header where a record should begin")
+    header, length, kind = line, None, "unknown"
+    while (line := stream.readline(_MAX_HEADER)) not in (b"\r\n", b"\n"):
+        if not line or len(header) > _MAX_HEADER:
+            raise DamagedError("the header of the record does not end")
+        header += line
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and value.strip().isdigit():
+            length = int(value)
+        elif name.strip().lower() == b"warc-type":
+            kind = value.strip().decode("ascii", "replace")
+    if length is None:
+        raise DamagedError("the header of the record has no length")
+    content, left = stream.read(min(length, limit)), length - min(length, limit)
+    missing = min(length, limit) - len(content)
+    while left and not missing:
+        skipped = len(stream.read(min(left, _SCAN)))
+        left, missing = left - skipped, 0 if skipped else left
+    if missing:
+        raise DamagedError(f"the record ends {missing} bytes before its end")
+    while stream.peek(1)[:1] in (b"\r", b"\n"):
+        stream.read(1)  # blank lines between records
+    return _Parts(kind, header, content, length)
+
+
+def _parsed(parts: _Parts, offset: int, number: int, max_body_bytes: int) -> WarcRecord:
+    """The record; with a `problem` where its content is not what its header says, which costs this record only."""
+    try:
+        from warcio.archiveiterator import WARCIterator
+        from warcio.bufferedreaders import BufferedReader
+        from warcio.statusandheaders import StatusAndHeadersParserException
+    except ImportError:
+        raise UserError("reading WARC files needs warcio", _HINT) from None
+    kind = parts.kind
+    if kind not in _WITH_BODY:
+        return WarcRecord(offset, number, kind)
+    try:
+        record = next(iter(WARCIterator(io.BytesIO(parts.header + b"\r\n" + parts.content), verify_http=True)))
+        # What is too large and encoded cannot be decoded to its end.
+        stream = record.raw_stream if parts.length > len(parts.content) else record.content_stream()
+        body = b""
+        while len(body) <= max_body_bytes and (more := stream.read(max_body_bytes + 1 - len(body))):
+            body += more
+        http = record.http_headers
+        status = (http.get_statuscode() if http else "") or ""
+        content_type = (http.get_header("Content-Type") if http else record.content_type) or ""
+        encoding = ((http.get_header("Content-Encoding") if http else "") or "").strip().lower()
+        url, date = (record.rec_headers.get_header(name) or "" for name in ("WARC-Target-URI", "WARC-Date"))
+    except Exception as error:  # flipped bytes take the parser to where nobody else has been
+        kind = kind if isinstance(error, StatusAndHeadersParserException) else ""
+        return WarcRecord(offset, number, kind, problem=_one_line(f"{type(error).__name__}: {error}"))
+    status_code = int(status) if status.isascii() and status.isdigit() else 0
+    if encoding in (*BufferedReader.get_supported_decompressors(), "identity", "none") or _is_text(body):
+        encoding = ""  # text: whoever fetched it has taken the encoding off
+    return WarcRecord(offset, number, kind, url, date, status_code, content_type.lower(), body, encoding)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:100]
+
+
+def _is_text(body: bytes) -> bool:
+    """Whether bytes are utf-8, which compressed ones never are."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(body)  # which takes half a character at the end
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _next_record(file: BinaryIO, begin: int, *, compressed: bool) -> int | None:
+    """Where the next record begins at or after byte `begin`: a gzip member or a plain header; None: nowhere."""
+    mark = b"\x1f\x8b\x08" if compressed else b"\nWARC/1."
+    file.seek(begin)
+    before, offset = b"", begin
+    while chunk := file.read(_SCAN):
+        window = before + chunk
+        place = window.find(mark)
+        if place >= 0:
+            return offset - len(before) + place + (not compressed)
+        offset += len(chunk)
+        before = window[-len(mark) + 1 :]
+    return None

@@ -153,7 +153,7 @@ def test_pages_and_texts_of_a_crawl(tmp_path: Path, gz: bool) -> None:
                 response("http://e.org/5", b'<meta charset="koi8-r">' + "да".encode("koi8-r")),
                 response("http://e.org/6", chunked, Transfer_Encoding="chunked", Content_Encoding="gzip"),
                 response("http://e.org/7", b"plain \xff", Content_Type="text/plain"),
-                response("http://e.org/8", b"?", Content_Encoding="br"),
+                response("http://e.org/8", b"\xff?", Content_Encoding="br"),
                 ("conversion", "http://e.org/1", "café".encode(), None),
             ],
             gz=gz,

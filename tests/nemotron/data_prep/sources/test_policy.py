@@ -149,7 +149,7 @@ def test_files_of_another_kind_than_their_names_say(tmp_path: Path) -> None:
     (tmp_path / "b.arrow").write_bytes(FINE * 3)
     both(tmp_path / "b.arrow", r"b\.arrow: not a readable Arrow file \(", "damaged file", left=0)
     (tmp_path / "c.warc.gz").write_bytes(gzip.compress(FINE))
-    both(tmp_path / "c.warc.gz", r"c\.warc\.gz: not a readable gzip file \(Invalid WARC", "damaged file", left=0)
+    both(tmp_path / "c.warc.gz", r"c\.warc\.gz:1: not a readable WARC record \(no WARC header", "damaged file", left=0)
     (tmp_path / "d.jsonl").write_bytes(parquet([{"text": "x"}]))
     both(tmp_path / "d.jsonl", r"d\.jsonl: .*its bytes are Parquet", "damaged file", left=0)
     (tmp_path / "e.feather").write_bytes(b"FEA1....FEA1")
@@ -191,11 +191,11 @@ def test_a_file_that_was_cut_off_is_one_damaged_file(
         return
     assert report.skipped["damaged file"] == 1
     [sample] = report.samples_of("damaged file")
-    assert sample["where"] == str(path)
+    assert sample["where"].startswith(str(path))
     path.write_bytes(data)
     assert [value for _, value in read(path, required=())[0]][: len(rows)] == [value for _, value in rows]
     path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(UserError, match=rf"{name}: not a readable "):
+    with pytest.raises(UserError, match=rf"{name}(:\d+)?: not a readable "):
         read(path, required=(), target_bytes=1000)
 
 

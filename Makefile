@@ -1,6 +1,6 @@
 # make demo   train, evaluate and report a small Nemotron 3 Nano on this machine
 # make test   run the tests
-# make lint   ruff, mypy, import directions
+# make lint   ruff, mypy, import directions, command files
 #
 # Each target first makes .venv, which takes minutes once and nothing after that.
 # PYTHON=python3.12 chooses the interpreter; PIP_FLAGS="--index-url URL" chooses, for example, another build of torch.
@@ -26,7 +26,7 @@ help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
-	@echo "make lint      ruff, mypy, import directions;  make format  let ruff rewrite"
+	@echo "make lint      ruff, mypy, import directions, command files;  make format  let ruff rewrite"
 	@echo "make install   only make .venv;  make clean  remove .venv and caches (output/ stays)"
 
 demo: $(VENV)/installed
@@ -48,6 +48,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/lint_commands.py
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix src tests benchmarks

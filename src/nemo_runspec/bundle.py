@@ -75,11 +75,14 @@ def published_dir(env: Env) -> str:
     return f"{root}/published/{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] | None = None) -> Bundle:
+def create_bundle(
+    job: Job, spec: Runspec, env: Env, variables: dict[str, str] | None = None, processes_per_node: int = 1
+) -> Bundle:
     """Compose the bundle of `job`. Nothing is written.
 
     Args:
         variables: more of them for the job, over all others.
+        processes_per_node: that torchrun starts; for Slurm the profile says it.
 
     Raises:
         UserError: see `plan_bundle` and `launch_script`.
@@ -94,7 +97,7 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
         cmd=spec.run.cmd,
         workdir=plan.workdir or _shared_folder(env),
         executor=env.executor,
-        processes_per_node=1 if env.slurm is None else env.slurm.processes_per_node,
+        processes_per_node=processes_per_node if env.slurm is None else env.slurm.processes_per_node,
     )
     all_variables = {**_variables(job, env, plan), **(variables or {})}
     return Bundle(

@@ -11,26 +11,25 @@ import typer
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
-from nemo_runspec.config.script import default_config
 from nemo_runspec.config.validate import load_schema
 from nemo_runspec.config.yaml_text import shown
+from nemo_runspec.display import display_job
 from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.follow import follow_ray
-from nemo_runspec.execution.slurm import submit as slurm
-from nemo_runspec.execution.slurm.follow import follow
 from nemo_runspec.job import (
     CONTEXT_SETTINGS,
     VALUED,
     build_env_vars,
     build_job_config,
-    display_job,
+    parse_config,
     parse_env,
     parse_recipe_config,
     save_configs,
 )
 from nemo_runspec.options import parse_words
+from nemo_runspec.pipeline import BundledJob, submit_to_slurm
 from nemo_runspec.runspec import parse
 
 app = typer.Typer(
@@ -102,7 +101,7 @@ def run(ctx: typer.Context) -> None:
 def _execute(ctx: typer.Context) -> int:
     spec = parse(_take_path(ctx))
     cfg = parse_recipe_config(ctx)
-    loaded = load_config(spec.config_dir, cfg.config_name or default_config(spec), cfg.overrides, spec.config.format)
+    loaded = parse_config(cfg, spec)
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
     job_config = build_job_config(loaded, spec, env, argv=cfg.argv)
     display_job(job_config, spec, env)
@@ -112,40 +111,22 @@ def _execute(ctx: typer.Context) -> int:
             return 0
         job_dir = save_configs(job_config, spec)
         return execute_local(spec, job_dir, build_env_vars(job_config, env))
-    # There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
+    # There: the code as it is, the configs and launch.sh travel. NeMo-Run hands them to Slurm, here or over SSH ...
     bundle, name = create_bundle(job_config, spec, env), job_config.run.name
-    if env.executor == "ray":
-        ray.check_launch(spec, env)
-        with bundle.written() as folder:
-            print(bundle.summary())
-            job_id = ray.new_job_id(name)
-            runtime_env = ray.ray_runtime_env(env, job_id, folder, bundle.plan.python_path, bundle.variables)
-            if cfg.dry_run:
-                print(ray.submission_text(env, job_id, runtime_env))
-                return 0
-            job = ray.submit(env, job_id, runtime_env)
-        if cfg.attached:
-            return follow_ray(job)  # a failed job is a failed command
-        print(ray.how_to_follow(job))
-        return 0
-    # ... and NeMo-Run to Slurm, here or over SSH.
-    run = slurm.load_nemo_run(env)
-    with (
-        bundle.written() as folder,
-        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
-        slurm.submitting(experiment),
-    ):
+    with bundle.written() as folder:
         print(bundle.summary())
-        executor = slurm.create_executor(env, folder, name)
-        experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
+        if env.executor == "slurm":
+            return submit_to_slurm(name, [BundledJob(job_config, folder)], cfg)
+        # ... and Ray's own client to a Ray cluster.
+        job_id = ray.new_job_id(name)
+        runtime_env = ray.ray_runtime_env(env, job_id, folder, bundle.plan.python_path, bundle.variables)
         if cfg.dry_run:
-            print(slurm.submission_text(experiment, env))
+            print(ray.submission_text(env, job_id, runtime_env))
             return 0
-        experiment.run(detach=True)
-    jobs = slurm.submitted_jobs(experiment, env)
+        job = ray.submit(env, job_id, runtime_env)
     if cfg.attached:
-        return follow(jobs)
-    print(slurm.how_to_follow(jobs))
+        return follow_ray(job)  # a failed job is a failed command
+    print(ray.how_to_follow(job))
     return 0
 
 

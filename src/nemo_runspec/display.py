@@ -76,8 +76,8 @@ def where(spec: Runspec, env: Env) -> str:
     """Which machines a job of the profile gets, in one line."""
     if env.ray is not None:
         return f"Ray at {env.ray.address}"
-    assert env.slurm is not None
-    slurm = env.slurm
+    if (slurm := env.slurm) is None:  # another launcher, whose keys only the command file knows
+        return ", ".join([env.executor, *(f"{key} = {public(key, str(value))}" for key, value in env.table.items())])
     login = "here" if slurm.ssh is None else f"{slurm.ssh.user}@{slurm.ssh.host}"
     gpus = f" of {slurm.gpus_per_node} GPUs" if slurm.gpus_per_node else ""
     nodes = f"{slurm.nodes} node{'s' * (slurm.nodes > 1)}{gpus}"

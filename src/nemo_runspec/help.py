@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.errors import UserError
-from nemo_runspec.runspec import Runspec
+from nemo_runspec.runspec import Runspec, parse
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand
@@ -153,8 +153,9 @@ def recipe_help(command: str, about: str, config_dir: Path, default: str = "defa
     return "\n".join(lines)
 
 
-def recipe_command(config_dir: Path, default: str = "default") -> type[TyperCommand]:
-    """The class for `app.command(cls=…)` whose `--help` is `recipe_help`; nothing is read before it is asked for."""
+def recipe_command(script: Path) -> type[TyperCommand]:
+    """The class for `app.command(cls=…)` whose `--help` is `recipe_help`, with the configs that the block of `script`
+    names; nothing is read before it is asked for."""
     import typer
     from typer.core import TyperCommand
 
@@ -163,7 +164,8 @@ def recipe_command(config_dir: Path, default: str = "default") -> type[TyperComm
 
         def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
             """The whole page."""
-            return recipe_help(ctx.command_path, self.help or "", config_dir, default)
+            spec = parse(script)
+            return recipe_help(ctx.command_path, self.help or "", spec.config_dir, spec.config.default)
 
         def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
             """Write the page as it is, without wrapping."""

@@ -3,7 +3,8 @@
 Nothing here decides what runs where; a command file calls these in order and then starts the job itself::
 
     cfg = parse_recipe_config(ctx)
-    train_config = parse_config(cfg, STAGE / "config")
+    spec = parse_runspec(STAGE / "train.py")
+    train_config = parse_config(cfg, spec)
     spec = parse_runspec(STAGE / train_config.run.script)
     env = parse_env(cfg.profile)
     job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
@@ -28,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.config.yaml_text import dump_yaml, shown
-from nemo_runspec.display import display_job
 from nemo_runspec.env import Env, artifacts_root, executor_of, output_root, parse_env
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
@@ -49,7 +49,6 @@ __all__ = [
     "RecipeConfig",
     "build_env_vars",
     "build_job_config",
-    "display_job",
     "job_name",
     "parse_config",
     "parse_env",
@@ -149,26 +148,21 @@ def parse_recipe_config(ctx: typer.Context) -> RecipeConfig:
     )
 
 
-def parse_config(
-    cfg: RecipeConfig, config_dir: Path, default: str = "default", script: str = "train.py"
-) -> LoadedConfig:
-    """Load the config that the command line chose.
+def parse_config(cfg: RecipeConfig, spec: Runspec) -> LoadedConfig:
+    """Load the config that the command line chose, or the default one, from the config folder of `spec`.
 
-    Args:
-        config_dir: the configs of the step.
-        default: the config of the bare command. Where it does not exist, the command must choose one.
-        script: the script of a config that names none.
+    A config that names no script (`run.script`) is for that of `spec`.
 
     Raises:
-        UserError: see `load_config`.
+        UserError: none was chosen and the default one does not exist; and see `load_config`.
     """
-    names = list_configs(config_dir)
+    names, default = list_configs(spec.config_dir, spec.config.format), spec.config.default
     if cfg.config_name is None and default not in names:
         hint = f"choose one with -c NAME: {', '.join(names)}" if names else None
-        raise UserError(f"no config was chosen, and there is no config {default!r} in {shown(config_dir)}", hint)
-    loaded = load_config(config_dir, cfg.config_name or default, cfg.overrides)
+        raise UserError(f"no config was chosen, and there is no config {default!r} in {shown(spec.config_dir)}", hint)
+    loaded = load_config(spec.config_dir, cfg.config_name or default, cfg.overrides, spec.config.format)
     if not loaded.data["run"].get("script"):
-        loaded.data["run"]["script"] = script
+        loaded.data["run"]["script"] = spec.script_path.name
     return loaded
 
 

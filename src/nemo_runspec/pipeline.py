@@ -1,4 +1,4 @@
-"""The steps of a recipe, one after another: planned here, run on this machine, or submitted by a command file.
+"""The steps of a recipe, one after another: planned, run on this machine, or submitted together to a cluster.
 
 Every step is validated before the first one starts, so that a misspelt key of the last step costs nothing. A step whose
 fingerprint is already published is skipped, and the run stops at the first step that fails. A later step reads exactly
@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.display import display_job
-from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError
+from nemo_runspec.env import executor_of
+from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.execution.slurm import submit as slurm
+from nemo_runspec.execution.slurm.follow import follow
 from nemo_runspec.job import (
     Job,
     RecipeConfig,
     build_env_vars,
     build_job_config,
+    job_name,
     parse_config,
     parse_env,
     parse_runspec,
     registry_of,
     save_configs,
 )
+from nemo_runspec.variables import PUBLISHED_DIR
 
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
@@ -37,15 +44,13 @@ Status = Literal["done", "skipped", "failed"]
 
 @dataclass(frozen=True)
 class Step:
-    """One step: a script folder and its configs. The config's `run.script` (else `script`) says which file runs.
+    """One step: a script, whose block says where its configs are. A config may name another script in its folder.
 
     `config` and `overrides` are this step's; without `config` it takes the one that the command line chose.
     """
 
     name: str
-    stage_dir: Path
-    config_dir: Path
-    script: str = "train.py"
+    script: Path
     config: str | None = None
     overrides: tuple[str, ...] = ()
 
@@ -78,6 +83,33 @@ class StepResult:
     seconds: float
     run_dir: Path
     versions: dict[str, Version] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BundledJob:
+    """A job and the folder that holds its bundle, as a launcher gets them."""
+
+    job: Job
+    bundle: Path
+
+
+# Submits jobs under a common name, each to start when the one before it has succeeded, and, where the command line
+# says `--run`, follows them; `--dry-run` only shows what would be submitted. Returns the exit code.
+Submit = Callable[[str, Sequence[BundledJob], RecipeConfig], int]
+
+
+def with_overrides(steps: Iterable[Step], overrides: Iterable[str]) -> list[Step]:
+    """Give each `STEP:key=value` to its step; UserError for a key without a step and for an unknown step."""
+    by_name = {step.name: step for step in steps}
+    for override in overrides:
+        name, colon, setting = override.partition(":")
+        if not colon or "=" in name:
+            raise UserError(f"{override}: of which step?", f"write STEP:{override}; steps: {', '.join(by_name)}")
+        if name not in by_name:
+            raise UserError(f"{override}: unknown step '{name}'", did_you_mean(name, by_name, "steps"))
+        step = by_name[name]
+        by_name[name] = dataclasses.replace(step, overrides=(*step.overrides, setting))
+    return list(by_name.values())
 
 
 def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
@@ -117,6 +149,76 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
     return results
 
 
+def submit_pipeline(
+    name: str, steps: Sequence[Step], cfg: RecipeConfig, submit: Submit, *, executor: str = "slurm"
+) -> int:
+    """Submit all `steps` that are not published yet at once, and return the exit code of the command.
+
+    Args:
+        name: what the jobs together are called; the config's name is appended.
+        cfg: see `run_pipeline`.
+        submit: the launcher; `submit_to_slurm` is the one of this toolkit.
+        executor: the executor of env.toml that `submit` is for.
+
+    Raises:
+        UserError: a step's config, script or input is refused, or the profile has another executor.
+    """
+    if executor_of(cfg.profile) != executor:
+        raise UserError(
+            f"profile {cfg.profile}: executor {executor_of(cfg.profile)} runs one step at a time",
+            f"a pipeline needs executor {executor}",
+        )
+    plan = plan_pipeline(steps, cfg)
+    env = plan[0].job.env
+    # What the steps before a step publish is found in this folder: the very versions, not the latest.
+    variables = {PUBLISHED_DIR: published_dir(env)}
+    if not env.registry_is_reachable:
+        _say("what is published already cannot be seen from here: every step runs")
+    with ExitStack() as bundles:
+        jobs: list[BundledJob] = []
+        for number, planned in enumerate(plan, start=1):
+            job, spec = planned.job, planned.job.resolved.spec
+            _say(f"[{number}/{len(plan)}] {planned.step.name}{f': {planned.skipped}' if planned.versions else ''}")
+            if planned.versions:
+                continue
+            display_job(job, spec, job.env, show_config=cfg.dry_run)
+            bundle = create_bundle(job, spec, job.env, variables)
+            jobs.append(BundledJob(job, bundles.enter_context(bundle.written())))
+        if not jobs:
+            return DONE
+        _say(bundle.summary())
+        return submit(job_name(f"{name}-{plan[0].job.resolved.loaded.name}"), jobs, cfg)
+
+
+def submit_to_slurm(name: str, jobs: Sequence[BundledJob], cfg: RecipeConfig) -> int:
+    """Submit `jobs` as one experiment of NeMo-Run, each to start when the one before it has succeeded (see `Submit`).
+
+    Raises:
+        UserError: NeMo-Run is not installed, or Slurm refuses.
+    """
+    env = jobs[0].job.env
+    run = slurm.load_nemo_run(env)
+    with (
+        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
+        slurm.submitting(experiment),
+    ):
+        before: list[str] = []
+        for bundled in jobs:
+            job_title = bundled.job.run.name
+            executor = slurm.create_executor(bundled.job.env, bundled.bundle, job_title)
+            script = run.Script(path="launch.sh", entrypoint="bash")
+            before = [experiment.add(script, executor=executor, name=job_title, dependencies=before)]
+        if cfg.dry_run:
+            _say(slurm.submission_text(experiment, env))
+            return DONE
+        experiment.run(detach=True)
+    submitted = slurm.submitted_jobs(experiment, env)
+    if cfg.attached:
+        return follow(submitted)  # a failed job is a failed command
+    _say(slurm.how_to_follow(submitted))
+    return DONE
+
+
 def ended(code: int) -> str:
     """How a step ended that is not done, in words."""
     words = {INTERRUPTED: "interrupted", PREEMPTED: "stopped by a signal"}
@@ -154,8 +256,8 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]
 
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None]) -> Job:
     chosen = dataclasses.replace(cfg, config_name=step.config or cfg.config_name, overrides=step.overrides)
-    loaded = parse_config(chosen, step.config_dir, script=step.script)
-    spec = parse_runspec(step.stage_dir / loaded.run.script)
+    loaded = parse_config(chosen, parse_runspec(step.script))
+    spec = parse_runspec(step.script.parent / loaded.run.script)
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
     return build_job_config(loaded, spec, env, argv=cfg.argv, produced=produced)
 

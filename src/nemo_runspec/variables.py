@@ -17,6 +17,12 @@ PUBLISHED_DIR = "RUNSPEC_PUBLISHED_DIR"
 CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
 GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
 
+# Set by a launcher other than Slurm, before `bash launch.sh`, where a job has several nodes: which of how many this one
+# is, and an id that all of them have and that no other start of the job has. MASTER_ADDR and MASTER_PORT go with them.
+NODE_RANK = "RUNSPEC_NODE_RANK"
+NUM_NODES = "RUNSPEC_NUM_NODES"
+ATTEMPT = "RUNSPEC_ATTEMPT"
+
 # torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
 # own exit code there, and the launcher returns that one.
 EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"

@@ -49,7 +49,7 @@ artifacts = "memory://registry"
 
 def bundle_of(project: Path, profile: str, *words: str) -> tuple[Bundle, Env]:
     cfg = parse_recipe_config(_context("-c", "tiny", "--run", profile, *words))
-    loaded = parse_config(cfg, project / "config")
+    loaded = parse_config(cfg, parse_runspec(project / "train.py"))
     spec = parse_runspec(project / loaded.run.script)
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
     job = build_job_config(loaded, spec, env, argv=("nemotron", "toy"))

@@ -62,7 +62,10 @@ def test_run_starts_the_script_and_a_dry_run_does_not(project: Path) -> None:
     [
         (["run", "trian.py"], "error: no such script: trian.py\ndid you mean {project}/train.py?\n"),
         (["run"], "error: which script? PATH is missing\nas in runspec run train.py\n"),
-        (["run", "train.py"], "error: demo/train has no config 'default'; none was chosen\nconfigs: tiny;"),
+        (
+            ["run", "train.py"],
+            "error: no config was chosen, and there is no config 'default' in config\nchoose one with -c NAME: tiny",
+        ),
         (["run", "train.py", "-c"], "error: option -c needs a value\n"),
         (["run", "train.py", "-c", "tniy"], "error: no config 'tniy' in config\ndid you mean tiny?\n"),
         (["run", "train.py", "-c", "tiny", "--dryrun"], "error: unknown option --dryrun\ndid you mean --dry-run?\n"),

@@ -495,7 +495,9 @@ SLURM = '[p]\nexecutor = "slurm"\n'
             "did you mean slurm?",
         ),
         ('[p]\nexecutor = "kubernetes"', 2, "must be one of local, slurm, ray", None),
-        ("[p]\nexecutor = 1", 2, "[p] executor = 1: must be one of local, slurm, ray", None),
+        ("[p]\nexecutor = 1", 2, "[p] executor = 1: must be a string without spaces", None),
+        # of an executor that is not known here, what every profile may have is checked all the same
+        ('[p]\nexecutor = "cloud"\nzone = 2\nsecrets = "x"', 4, "[p] secrets: must be a list", None),
         # keys of another executor
         (
             SLURM + 'address = "http://h:1"',

@@ -14,6 +14,7 @@ import pytest
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.yaml_text import read_yaml
+from nemo_runspec.display import display_job
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.job import (
@@ -21,7 +22,6 @@ from nemo_runspec.job import (
     RecipeConfig,
     build_env_vars,
     build_job_config,
-    display_job,
     parse_config,
     parse_env,
     parse_recipe_config,
@@ -38,7 +38,7 @@ def context(*args: str) -> Any:
 
 def job_of(project: Path, *args: str) -> Job:
     cfg = parse_recipe_config(context(*args))
-    train_config = parse_config(cfg, project / "config")
+    train_config = parse_config(cfg, parse_runspec(project / "train.py"))
     spec = parse_runspec(project / train_config.run.script)
     return build_job_config(train_config, spec, parse_env(cfg.profile), argv=cfg.argv)
 
@@ -78,14 +78,15 @@ def test_a_local_profile_has_nothing_to_submit_to(
 
 def test_the_bare_command_lists_the_configs_while_there_is_no_default(project: Path) -> None:
     with pytest.raises(UserError, match="no config was chosen") as caught:
-        parse_config(RecipeConfig(), project / "config")
+        parse_config(RecipeConfig(), parse_runspec(project / "train.py"))
     assert caught.value.hint == "choose one with -c NAME: tiny"
 
 
 def test_a_config_says_which_script_runs_it(project: Path) -> None:
-    assert parse_config(RecipeConfig(config_name="tiny"), project / "config").run.script == "train.py"
+    spec = parse_runspec(project / "train.py")
+    assert parse_config(RecipeConfig(config_name="tiny"), spec).run.script == "train.py"
     chosen = RecipeConfig(config_name="tiny", overrides=("run.script=trian.py",))
-    named = parse_config(chosen, project / "config").run.script
+    named = parse_config(chosen, spec).run.script
     with pytest.raises(UserError, match=r"no such script") as caught:
         parse_runspec(project / named)
     assert "train.py" in (caught.value.hint or "")

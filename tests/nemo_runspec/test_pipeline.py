@@ -53,7 +53,7 @@ def steps(project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.
     for name, data in (("one", "null"), ("two", "demo-one"), ("three", "demo-two")):
         write(f"{name}.py", SCRIPT.format(name=name))
         write(f"{name}/tiny.yaml", f"run: {{output: demo-{name}, data: {data}}}\nvalue: 1\n")
-    return [Step(name, project, project / name, script=f"{name}.py") for name in ("one", "two", "three")]
+    return [Step(name, project / f"{name}.py") for name in ("one", "two", "three")]
 
 
 CFG = RecipeConfig(config_name="tiny")
@@ -72,7 +72,7 @@ def statuses(results: list[StepResult]) -> list[str]:
 
 def with_overrides(steps: list[Step], number: int, *overrides: str) -> list[Step]:
     step = steps[number]
-    changed = Step(step.name, step.stage_dir, step.config_dir, step.script, overrides=overrides)
+    changed = Step(step.name, step.script, overrides=overrides)
     return [*steps[:number], changed, *steps[number + 1 :]]
 
 

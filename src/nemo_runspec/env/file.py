@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL, PROFILE, RESERVED, VARIABLE, Rule
+from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, VARIABLE, Rule
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.secrets import public
 from nemo_runspec.toml_text import TomlText, read_toml
@@ -37,8 +37,9 @@ def load_tables() -> tuple[Path | None, TomlText]:
         Its path and what it says; None and an empty document where there is none.
 
     Raises:
-        UserError: bad TOML, an unknown key, a value of the wrong type or out of range, an unknown executor, a key of
-            another executor, an unknown parent, a circle of `extends`; with file and line.
+        UserError: bad TOML, an unknown key, a value of the wrong type or out of range, a key of another executor, an
+            unknown parent, a circle of `extends`; with file and line. In the table of an executor that this toolkit
+            does not know, only the keys that every profile may have are checked.
     """
     path = find_env_file()
     if path is None:
@@ -52,8 +53,10 @@ def load_tables() -> tuple[Path | None, TomlText]:
         if not isinstance(table, dict):
             at = f"{toml.where(name)}: {name} = {public(name, shown_value(table))}"
             raise UserError(f"{at} stands outside a table", "a profile is a table, as in [local]")
+        unread = name not in RESERVED and executor_named(toml, name) not in (None, *EXECUTORS)
         for key, value in table.items():
-            _check_key(toml, name, key, value)
+            if not unread or key in GENERAL:
+                _check_key(toml, name, key, value)
     profiles = profiles_of(toml)
     for name in profiles:
         check_executor(toml, name, None)
@@ -124,6 +127,17 @@ def chain_of(toml: TomlText, name: str) -> list[str]:
     return chain
 
 
+def executor_named(toml: TomlText, name: str) -> str | None:
+    """The executor that profile `name`, or the nearest one that it extends, names; None where none does."""
+    seen: set[str] = set()
+    while isinstance(table := toml.data.get(name), dict) and name not in seen:
+        if isinstance(executor := table.get("executor"), str):
+            return executor
+        seen.add(name)
+        name = str(table.get("extends"))
+    return None
+
+
 def check_executor(toml: TomlText, name: str, default: str | None) -> None:
     """Refuse keys in profile `name`, or in one that it extends, that belong to another executor than its own.
 
@@ -131,9 +145,9 @@ def check_executor(toml: TomlText, name: str, default: str | None) -> None:
     keys of any.
     """
     profiles, chain = profiles_of(toml), chain_of(toml, name)
-    named = [profiles[part]["executor"] for part in chain if "executor" in profiles[part]]
-    executor = named[-1] if named else default
-    if executor is None:
+    named = executor_named(toml, name)
+    executor = named or default
+    if executor is None or executor not in EXECUTORS:
         return
     for part in reversed(chain):
         for key in profiles[part]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+# The executors that this toolkit knows. The table of another one is handed to the command file unread.
 EXECUTORS = ("local", "slurm", "ray")
 CODE_LIMIT = 100_000_000
 
@@ -53,7 +54,7 @@ _WORD = Rule(str, "a string without spaces", r"\S+")
 
 # Keys that every profile may have.
 GENERAL: dict[str, Rule] = {
-    "executor": _choice(*EXECUTORS),
+    "executor": _WORD,
     "extends": _TEXT,
     "env": Rule(dict, "a table of strings"),
     "secrets": Rule(list, "a list of strings"),

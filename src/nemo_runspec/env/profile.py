@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.env.file import chain_of, check_executor, load_tables, owner_of, profiles_of
-from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, RESERVED
+from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, EXECUTORS, GENERAL, RESERVED
 from nemo_runspec.env.roots import is_url, located_path, located_text, output_root
 from nemo_runspec.env.run_env import run_env, said_on_command_line
 from nemo_runspec.errors import UserError, did_you_mean
@@ -74,7 +74,8 @@ class Env:
 
     `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
     `output` and `artifacts` are the roots of runs and of the registry as the job sees them (a path or a URL); None for
-    a local job that uses those of this process. `code_limit` is in bytes.
+    a local job that uses those of this process, and where a launcher that this toolkit does not know has to say.
+    `table` holds what the profile and the config say to such a launcher, unread. `code_limit` is in bytes.
     """
 
     profile: str | None = None
@@ -84,6 +85,7 @@ class Env:
     startup_commands: tuple[str, ...] = ()
     slurm: SlurmSettings | None = None
     ray: RaySettings | None = None
+    table: dict[str, Any] = field(default_factory=dict)
     output: str | None = None
     artifacts: str | None = None
     code_limit: int = CODE_LIMIT
@@ -93,8 +95,9 @@ class Env:
 
     @property
     def registry_is_reachable(self) -> bool:
-        """Whether this machine can look into the job's registry. Not where it is a folder behind an ssh login."""
-        return self.slurm is None or self.slurm.ssh is None or is_url(self.artifacts or "")
+        """Whether this machine can look into the job's registry. Not where it is a folder of other machines."""
+        shares_folders = self.executor in EXECUTORS and (self.slurm is None or self.slurm.ssh is None)
+        return shares_folders or is_url(self.artifacts or "")
 
 
 def parse_env(
@@ -103,6 +106,7 @@ def parse_env(
     batch: bool = False,
     spec: Runspec | None = None,
     loaded: LoadedConfig | None = None,
+    executors: Sequence[str] = EXECUTORS,
 ) -> Env:
     """The profile called `profile`, or the plain local one when it is None.
 
@@ -114,26 +118,36 @@ def parse_env(
         batch: the job is submitted, not attended: `batch_partition` holds instead of `run_partition`.
         spec: the script, for its image and resources.
         loaded: the config, for its `run.env`.
+        executors: those that the caller has code for. The keys of one that this toolkit does not know are in
+            `Env.table`, unread.
 
     Raises:
         UserError: no such profile, a fault in env.toml or in `run.env`, a secret that is not set in the environment,
-            or something missing that the executor needs.
+            something missing that the executor needs, or an executor that the caller or the script does not run on.
     """
     path, toml = load_tables()
     merged = _merged(toml, profile)
     executor = merged.get("executor", "local")
     settings = _Settings(toml, profile, executor, merged, loaded)
+    if executor not in executors:
+        at = f"{settings.where('executor')} executor = {executor!r}: must be one of {', '.join(executors)}"
+        raise UserError(at, did_you_mean(executor, executors))
+    if executor == "ray" and spec is not None and spec.run.launch == "torchrun":
+        raise UserError(
+            f'{spec.name}: launch = "torchrun" does not run on a Ray cluster, which is what profile {profile} is',
+            "use a profile with executor slurm, or none",
+        )
     variables, secrets = merged.get("env", {}), tuple(merged.get("secrets", []))
     _check_secrets(settings, variables, secrets)
     _check_variables(settings, variables, spec)
 
     slurm = _slurm(settings, batch, spec) if executor == "slurm" else None
     ray = _ray(settings) if executor == "ray" else None
-    ssh = slurm is not None and slurm.ssh is not None
-    output = None
-    if slurm is not None or ray is not None:
-        there = f"{slurm.job_dir}/output" if slurm is not None and ssh else str(output_root())
-        output = variables.get(OUTPUT_ROOT, there)
+    # The machines of a launcher that is not known here may have none of the folders of this one, as behind ssh.
+    ssh = executor not in EXECUTORS or (slurm is not None and slurm.ssh is not None)
+    output = variables.get(OUTPUT_ROOT)
+    if output is None and (slurm is not None or ray is not None):
+        output = f"{slurm.job_dir}/output" if slurm is not None and ssh else str(output_root())
     cache = toml.data.get("cache", {}).get("dir")
     if cache is not None and ssh and not cache.startswith("/"):
         cache = None  # relative to this file, or to the home of this machine: it means nothing there
@@ -145,6 +159,7 @@ def parse_env(
         startup_commands=tuple(merged.get("startup_commands", ())),
         slurm=slurm,
         ray=ray,
+        table={} if executor in EXECUTORS else settings.unread(),
         output=output,
         artifacts=_artifacts(settings, output, ssh),
         code_limit=_bytes(merged["code_limit"]) if "code_limit" in merged else CODE_LIMIT,
@@ -207,7 +222,7 @@ class _Settings:
             if not said_on_command_line(loaded, key):
                 # A config is for every executor; what this one has no use for waits for another.
                 self.config[key] = value
-            elif key in EXECUTOR_KEYS[executor]:
+            elif key in EXECUTOR_KEYS.get(executor, (key,)):
                 self.command_line[key] = value
             else:
                 who = "without a profile the job is local" if profile is None else f"profile {profile} is {executor}"
@@ -224,6 +239,11 @@ class _Settings:
             if key in layer:
                 return default if layer[key] is None else layer[key]
         return default
+
+    def unread(self) -> dict[str, Any]:
+        """What all sources say that is not for every executor, for one that is not known here."""
+        keys = {key for layer in (self.command_line, self.config, self.profile) for key in layer if key not in GENERAL}
+        return {key: self.get(key) for key in sorted(keys)}
 
     def given(self, key: str) -> bool:
         return any(key in layer for layer in self.layers(key))
@@ -367,7 +387,7 @@ def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None
             if ssh and "://" not in own
             else located_text(own, settings.file)
         )
-    if output is None:
+    if output is None and not ssh:
         return None
     root = settings.toml.data.get("artifacts", {}).get("root")
     named = os.environ.get(ARTIFACTS_ROOT)
@@ -376,7 +396,7 @@ def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None
         return located_text(named, None)
     # Behind ssh a path of env.toml counts if it can be there: relative ones and `~` are of this machine too.
     if root is None or (ssh and not root.startswith("/") and not is_url(root)):
-        return f"{output}/artifacts"
+        return None if output is None else f"{output}/artifacts"
     return located_text(root, settings.file)
 
 

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Launch:
     """What `launch.json` holds. Paths are relative to the bundle.
 
-    `launch`, `cmd`: as in the runspec. `executor`: who starts the job, `slurm` or `ray`. `processes_per_node`: worker
+    `launch`, `cmd`: as in the runspec. `executor`: who starts the job, as in env.toml. `processes_per_node`: worker
     processes that torchrun starts on each node. `workdir`: where the script starts, None for the bundle; an absolute
     one that a node does not have is passed over.
     """

@@ -4,7 +4,8 @@
     direct      the script, once, on the first node
     ray         the script, once, on the first node, on a Ray cluster over all nodes
 
-Slurm says which node this is (`srun` with one task a node); without Slurm it is the only one. Slurm sends its signals
+Slurm says which node this is (`srun` with one task a node), another launcher by the variables NODE_RANK, NUM_NODES and
+ATTEMPT of `variables.py`; without either it is the only one. Slurm sends its signals
 to every process of the job, and kills all nodes as soon as one has failed. So the nodes leave together, with the exit
 code of the first: what rank 0 still writes is complete, and the script's own exit code is that of the job.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
 from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
-from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT
+from nemo_runspec.variables import ATTEMPT, JOB_DIR, NODE_RANK, NUM_NODES, OUTPUT_ROOT
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
 WAIT_AFTER_FAILURE = 60
@@ -37,7 +38,12 @@ class Place:
 
 
 def place(launch: Launch) -> Place:
-    """Where this process runs, from what srun sets. A Ray that was itself started by srun is not meant."""
+    """Where this process runs, from what srun or another launcher sets.
+
+    A Ray cluster that was itself started by srun is not meant.
+    """
+    if launch.executor != "slurm" and NUM_NODES in os.environ:
+        return Place(int(os.environ[NODE_RANK]), int(os.environ[NUM_NODES]), os.environ[ATTEMPT])
     if launch.executor != "slurm" or "SLURM_STEP_ID" not in os.environ:
         return Place(attempt=str(os.getpid()))
     attempt = [os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]

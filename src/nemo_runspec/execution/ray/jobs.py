@@ -1,6 +1,5 @@
 """A job for a Ray cluster that exists: the pieces that a command file puts together.
 
-check_launch(spec, env)
 runtime_env = ray_runtime_env(env, job_id, bundle, python_path, variables)
 if cfg.dry_run:
     print(submission_text(env, job_id, runtime_env))
@@ -32,7 +31,6 @@ from nemo_runspec.env.profile import RAY_API_SERVER
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.packaging import contents
-from nemo_runspec.runspec import Runspec
 from nemo_runspec.secrets import looks_secret
 from nemo_runspec.variables import JOB_DIR, RAY_ADDRESS
 
@@ -50,19 +48,6 @@ class RayJob:
 
     id: str
     address: str
-
-
-def check_launch(spec: Runspec, env: Env) -> None:
-    """Refuse a script that a Ray cluster cannot start.
-
-    Raises:
-        UserError: its launch is not ray or direct.
-    """
-    if spec.run.launch == "torchrun":
-        raise UserError(
-            f'{spec.name}: launch = "torchrun" does not run on a Ray cluster, which is what profile {env.profile} is',
-            "use a profile with executor slurm, or none",
-        )
 
 
 def new_job_id(name: str) -> str:

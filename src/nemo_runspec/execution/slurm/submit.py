@@ -74,6 +74,7 @@ def load_nemo_run(env: Env) -> Any:
     Raises:
         UserError: it is not installed, or does not import.
     """
+    _slurm(env)
     install = "install it: pip install -e '.[launch]' in the project's folder"
     if importlib.util.find_spec(_NEMO_RUN) is None:
         raise UserError(f"profile {env.profile}: executor slurm needs NeMo-Run, which is not installed", install)
@@ -294,7 +295,8 @@ def how_to_follow(jobs: list[SlurmJob]) -> str:
 
 
 def _slurm(env: Env) -> SlurmSettings:
-    assert env.slurm is not None, "the profile's executor is slurm"
+    if env.slurm is None:
+        raise UserError(f"profile {env.profile}: executor {env.executor}: this command submits to Slurm only")
     return env.slurm
 
 

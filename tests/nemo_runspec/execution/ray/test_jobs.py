@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo_runspec.env import Env, RaySettings
+from nemo_runspec.env import Env, RaySettings, parse_env
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.ray import follow as following
@@ -55,11 +55,13 @@ def script(folder: Path, launch: str) -> Path:
     return path
 
 
-def test_torchrun_is_refused_and_the_others_are_not(tmp_path: Path) -> None:
+def test_torchrun_is_refused_and_the_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.toml").write_text('[far]\nexecutor = "ray"\naddress = "http://head:8265"\n')
     for launch in ("ray", "direct"):
-        ray.check_launch(parse(script(tmp_path, launch)), ENV)
+        assert parse_env("far", spec=parse(script(tmp_path, launch))).ray is not None
     with pytest.raises(UserError, match=r'a/b: launch = "torchrun" does not run on a Ray cluster, .* profile far is'):
-        ray.check_launch(parse(script(tmp_path, "torchrun")), ENV)
+        parse_env("far", spec=parse(script(tmp_path, "torchrun")))
 
 
 def test_what_everybody_sees_holds_no_secret(bundle: Path) -> None:
@@ -107,7 +109,7 @@ def test_the_golden_file(bundle: Path) -> None:
 
 def test_showing_a_submission_imports_no_ray() -> None:
     code = (
-        "import sys; from nemo_runspec.execution import ray\n"
+        "import sys; from nemo_runspec.execution.ray import jobs\n"
         "assert not {name for name in sys.modules if name == 'ray' or name.startswith('ray.')}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(SOURCE_ROOT)})

@@ -6,7 +6,7 @@ import typer
 
 from nemo_runspec.help import recipe_command
 from nemo_runspec.job import CONTEXT_SETTINGS
-from nemotron.cli.commands.data.curate import CURATION, STEPS, curate
+from nemotron.cli.commands.data.curate import CURATION, SCRIPTS, STEPS, curate
 from nemotron.cli.commands.data.curate_step import curate_step
 from nemotron.cli.commands.data.inspect import inspect
 from nemotron.cli.commands.data.pack import pack
@@ -18,15 +18,18 @@ from nemotron.cli.recipe_dir import recipe_dir
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
 
 data = typer.Typer(cls=DataGroup, no_args_is_help=True, help="Your data: curate, tokenise, pack, look at it.")
-for command in (tokenize, pack):
-    configs = recipe_command(recipe_dir(f"data/{command.__name__}") / "config", default="own")
-    data.command(command.__name__, cls=configs, context_settings=WORDS)(command)
+# `recipe_command(script)` writes a command's help page from the configs that it can run.
+data.command(
+    "tokenize", cls=recipe_command(recipe_dir("data/tokenize") / "tokenize_documents.py"), context_settings=WORDS
+)(tokenize)
+data.command("pack", cls=recipe_command(recipe_dir("data/pack") / "pack.py"), context_settings=WORDS)(pack)
 data.command("inspect")(inspect)
 data.command("preview")(preview)
 
 curation = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_settings=WORDS)
 curation.callback(help=curate.__doc__)(curate)
 for step, about in STEPS.items():
-    configs = recipe_command(CURATION / "config" / step)
-    curation.command(step, help=about, cls=configs, context_settings=WORDS)(curate_step)
+    curation.command(step, help=about, cls=recipe_command(CURATION / SCRIPTS[step]), context_settings=WORDS)(
+        curate_step
+    )
 data.add_typer(curation, name="curate")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.config.loader import list_configs
 from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, UserError, did_you_mean
-from nemo_runspec.execution.slurm import submit as slurm
-from nemo_runspec.execution.slurm.follow import follow
-from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_recipe_config
-from nemo_runspec.pipeline import Step, StepResult, ended, plan_pipeline, run_pipeline
-from nemo_runspec.variables import PUBLISHED_DIR
+from nemo_runspec.job import RecipeConfig, parse_recipe_config
+from nemo_runspec.pipeline import (
+    Step,
+    StepResult,
+    ended,
+    run_pipeline,
+    submit_pipeline,
+    submit_to_slurm,
+    with_overrides,
+)
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:
@@ -88,10 +90,10 @@ def _take_start(words: list[str]) -> str | None:
 
 def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
     # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
-    steps = [Step(step, CURATION, CURATION / "config" / step, script=SCRIPTS[step]) for step in STEPS]
+    steps = [Step(step, CURATION / SCRIPTS[step]) for step in STEPS]
     if (cfg.config_name or "default") not in list_configs(CURATION / "config" / "crawl"):
         steps = steps[1:]
-    steps = _with_overrides(steps, cfg.overrides)
+    steps = with_overrides(steps, cfg.overrides)
     if start is not None:
         names = [step.name for step in steps]
         if start not in names:
@@ -99,70 +101,12 @@ def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
         steps = steps[names.index(start) :]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     if executor_of(cfg.profile) != "local":
-        return _submit(steps, cfg)
+        return submit_pipeline("data-curate", steps, cfg, submit_to_slurm)
     results = run_pipeline(steps, cfg)
     # 3. What came of it.
     if results:
         _show_table(results)
     return next((result.exit_code for result in results if result.exit_code), DONE)
-
-
-def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
-    """Submit all steps as one experiment of NeMo-Run: each starts when the one before it has succeeded."""
-    plan = plan_pipeline(steps, cfg)
-    env = plan[0].job.env
-    if env.slurm is None:
-        raise UserError(
-            f"profile {env.profile}: executor {env.executor} runs one step at a time", "a pipeline needs executor slurm"
-        )
-    name, published = job_name(f"data-curate-{plan[0].job.resolved.loaded.name}"), published_dir(env)
-    if not env.registry_is_reachable:
-        typer.echo("what is published already cannot be seen from here: every step runs")
-    run = slurm.load_nemo_run(env)
-    with (
-        ExitStack() as bundles,
-        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
-        slurm.submitting(experiment),
-    ):
-        before: list[str] = []
-        for number, planned in enumerate(plan, start=1):
-            spec, job = planned.job.resolved.spec, planned.job
-            state = f": {planned.skipped}" if planned.versions else ""
-            typer.echo(f"[{number}/{len(plan)}] {planned.step.name}{state}")
-            if planned.versions:
-                continue
-            display_job(job, spec, job.env, show_config=cfg.dry_run)
-            # What the steps before this one publish is found in `published`: the very versions, not the latest.
-            bundle = create_bundle(job, spec, job.env, {PUBLISHED_DIR: published})
-            folder = bundles.enter_context(bundle.written())
-            executor = slurm.create_executor(job.env, folder, job.run.name)
-            script = run.Script(path="launch.sh", entrypoint="bash")
-            before = [experiment.add(script, executor=executor, name=job.run.name, dependencies=before)]
-        if not before:
-            return DONE
-        typer.echo(bundle.summary())
-        if cfg.dry_run:
-            typer.echo(slurm.submission_text(experiment, env))
-            return DONE
-        experiment.run(detach=True)
-    jobs = slurm.submitted_jobs(experiment, env)
-    if cfg.attached:
-        return follow(jobs)
-    typer.echo(slurm.how_to_follow(jobs))
-    return DONE
-
-
-def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]:
-    """Give each `STEP:key=value` to its step; UserError for a key without a step and for an unknown step."""
-    by_name = {step.name: step for step in steps}
-    for override in overrides:
-        name, colon, setting = override.partition(":")
-        if not colon or "=" in name:
-            raise UserError(f"{override}: of which step?", f"write STEP:{override}; steps: {', '.join(by_name)}")
-        if name not in by_name:
-            raise UserError(f"{override}: unknown step '{name}'", did_you_mean(name, by_name, "steps"))
-        by_name[name] = replace(by_name[name], overrides=(*by_name[name].overrides, setting))
-    return list(by_name.values())
 
 
 def _show_table(results: list[StepResult]) -> None:

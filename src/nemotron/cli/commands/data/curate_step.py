@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from nemo_runspec.bundle import create_bundle
+from nemo_runspec.display import display_job
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.follow import follow_ray
@@ -14,7 +15,6 @@ from nemo_runspec.job import (
     RecipeConfig,
     build_env_vars,
     build_job_config,
-    display_job,
     parse_config,
     parse_env,
     parse_recipe_config,
@@ -31,13 +31,14 @@ def curate_step(ctx: typer.Context) -> None:
 
 def _execute_curate_step(cfg: RecipeConfig, step: str) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
-    train_config = parse_config(cfg, CURATION / "config" / step, default="default", script=SCRIPTS[step])
-    spec = parse_runspec(CURATION / train_config.run.script)
+    spec = parse_runspec(CURATION / SCRIPTS[step])
+    train_config = parse_config(cfg, spec)
+    spec = parse_runspec(CURATION / train_config.run.script)  # another script, if the config names one
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml; local without a profile
     job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.
     display_job(job_config, spec, env)
-    # 3. Here: a subprocess, torchrun if the script asks for it.
+    # 3. Here: a subprocess.
     if env.executor == "local":
         if cfg.dry_run:
             return 0
@@ -46,7 +47,6 @@ def _execute_curate_step(cfg: RecipeConfig, step: str) -> int:
     # 4. There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
     bundle, name = create_bundle(job_config, spec, env), job_config.run.name
     if env.executor == "ray":
-        ray.check_launch(spec, env)
         with bundle.written() as folder:
             print(bundle.summary())
             job_id = ray.new_job_id(name)
@@ -56,7 +56,7 @@ def _execute_curate_step(cfg: RecipeConfig, step: str) -> int:
                 return 0
             job = ray.submit(env, job_id, runtime_env)
         if cfg.attached:
-            return follow_ray(job)  # a failed job is a failed command
+            return follow_ray(job)
         print(ray.how_to_follow(job))
         return 0
     # ... and NeMo-Run to Slurm, here or over SSH.
@@ -75,6 +75,6 @@ def _execute_curate_step(cfg: RecipeConfig, step: str) -> int:
         experiment.run(detach=True)
     jobs = slurm.submitted_jobs(experiment, env)
     if cfg.attached:
-        return follow(jobs)
+        return follow(jobs)  # a failed job is a failed command
     print(slurm.how_to_follow(jobs))
     return 0

@@ -21,9 +21,9 @@ from nemotron.cli.groups import FamilyGroup, GroupThatRuns
 from nemotron.cli.recipe_dir import recipe_dir
 
 PRETRAIN, SFT, RL, EVAL = (
-    recipe_dir(f"nano3/{stage}") / "config" for stage in ("stage0_pretrain", "stage1_sft", "stage2_rl", "stage3_eval")
+    recipe_dir(f"nano3/{stage}") for stage in ("stage0_pretrain", "stage1_sft", "stage2_rl", "stage3_eval")
 )
-# `recipe_command(configs)` writes a command's help page from the configs that it can run.
+# `recipe_command(script)` writes a command's help page from the configs that it can run.
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
 
 nano3 = typer.Typer(
@@ -33,20 +33,20 @@ nano3.command("pipe", context_settings=WORDS)(pipe)
 
 data = typer.Typer(help="What the stages are trained on.", no_args_is_help=True)
 prep = typer.Typer(help="Prepare the data of a stage.", no_args_is_help=True)
-prep.command("pretrain", cls=recipe_command(PRETRAIN / "data_prep"), context_settings=WORDS)(prep_pretrain)
-prep.command("sft", cls=recipe_command(SFT / "data_prep"), context_settings=WORDS)(prep_sft)
-prep.command("rl", cls=recipe_command(RL / "data_prep"), context_settings=WORDS)(prep_rl)
+prep.command("pretrain", cls=recipe_command(PRETRAIN / "data_prep.py"), context_settings=WORDS)(prep_pretrain)
+prep.command("sft", cls=recipe_command(SFT / "data_prep.py"), context_settings=WORDS)(prep_sft)
+prep.command("rl", cls=recipe_command(RL / "data_prep.py"), context_settings=WORDS)(prep_rl)
 data.add_typer(prep, name="prep")
 nano3.add_typer(data, name="data")
 
-nano3.command("pretrain", cls=recipe_command(PRETRAIN), context_settings=WORDS)(pretrain)
-nano3.command("sft", cls=recipe_command(SFT), context_settings=WORDS)(sft)
+nano3.command("pretrain", cls=recipe_command(PRETRAIN / "train.py"), context_settings=WORDS)(pretrain)
+nano3.command("sft", cls=recipe_command(SFT / "train.py"), context_settings=WORDS)(sft)
 
 phases = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_settings=WORDS)
 phases.callback(help=rl.__doc__)(rl)
-phases.command("rlvr", cls=recipe_command(RL), context_settings=WORDS)(rlvr)
+phases.command("rlvr", cls=recipe_command(RL / "train.py"), context_settings=WORDS)(rlvr)
 nano3.add_typer(phases, name="rl")
 
-nano3.command("eval", cls=recipe_command(EVAL), context_settings=WORDS)(evaluate)
+nano3.command("eval", cls=recipe_command(EVAL / "evaluate.py"), context_settings=WORDS)(evaluate)
 nano3.command("chat")(chat)
 nano3.add_typer(model, name="model")

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError, did_you_mean
-from nemo_runspec.execution.slurm import submit as slurm
-from nemo_runspec.execution.slurm.follow import follow
-from nemo_runspec.job import RecipeConfig, display_job, job_name, parse_env, parse_recipe_config, registry_of
-from nemo_runspec.pipeline import Step, StepResult, plan_pipeline, run_pipeline
-from nemo_runspec.variables import ARTIFACTS_ROOT, PUBLISHED_DIR
+from nemo_runspec.job import RecipeConfig, parse_env, parse_recipe_config, registry_of
+from nemo_runspec.pipeline import Step, StepResult, run_pipeline, submit_pipeline, submit_to_slurm, with_overrides
+from nemo_runspec.variables import ARTIFACTS_ROOT
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:
@@ -70,22 +65,22 @@ def pipe(
 def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
     steps = [
-        Step("data-pretrain", PRETRAIN, PRETRAIN / "config" / "data_prep", script="data_prep.py"),
-        Step("pretrain", PRETRAIN, PRETRAIN / "config"),
-        Step("data-sft", SFT, SFT / "config" / "data_prep", script="data_prep.py"),
-        Step("sft", SFT, SFT / "config"),
-        Step("data-rl", RL, RL / "config" / "data_prep", script="data_prep.py"),
-        Step("rl", RL, RL / "config"),
-        Step("eval", EVAL, EVAL / "config", script="evaluate.py"),
+        Step("data-pretrain", PRETRAIN / "data_prep.py"),
+        Step("pretrain", PRETRAIN / "train.py"),
+        Step("data-sft", SFT / "data_prep.py"),
+        Step("sft", SFT / "train.py"),
+        Step("data-rl", RL / "data_prep.py"),
+        Step("rl", RL / "train.py"),
+        Step("eval", EVAL / "evaluate.py"),
     ]
-    steps = _with_overrides(steps, cfg.overrides)
+    steps = with_overrides(steps, cfg.overrides)
     if start is not None:
         if start not in STAGES:
             raise UserError(f"unknown stage '{start}'", did_you_mean(start, STAGES))
         steps = steps[[step.name for step in steps].index(STAGES[start]) :]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     if executor_of(cfg.profile) != "local":
-        return _submit(steps, cfg)
+        return submit_pipeline("nano3-pipe", steps, cfg, submit_to_slurm)
     results = run_pipeline(steps, cfg)
     if cfg.dry_run:
         return DONE
@@ -102,64 +97,6 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     if last.status == "skipped":  # otherwise the evaluation itself has just said so
         typer.echo("error: numbers are outside their bands (see the table)", err=True)
     return FAILED
-
-
-def _submit(steps: list[Step], cfg: RecipeConfig) -> int:
-    """Submit all steps as one experiment of NeMo-Run: each starts when the one before it has succeeded."""
-    plan = plan_pipeline(steps, cfg)
-    env = plan[0].job.env
-    if env.slurm is None:
-        raise UserError(
-            f"profile {env.profile}: executor {env.executor} runs one step at a time", "a pipeline needs executor slurm"
-        )
-    name, published = job_name(f"nano3-pipe-{plan[0].job.resolved.loaded.name}"), published_dir(env)
-    if not env.registry_is_reachable:
-        typer.echo("what is published already cannot be seen from here: every step runs")
-    run = slurm.load_nemo_run(env)
-    with (
-        ExitStack() as bundles,
-        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
-        slurm.submitting(experiment),
-    ):
-        before: list[str] = []
-        for number, planned in enumerate(plan, start=1):
-            spec, job = planned.job.resolved.spec, planned.job
-            state = f": {planned.skipped}" if planned.versions else ""
-            typer.echo(f"[{number}/{len(plan)}] {planned.step.name}{state}")
-            if planned.versions:
-                continue
-            display_job(job, spec, job.env, show_config=cfg.dry_run)
-            # What the steps before this one publish is found in `published`: the very versions, not the latest.
-            bundle = create_bundle(job, spec, job.env, {PUBLISHED_DIR: published})
-            folder = bundles.enter_context(bundle.written())
-            executor = slurm.create_executor(job.env, folder, job.run.name)
-            script = run.Script(path="launch.sh", entrypoint="bash")
-            before = [experiment.add(script, executor=executor, name=job.run.name, dependencies=before)]
-        if not before:
-            return DONE
-        typer.echo(bundle.summary())
-        if cfg.dry_run:
-            typer.echo(slurm.submission_text(experiment, env))
-            return DONE
-        experiment.run(detach=True)
-    jobs = slurm.submitted_jobs(experiment, env)
-    if cfg.attached:
-        return follow(jobs)
-    typer.echo(slurm.how_to_follow(jobs))
-    return DONE
-
-
-def _with_overrides(steps: list[Step], overrides: tuple[str, ...]) -> list[Step]:
-    """Give each `STEP:key=value` to its step; UserError for a key without a step and for an unknown step."""
-    by_name = {step.name: step for step in steps}
-    for override in overrides:
-        name, colon, setting = override.partition(":")
-        if not colon or "=" in name:
-            raise UserError(f"{override}: of which step?", f"write STEP:{override}; steps: {', '.join(by_name)}")
-        if name not in by_name:
-            raise UserError(f"{override}: unknown step '{name}'", did_you_mean(name, by_name, "steps"))
-        by_name[name] = replace(by_name[name], overrides=(*by_name[name].overrides, setting))
-    return list(by_name.values())
 
 
 def _evaluation(last: StepResult, registry: Registry) -> Version | None:

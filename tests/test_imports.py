@@ -73,3 +73,14 @@ def test_the_toolkit_loads_neither_torch_nor_nemotron() -> None:
     assert len(names) > 10
     modules = loaded_modules(f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)")
     assert not {m for m in modules if m.split(".")[0] in ("torch", "nemotron", "transformers", "tokenizers")}
+
+
+SCHEMAS = sorted((ROOT / "src" / "nemotron" / "recipes").rglob("*schema.py"))
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: str(path.relative_to(SCHEMAS[0].parents[3])))
+def test_a_schema_loads_nothing_that_a_dry_run_would_wait_for(path: Path) -> None:
+    """With all that it imports: a config is checked where training's libraries may not even be installed."""
+    modules = loaded_modules(f"import runpy\nrunpy.run_path({str(path)!r})")
+    assert "pydantic" in modules
+    assert not modules & {"torch", "numpy", "pyarrow", "transformers", "tokenizers", "omegaconf"}

@@ -6,7 +6,6 @@ The schema file is loaded by path, so that neither the recipe nor its dependenci
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import json
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 # Keys of the `run` group with a meaning of their own. Every other key there names an input artifact.
 # `env` is a mapping (what the job asks its executor for, see `nemo_runspec.env.run_env`); the others are text.
 RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root", "env")
-_MAY_IMPORT = ("pydantic", "annotated_types", "typing_extensions")
+# What a schema must not bring in: a dry run would wait for seconds, and could not run where they are not installed.
+_SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
 
 
 def load_schema(spec: Runspec) -> type[BaseModel] | None:
@@ -38,7 +38,7 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
     None where the script declares no schema.
 
     Raises:
-        UserError: the file imports more than the standard library and pydantic, fails to load, or lacks the class.
+        UserError: the file imports a library that is slow to load (torch), fails to load, or lacks the class.
     """
     if spec.schema_ref is None or spec.schema_path is None:
         return None
@@ -59,18 +59,9 @@ def _load_module(path: Path) -> ModuleType:
     for loaded in list(sys.modules.values()):
         if getattr(loaded, "__file__", None) == str(path):
             return loaded
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {shown(path)}: {error}") from None
-    except SyntaxError as error:
-        raise UserError(f"{shown(path)}:{error.lineno}: {error.msg}") from None
-    for module, line in _imports(tree):
-        if module.partition(".")[0] not in (*sys.stdlib_module_names, *_MAY_IMPORT):
-            raise UserError(
-                f"{shown(path)}:{line}: imports {module or 'a sibling'}",
-                "a schema file imports the standard library and pydantic only, so that a dry run stays fast",
-            )
+    if not path.is_file():
+        raise UserError(f"cannot read {shown(path)}: no such file")
+    loaded_before = set(sys.modules)
     name = f"_runspec_schema_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -79,19 +70,19 @@ def _load_module(path: Path) -> ModuleType:
     sys.modules[name] = module_object  # pydantic looks annotations up there
     try:
         spec.loader.exec_module(module_object)
+    except SyntaxError as error:
+        del sys.modules[name]
+        raise UserError(f"{shown(Path(error.filename or path))}:{error.lineno}: {error.msg}") from None
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"{shown(path)} fails to load: {type(error).__name__}: {_one_line(error)}") from error
+    slow = [library for library in _SLOW_TO_IMPORT if library in sys.modules and library not in loaded_before]
+    if slow:
+        raise UserError(
+            f"{shown(path)}: it, or a module that it imports, imports {slow[0]}",
+            "a schema and what it imports must load in a moment, so that a dry run does",
+        )
     return module_object
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            yield ("" if node.level else node.module or ""), node.lineno
 
 
 def _with_run_keys(schema: type[BaseModel]) -> type[BaseModel]:

@@ -11,7 +11,6 @@ from nemotron.stack.environments.baselines import (
 )
 from nemotron.stack.environments.families import (
     FAMILIES,
-    Difficulty,
     evaluation_prompts,
     generate_tasks,
     iter_tasks,
@@ -30,7 +29,6 @@ from nemotron.stack.environments.task import Solution, Split, Task, Verdict, ans
 __all__ = [
     "FAMILIES",
     "ConstantAnswer",
-    "Difficulty",
     "Solution",
     "Split",
     "Task",

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from nemotron.stack.environments.families import Difficulty, task_space_size, verify
+from nemotron.kit.schemas.difficulty import Difficulty
+from nemotron.stack.environments.families import task_space_size, verify
 from nemotron.stack.environments.task import Task
 
 _NGRAM = 3

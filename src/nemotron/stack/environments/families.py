@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import xxhash
+from pydantic import ValidationError
 
 from nemo_runspec.errors import UserError, did_you_mean
+from nemotron.kit.schemas.difficulty import (
+    Difficulty,
+    InstructionFollowingDifficulty,
+    MathDifficulty,
+    MultipleChoiceDifficulty,
+    StructuredOutputDifficulty,
+)
 from nemotron.stack.environments import instruction_following, math, multiple_choice, structured_output
-from nemotron.stack.environments.instruction_following import InstructionFollowingDifficulty
-from nemotron.stack.environments.math import MathDifficulty
-from nemotron.stack.environments.multiple_choice import MultipleChoiceDifficulty
-from nemotron.stack.environments.structured_output import StructuredOutputDifficulty
 from nemotron.stack.environments.task import SPLITS, Split, Task, Verdict, answer_of, error, split_of
 
 FAMILIES = (math.FAMILY, multiple_choice.FAMILY, instruction_following.FAMILY, structured_output.FAMILY)
-Difficulty: TypeAlias = (
-    MathDifficulty | MultipleChoiceDifficulty | InstructionFollowingDifficulty | StructuredOutputDifficulty
-)
 # A split that yields no new task in this many draws one after the other is exhausted.
 _FRUITLESS_DRAWS = 20_000
 
@@ -53,20 +53,18 @@ def make_difficulty(family: str, difficulty: Mapping[str, Any] | Difficulty | No
         return difficulty
     if not isinstance(difficulty, Mapping | None):
         raise UserError(f"{family}: the difficulty must be a mapping, not {type(difficulty).__name__}")
-    known = {field.name: field.default for field in fields(difficulty_type)}
-    given = dict(difficulty or {})
-    for name, value in given.items():
-        if name not in known:
-            raise UserError(f"{family}: unknown difficulty '{name}'", did_you_mean(str(name), known))
-        default = known[name]
-        if isinstance(default, tuple) and not isinstance(value, str):
-            given[name] = tuple(value)
-        elif isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, int | type(default)):
-            raise UserError(f"{family}: difficulty {name} = {value!r}: must be of type {type(default).__name__}")
-    result = replace(difficulty_type(), **given)
-    if not 0.0 <= result.careful_share <= 1.0:
-        raise UserError(f"{family}: careful_share = {result.careful_share}: allowed are 0 to 1")
-    return result
+    try:
+        # By way of JSON, as configs are checked: strict about types, and a list is good for a tuple.
+        return difficulty_type.model_validate_json(json.dumps(dict(difficulty or {})), strict=True)
+    except ValidationError as failure:
+        fault = failure.errors(include_url=False)[0]
+    reason = str(fault["msg"]).removeprefix("Value error, ")
+    if not fault["loc"]:
+        raise UserError(f"{family}: {reason}")
+    name = str(fault["loc"][0])
+    if fault["type"] == "extra_forbidden":
+        raise UserError(f"{family}: unknown difficulty '{name}'", did_you_mean(name, difficulty_type.model_fields))
+    raise UserError(f"{family}: difficulty {name} = {fault['input']!r}: {reason}")
 
 
 def iter_tasks(

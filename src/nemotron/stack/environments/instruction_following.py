@@ -12,14 +12,14 @@ import random
 import re
 from dataclasses import dataclass
 from math import comb
-from typing import Any
+from typing import Any, get_args
 
-from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.difficulty import InstructionFollowingDifficulty, InstructionKind
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
-from nemotron.stack.environments.words import word_list, words_by_category
+from nemotron.stack.environments.words import word_list
 
 FAMILY = "instruction_following"
-KINDS = ("repeat", "pick", "pick_not", "reorder", "first_last", "upper")
+KINDS = get_args(InstructionKind)
 SEPARATORS = {"any": "", "commas": " Use commas.", "dashes": " Use dashes."}
 _PHRASINGS: dict[str, tuple[str, ...]] = {
     "repeat": ("Write {0} {n} times, then {1}.", "Repeat {0} {n} times and end with {1}."),
@@ -31,42 +31,6 @@ _PHRASINGS: dict[str, tuple[str, ...]] = {
 }
 _ANY_SEPARATOR = re.compile(r"\s*[,-]\s*(?:and\s+)?|\s+and\s+|\s+")
 _WORD = re.compile(r"[A-Za-z]+")
-
-
-@dataclass(frozen=True, slots=True)
-class InstructionFollowingDifficulty:
-    """How hard the instructions are.
-
-    kinds: the kinds of instruction, equally frequent. min_times, max_times: repetitions. num_given: words given to pick
-    from; num_reorder: words to reorder. max_count: longest list of different words asked for (from 3).
-    num_upper: words to write in upper case. words_per_category: size of the word list, 8 times this (2 to 16).
-    in_order_share: share of demonstrations that pick and reorder words in the order given, as people mostly do; the
-    others are drawn from all right answers. careful_share: share of demonstrations that number the words first.
-    """
-
-    kinds: tuple[str, ...] = KINDS
-    min_times: int = 2
-    max_times: int = 3
-    num_given: int = 4
-    num_reorder: int = 3
-    max_count: int = 4
-    num_upper: int = 2
-    words_per_category: int = 8
-    in_order_share: float = 0.75
-    careful_share: float = 0.6
-
-    def __post_init__(self) -> None:
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise UserError(f"instruction_following: kinds = {list(self.kinds)}: allowed are {', '.join(KINDS)}")
-        if not 1 <= self.min_times <= self.max_times <= 9:
-            raise UserError("instruction_following: must satisfy 1 <= min_times <= max_times <= 9")
-        if not 4 <= self.num_given <= 8 or not 3 <= self.num_reorder <= 8 or not 3 <= self.max_count <= 8:
-            raise UserError("instruction_following: num_given is 4 to 8, num_reorder and max_count are 3 to 8")
-        if not 1 <= self.num_upper <= 4:
-            raise UserError(f"instruction_following: num_upper = {self.num_upper}: allowed are 1 to 4")
-        words_by_category(self.words_per_category)  # refuses a size that the word list does not have
-        if not 0.0 <= self.in_order_share <= 1.0:
-            raise UserError(f"instruction_following: in_order_share = {self.in_order_share}: allowed are 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)

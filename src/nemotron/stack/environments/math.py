@@ -12,38 +12,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.difficulty import MathDifficulty
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 FAMILY = "math"
 _PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
 # At most 18 digits: no answer is longer, and int() refuses strings of thousands of digits with an exception.
 _ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
-
-
-@dataclass(frozen=True, slots=True)
-class MathDifficulty:
-    """How hard the arithmetic is.
-
-    min_digits, max_digits: operands are uniform in 10^(min_digits-1) .. 10^max_digits - 1 (1 to 6 digits).
-    multiply_digits: most digits of the number that is multiplied by 2..9.
-    add, subtract, multiply: relative frequencies of the operations.
-    careful_share: share of demonstrations with the digit-by-digit trace.
-    """
-
-    min_digits: int = 2
-    max_digits: int = 3
-    multiply_digits: int = 2
-    add: float = 0.5
-    subtract: float = 0.5
-    multiply: float = 0.0
-    careful_share: float = 0.7
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_digits <= self.max_digits <= 6 or not self.min_digits <= self.multiply_digits <= 6:
-            raise UserError("math: digits must satisfy 1 <= min_digits <= max_digits, multiply_digits <= 6")
-        if min(self.add, self.subtract, self.multiply) < 0 or self.add + self.subtract + self.multiply <= 0:
-            raise UserError("math: add, subtract and multiply must be >= 0, and one of them above 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
-from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.difficulty import MultipleChoiceDifficulty
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 from nemotron.stack.environments.words import CATEGORY_OF, word_list, words_by_category
 
 FAMILY = "multiple_choice"
-KINDS = ("largest", "smallest", "starts_with", "ends_with", "category", "odd_one_out")
 LETTERS = "ABCDEF"
 _PHRASINGS: dict[str, tuple[str, ...]] = {
     "largest": ("Which is the largest?", "Choose the largest number."),
@@ -27,34 +26,6 @@ _PHRASINGS: dict[str, tuple[str, ...]] = {
     "category": ("Which is a kind of {}?", "Choose the {}."),
     "odd_one_out": ("Which is the odd one out?", "Choose the odd one out."),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MultipleChoiceDifficulty:
-    """How hard the questions are.
-
-    kinds: the kinds of question, equally frequent. num_options: 3 to 6. min_digits, max_digits: of the numbers
-    compared. words_per_category: size of the word list, 8 times this (2 to 16).
-    careful_share: share of demonstrations that go through the options one by one.
-    """
-
-    kinds: tuple[str, ...] = ("largest", "smallest", "category")
-    num_options: int = 4
-    min_digits: int = 2
-    max_digits: int = 2
-    words_per_category: int = 8
-    careful_share: float = 0.7
-
-    def __post_init__(self) -> None:
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise UserError(f"multiple_choice: kinds = {list(self.kinds)}: allowed are {', '.join(KINDS)}")
-        if not 3 <= self.num_options <= len(LETTERS):
-            raise UserError(f"multiple_choice: num_options = {self.num_options}: allowed are 3 to {len(LETTERS)}")
-        if not 1 <= self.min_digits <= self.max_digits <= 9:
-            raise UserError("multiple_choice: digits must satisfy 1 <= min_digits <= max_digits <= 9")
-        words_by_category(self.words_per_category)  # refuses a size that the word list does not have
-        if "odd_one_out" in self.kinds and self.words_per_category < self.num_options - 1:
-            raise UserError("multiple_choice: odd_one_out needs words_per_category >= num_options - 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.difficulty import StructuredOutputDifficulty
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 from nemotron.stack.environments.words import words_by_category
 
@@ -35,33 +35,6 @@ _PHRASINGS = ("Write JSON with {keys}. Facts: {facts}.", "JSON keys: {keys}. Dat
 
 
 @dataclass(frozen=True, slots=True)
-class StructuredOutputDifficulty:
-    """How hard the schemas are.
-
-    min_keys, max_keys: keys of an object (1 to 6). max_number: numbers are 1 .. max_number.
-    numbers_as_strings: whether a number key may ask for a string. flags, choices: whether boolean and enumerated keys
-    occur. words_per_category: values of a word key (2 to 16).
-    careful_share: share of demonstrations that write the typed values down first.
-    """
-
-    min_keys: int = 2
-    max_keys: int = 3
-    max_number: int = 99
-    numbers_as_strings: bool = True
-    flags: bool = True
-    choices: bool = True
-    words_per_category: int = 8
-    careful_share: float = 0.6
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_keys <= self.max_keys <= 6:
-            raise UserError("structured_output: must satisfy 1 <= min_keys <= max_keys <= 6")
-        if not 2 <= self.max_number <= 10**9:
-            raise UserError(f"structured_output: max_number = {self.max_number}: allowed are 2 to 1000000000")
-        words_by_category(self.words_per_category)  # refuses a size that the word list does not have
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """An object to write. `fields`: (key, type shown in the prompt, JSON value), in the order of the schema."""
 
@@ -73,7 +46,6 @@ class Problem:
         return f"{FAMILY}|" + ",".join(sorted(f"{key}:{kind}={json.dumps(value)}" for key, kind, value in self.fields))
 
 
-@cache
 def _keys(difficulty: StructuredOutputDifficulty) -> tuple[str, ...]:
     flags = FLAG_KEYS if difficulty.flags else ()
     return WORD_KEYS + NUMBER_KEYS + flags + (tuple(CHOICE_KEYS) if difficulty.choices else ())

@@ -1,12 +1,8 @@
-"""Difficulty in the schemas: one text in all of them, the defaults and limits of the environments, nearest names."""
+"""Difficulty in the configs: the limits of each field, the short form, and the nearest names of misspelt ones."""
 
 from __future__ import annotations
 
-import importlib
-import re
-from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,45 +11,17 @@ from pydantic import ValidationError
 import nemotron.recipes.nano3 as recipe
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.difficulty import DifficultyConfig
 from nemotron.stack.environments import FAMILIES, make_difficulty
 
 NANO3 = Path(recipe.__file__).parent
-STAGES = ("stage0_pretrain", "stage1_sft", "stage2_rl")
-SCHEMAS = [f"{stage}.{name}" for stage in STAGES for name in ("schema", "data_schema")] + ["stage3_eval.schema"]
-
-
-def module(name: str) -> ModuleType:
-    return importlib.import_module(f"nemotron.recipes.nano3.{name}")
-
-
-def block(name: str) -> str:
-    """The text of the difficulty groups in a schema file."""
-    [found] = re.findall(r"class MathDifficulty.*?class DifficultyConfig.*?\n(?=class )", source(name), re.DOTALL)
-    return str(found)
-
-
-def source(name: str) -> str:
-    return (NANO3 / f"{name.replace('.', '/')}.py").read_text()
-
-
-def test_all_schemas_say_the_same() -> None:
-    assert {block(name) for name in SCHEMAS} == {block(SCHEMAS[0])}
-    assert sum("DifficultyConfig" in path.read_text() for path in NANO3.rglob("*schema.py")) == len(SCHEMAS)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_defaults_are_those_of_the_environments(family: str) -> None:
-    given = module(SCHEMAS[0]).DifficultyConfig.model_validate({family: {}}).get(family)
-    expected = asdict(make_difficulty(family))
-    assert {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()} == expected
-    assert make_difficulty(family, given) == make_difficulty(family)
 
 
 def test_the_families_are_those_of_the_environments() -> None:
-    assert tuple(module(SCHEMAS[0]).DifficultyConfig.model_fields) == FAMILIES
+    assert tuple(DifficultyConfig.model_fields) == FAMILIES
 
 
-# Outside by one, one field at a time: (family, fields, whether both refuse).
+# Outside by one, one field at a time: (family, fields, whether they are refused).
 LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ("math", {"min_digits": 0}, True),
     ("math", {"max_digits": 6, "multiply_digits": 6}, False),
@@ -93,26 +61,22 @@ LIMITS: list[tuple[str, dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("family", "fields", "refused"), LIMITS)
-def test_schema_and_environment_draw_the_line_at_the_same_place(
-    family: str, fields: dict[str, Any], refused: bool
-) -> None:
-    config = module(SCHEMAS[0]).DifficultyConfig
+def test_the_limits_of_each_field(family: str, fields: dict[str, Any], refused: bool) -> None:
     if not refused:
-        assert make_difficulty(family, config.model_validate({family: fields}).get(family))
+        assert make_difficulty(family, fields) == DifficultyConfig.model_validate({family: fields}).get(family)
         return
     with pytest.raises(ValidationError):
-        config.model_validate({family: fields})
+        DifficultyConfig.model_validate({family: fields})
     with pytest.raises(UserError):
         make_difficulty(family, fields)
 
 
 def test_the_resolved_config_is_as_short_as_the_one_written() -> None:
-    config = module(SCHEMAS[0]).DifficultyConfig
-    assert config().model_dump() == config.model_validate({}).model_dump(mode="json") == {}
-    assert config().get("math") is None
-    written = config.model_validate({"math": {"max_digits": 4}}).model_dump(mode="json")
+    assert DifficultyConfig().model_dump() == DifficultyConfig.model_validate({}).model_dump(mode="json") == {}
+    assert DifficultyConfig().get("math") is None
+    written = DifficultyConfig.model_validate({"math": {"max_digits": 4}}).model_dump(mode="json")
     assert list(written) == ["math"] and written["math"]["max_digits"] == 4
-    assert config.model_validate(written).model_dump(mode="json") == written
+    assert DifficultyConfig.model_validate(written).model_dump(mode="json") == written
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import comb, perm
+from typing import get_args
 
 import pytest
 
+from nemotron.kit.schemas.difficulty import InstructionKind
 from nemotron.stack.environments import Solution, Task, generate_tasks, task_space_size, verify
-from nemotron.stack.environments.instruction_following import KINDS
 
 
 def task(kind: str, count: int, named: str = "", given: str = "", separator: str = "any") -> Task:
@@ -80,7 +81,7 @@ def test_wrong(instruction: Task, answer: str) -> None:
     assert verify(instruction, answer).status == "wrong"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", get_args(InstructionKind))
 def test_demonstrations_are_right_and_vary(kind: str) -> None:
     tasks = generate_tasks("instruction_following", "train", 300, difficulty={"kinds": [kind]})
     assert all(verify(each, each.solution.answer).status == "score" for each in tasks)

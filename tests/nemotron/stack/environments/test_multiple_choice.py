@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import get_args
 
 import pytest
 
+from nemotron.kit.schemas.difficulty import ChoiceKind
 from nemotron.stack.environments import generate_tasks, task_space_size, verify
-from nemotron.stack.environments.multiple_choice import KINDS
 from nemotron.stack.environments.words import CATEGORIES
 
 KIND_OF = {word: category for category, words in CATEGORIES.items() for word in words}
@@ -40,7 +41,7 @@ def test_words_are_in_one_category_each() -> None:
     assert len(words) == len(set(words)) == 128
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", get_args(ChoiceKind))
 @pytest.mark.parametrize("num_options", [3, 4, 6])
 def test_one_option_is_right_and_it_is_the_demonstrated_one(kind: str, num_options: int) -> None:
     tasks = generate_tasks("multiple_choice", "train", 150, difficulty={"kinds": [kind], "num_options": num_options})
@@ -82,7 +83,7 @@ def test_the_order_of_the_options_does_not_make_another_task() -> None:
     assert max(map(len, by_canonical.values())) > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", get_args(ChoiceKind))
 def test_the_size_of_the_task_space_is_what_enumeration_finds(kind: str) -> None:
     difficulty = {"kinds": [kind], "num_options": 3, "words_per_category": 2, "min_digits": 1, "max_digits": 1}
     words = [word for words in CATEGORIES.values() for word in words[:2]]

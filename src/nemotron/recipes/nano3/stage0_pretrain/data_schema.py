@@ -13,13 +13,10 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Group(BaseModel):
-    """A group of keys; an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid")
+from nemotron.kit.schemas.difficulty import DifficultyConfig
+from nemotron.kit.schemas.group import Group
 
 
 class RunConfig(Group):
@@ -40,110 +37,6 @@ class StdlibConfig(Group):
     )
     max_code_chars: int = Field(8000, ge=500, description="characters of a code document, cut between statements")
     max_docs_chars: int = Field(4000, ge=500, description="characters of a prose document, cut between docstrings")
-
-
-class MathDifficulty(Group):
-    """Integer arithmetic. All `…Difficulty` groups have the fields and defaults of nemotron.stack.environments."""
-
-    min_digits: int = Field(2, ge=1, le=6, description="fewest digits of an operand")
-    max_digits: int = Field(3, ge=1, le=6, description="most digits of an operand of + and -")
-    multiply_digits: int = Field(2, ge=1, le=6, description="most digits of the number that is multiplied by 2..9")
-    add: float = Field(0.5, ge=0, description="relative frequency of additions")
-    subtract: float = Field(0.5, ge=0, description="relative frequency of subtractions")
-    multiply: float = Field(0.0, ge=0, description="relative frequency of multiplications")
-    careful_share: float = Field(0.7, ge=0, le=1, description="share of demonstrations that work digit by digit")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.min_digits > min(self.max_digits, self.multiply_digits):
-            raise ValueError(f"min_digits {self.min_digits} exceeds max_digits or multiply_digits")
-        if self.add + self.subtract + self.multiply <= 0:
-            raise ValueError("one of add, subtract and multiply must be above 0")
-        return self
-
-
-class MultipleChoiceDifficulty(Group):
-    """Lettered options, one of them right."""
-
-    kinds: list[Literal["largest", "smallest", "starts_with", "ends_with", "category", "odd_one_out"]] = Field(
-        ["largest", "smallest", "category"], min_length=1, description="kinds of question, equally frequent"
-    )
-    num_options: int = Field(4, ge=3, le=6, description="options of a question")
-    min_digits: int = Field(2, ge=1, le=9, description="fewest digits of the numbers compared")
-    max_digits: int = Field(2, ge=1, le=9, description="most digits of the numbers compared")
-    words_per_category: int = Field(8, ge=2, le=16, description="words of each of the eight categories")
-    careful_share: float = Field(0.7, ge=0, le=1, description="share of demonstrations that go through all options")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.min_digits > self.max_digits:
-            raise ValueError(f"min_digits {self.min_digits} exceeds max_digits {self.max_digits}")
-        if "odd_one_out" in self.kinds and self.words_per_category < self.num_options - 1:
-            raise ValueError("odd_one_out needs words_per_category >= num_options - 1")
-        return self
-
-
-class InstructionFollowingDifficulty(Group):
-    """Words written under constraints."""
-
-    kinds: list[Literal["repeat", "pick", "pick_not", "reorder", "first_last", "upper"]] = Field(
-        ["repeat", "pick", "pick_not", "reorder", "first_last", "upper"],
-        min_length=1,
-        description="kinds of instruction, equally frequent",
-    )
-    min_times: int = Field(2, ge=1, le=9, description="fewest repetitions of a word")
-    max_times: int = Field(3, ge=1, le=9, description="most repetitions of a word")
-    num_given: int = Field(4, ge=4, le=8, description="words given to pick from")
-    num_reorder: int = Field(3, ge=3, le=8, description="words to reorder")
-    max_count: int = Field(4, ge=3, le=8, description="longest list of different words asked for; the shortest is 3")
-    num_upper: int = Field(2, ge=1, le=4, description="words to write in upper case")
-    words_per_category: int = Field(8, ge=2, le=16, description="words of each of the eight categories")
-    in_order_share: float = Field(0.75, ge=0, le=1, description="share of demonstrations in the order of the prompt")
-    careful_share: float = Field(0.6, ge=0, le=1, description="share of demonstrations that number the words first")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.min_times > self.max_times:
-            raise ValueError(f"min_times {self.min_times} exceeds max_times {self.max_times}")
-        return self
-
-
-class StructuredOutputDifficulty(Group):
-    """JSON objects that validate under a small schema."""
-
-    min_keys: int = Field(2, ge=1, le=6, description="fewest keys of an object")
-    max_keys: int = Field(3, ge=1, le=6, description="most keys of an object")
-    max_number: int = Field(99, ge=2, le=1_000_000_000, description="largest number; the smallest is 1")
-    numbers_as_strings: bool = Field(True, description="a number may be asked for as a string")
-    flags: bool = Field(True, description="boolean keys occur")
-    choices: bool = Field(True, description="enumerated keys occur")
-    words_per_category: int = Field(8, ge=2, le=16, description="values of a key that holds a word")
-    careful_share: float = Field(0.6, ge=0, le=1, description="share of demonstrations that write typed values first")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.min_keys > self.max_keys:
-            raise ValueError(f"min_keys {self.min_keys} exceeds max_keys {self.max_keys}")
-        return self
-
-
-class DifficultyConfig(Group):
-    """How hard the tasks of each family are; a family left out has its defaults."""
-
-    math: MathDifficulty | None = Field(None, description="integer arithmetic")
-    multiple_choice: MultipleChoiceDifficulty | None = Field(None, description="lettered options")
-    instruction_following: InstructionFollowingDifficulty | None = Field(None, description="words under constraints")
-    structured_output: StructuredOutputDifficulty | None = Field(None, description="JSON under a schema")
-
-    def get(self, family: str) -> dict[str, Any] | None:
-        """The fields of one family; None where its defaults are to be used."""
-        given: dict[str, dict[str, Any]] = self.model_dump()
-        return given.get(family)
-
-    @model_serializer
-    def _only_given(self) -> dict[str, dict[str, Any]]:
-        # So that a config that leaves all of this out stays as short as it was written.
-        return {name: group.model_dump() for name, group in self if group is not None}
 
 
 class TasksConfig(Group):

@@ -52,10 +52,10 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
+from nemotron.kit.schemas.difficulty import Difficulty
 from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import (
     FAMILIES,
-    Difficulty,
     Split,
     Task,
     evaluation_prompts,

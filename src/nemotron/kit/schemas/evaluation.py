@@ -1,0 +1,26 @@
+"""How a model is measured on held-out tasks."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from nemotron.kit.schemas.difficulty import DifficultyConfig
+from nemotron.kit.schemas.group import Group
+
+
+class ResponsesConfig(Group):
+    """Which responses are drawn, and how hard the tasks are that they answer."""
+
+    difficulty: DifficultyConfig = Field(
+        default_factory=DifficultyConfig, description="per family, of the tasks; {} for the defaults"
+    )
+    samples: int = Field(4, ge=0, description="sampled responses a task at temperature 1, beside the greedy one")
+    max_new_tokens: int = Field(64, ge=1, description="tokens a response, at most")
+    batch_size: int = Field(256, ge=1, description="responses generated at once")
+    seed: int = Field(0, ge=0, description="of the tasks drawn and of sampling")
+
+
+class EvaluationConfig(ResponsesConfig):
+    """What a training script measures at its end; published as Results."""
+
+    tasks_per_family: int = Field(200, ge=0, description="held-out tasks of each environment family; 0: none")

@@ -1,0 +1,107 @@
+"""What training scripts share: batches, parallelism, checkpoints, logs, and the config that puts them together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from nemotron.kit.schemas.evaluation import EvaluationConfig
+from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
+
+
+class TrainedModelConfig(Group):
+    """How the model is trained, whatever its architecture: balancing of the experts, memory."""
+
+    moe_router_bias_update_rate: float = Field(
+        ge=0, description="step of the expert bias towards equal loads, once an optimiser step"
+    )
+    moe_aux_loss_coeff: float = Field(ge=0, description="weight of the load-balancing loss")
+    recompute_granularity: Literal["full", "selective"] | None = Field(
+        None,
+        description="blocks whose activations are computed again in the backward pass: all, or recompute_modules; "
+        "less memory, same results",
+    )
+    recompute_modules: list[Literal["mamba", "attention", "moe", "mlp"]] = Field(
+        ["mamba"], description="blocks that `selective` recomputes; M blocks keep most"
+    )
+
+
+class TrainConfig(Group):
+    """Steps, batches and validations."""
+
+    train_iters: int = Field(ge=1, description="optimiser steps")
+    global_batch_size: int = Field(ge=1, description="sequences a step over all ranks")
+    micro_batch_size: int = Field(
+        1, ge=1, description="sequences a forward pass on one rank; changes memory, not results"
+    )
+    eval_interval: int = Field(ge=1, description="steps between validations; the last step is always validated")
+    eval_iters: int = Field(ge=1, description="global batches a validation, at most")
+
+
+class DistConfig(Group):
+    """How the model is spread over the processes of torchrun; no part of the run's fingerprint."""
+
+    use_torch_fsdp2: bool = Field(
+        False, description="each process holds a slice of weights, gradients and moments (FSDP2) instead of all of them"
+    )
+
+
+class CheckpointConfig(Group):
+    """How often a run can be resumed from."""
+
+    save_interval: int = Field(
+        500, ge=1, description="steps between checkpoints; also saved at the end and on a signal"
+    )
+    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+    async_save: bool = Field(
+        True, description="write them in the background, from a copy in CPU memory; a step waits for the copy only"
+    )
+
+
+class LoggerConfig(Group):
+    """What is written while it runs; no part of the run's fingerprint."""
+
+    log_interval: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
+
+
+class RngConfig(Group):
+    """Randomness."""
+
+    seed: int = Field(1234, ge=0, description="of initial weights and data order")
+
+
+class TrainingScriptConfig(Group):
+    """What a training script takes besides its groups."""
+
+    mixed_precision: Literal["fp32", "bf16_mixed"] = Field("bf16_mixed", description="type of the matrix products")
+    resume: Path | None = Field(
+        None, description="run directory to go on in, if not the one of this config and these inputs"
+    )
+
+
+class TrainingConfig(TrainingScriptConfig):
+    """Training on tokens, pretraining and SFT alike. A stage adds `run`, `model` and `dataset`."""
+
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    dist: DistConfig = Field(default_factory=DistConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    logger: LoggerConfig = Field(default_factory=LoggerConfig)
+    rng: RngConfig = Field(default_factory=RngConfig)
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        decay = self.scheduler.lr_wsd_decay_iters if self.scheduler.lr_decay_style == "WSD" else 0
+        if self.scheduler.lr_warmup_iters + decay > self.train.train_iters:
+            raise ValueError(
+                f"scheduler.lr_warmup_iters {self.scheduler.lr_warmup_iters} + scheduler.lr_wsd_decay_iters {decay} "
+                f"exceed train.train_iters {self.train.train_iters}: lower those, too"
+            )
+        if self.optimizer.min_lr > self.optimizer.lr:
+            raise ValueError(f"optimizer.min_lr {self.optimizer.min_lr} exceeds optimizer.lr {self.optimizer.lr}")
+        return self

@@ -1,7 +1,7 @@
 """The bundle of a job: all that travels to a cluster, composed from the job, the script and the profile.
 
-`packaging` says which code, `config.resolve` which config, `launch_script` how a node starts it; here they meet.
-Nothing is written before `Bundle.written`, so that a dry run can show every file.
+`packaging` says which code, `config.resolve` which config, `launch_script` how a node starts it; here they meet, in a
+temporary folder that exists for as long as submitting takes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.env import Env, wandb_settings
 from nemo_runspec.errors import DEBUG, debugging
-from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
+from nemo_runspec.execution.launch_script import JSON_NAME, SCRIPT_NAME, Launch, launch_json, launch_script
 from nemo_runspec.job import Job, job_yaml
-from nemo_runspec.packaging import BundlePlan, megabytes, plan_bundle, write_bundle
+from nemo_runspec.packaging import BundlePlan, PackedCode, megabytes, pack_code, plan_bundle
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, FRESH, GIT_COMMIT, OUTPUT_ROOT
 
@@ -29,38 +29,22 @@ _SHOWN_UNCOMMITTED = 10
 
 @dataclass(frozen=True)
 class Bundle:
-    """What would travel: the plan of the code, and the texts of the four files that are made for the job.
+    """What travels, in `folder`: `launch.sh`, `launch.json`, `job.yaml`, the script's config, and the code of `plan`.
 
-    `variables` are what launch.sh sets.
+    `code` is what of the plan was packed; `variables` are what launch.sh sets.
     """
 
+    folder: Path
     plan: BundlePlan
-    launch: Launch
+    code: PackedCode
     variables: dict[str, str]
-    launch_sh: str
-    launch_json: str
-    job_yaml: str
-    train_yaml: str
-
-    @contextmanager
-    def written(self) -> Iterator[Path]:
-        """The bundle in a folder, for as long as submitting takes."""
-        with tempfile.TemporaryDirectory(prefix="runspec-bundle-") as folder:
-            yield write_bundle(
-                self.plan,
-                Path(folder) / "code",
-                launch_sh=self.launch_sh,
-                launch_json=self.launch_json,
-                job_yaml=self.job_yaml,
-                train_yaml=self.train_yaml,
-            )
 
     def summary(self) -> str:
         """One line a fact: how much code, of which commit, and what of it is not committed."""
-        plan = self.plan
+        plan, code = self.plan, self.code
         commit = "no git commit" if plan.commit is None else f"commit {plan.commit.removesuffix('-dirty')[:10]}"
         lines = [
-            f"  {'code':<9} {len(plan.files)} files, {megabytes(plan.size)}, digest {plan.digest[:10]}, {commit}",
+            f"  {'code':<9} {len(plan.files)} files, {megabytes(code.size)}, digest {code.digest[:10]}, {commit}",
         ]
         shown = plan.uncommitted[:_SHOWN_UNCOMMITTED]
         lines += [f"  {'' if index else 'changed':<9} {path}" for index, path in enumerate(shown)]
@@ -75,17 +59,18 @@ def published_dir(env: Env) -> str:
     return f"{root}/published/{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
+@contextmanager
 def create_bundle(
     job: Job, spec: Runspec, env: Env, variables: dict[str, str] | None = None, processes_per_node: int = 1
-) -> Bundle:
-    """Compose the bundle of `job`. Nothing is written.
+) -> Iterator[Bundle]:
+    """The bundle of `job`, in a folder that is gone afterwards.
 
     Args:
         variables: more of them for the job, over all others.
         processes_per_node: that torchrun starts; for Slurm the profile says it.
 
     Raises:
-        UserError: see `plan_bundle` and `launch_script`.
+        UserError: see `plan_bundle`, `pack_code` and `launch_script`.
     """
     stays = () if env.slurm is None or env.slurm.job_dir is None else (Path(env.slurm.job_dir),)
     plan = plan_bundle(spec, limit=env.code_limit, leave_out=stays)
@@ -93,28 +78,36 @@ def create_bundle(
         name=str(job.run.name),
         launch=spec.run.launch,
         script=plan.script,
-        config=plan.config_name,
+        config=spec.job_config_name,
         cmd=spec.run.cmd,
         workdir=plan.workdir or _shared_folder(env),
         executor=env.executor,
         processes_per_node=processes_per_node if env.slurm is None else env.slurm.processes_per_node,
     )
-    all_variables = {**_variables(job, env, plan), **(variables or {})}
-    return Bundle(
-        plan=plan,
-        launch=launch,
-        variables=all_variables,
-        launch_sh=launch_script(
-            all_variables,
-            python_path=plan.python_path,
-            startup_commands=env.startup_commands,
-            secrets=env.secrets,
-            inherits_job_dir=env.executor == "ray",
-        ),
-        launch_json=launch_json(launch),
-        job_yaml=job_yaml(job, spec, code=plan.code),
-        train_yaml=config_to_ship(job.resolved),
-    )
+    with tempfile.TemporaryDirectory(prefix="runspec-bundle-") as place:
+        folder = Path(place) / "code"
+        code = pack_code(plan, folder)
+        all_variables = {**_variables(job, env, plan, code), **(variables or {})}
+        texts = {
+            SCRIPT_NAME: launch_script(
+                all_variables,
+                python_path=plan.python_path,
+                startup_commands=env.startup_commands,
+                secrets=env.secrets,
+                inherits_job_dir=env.executor == "ray",
+            ),
+            JSON_NAME: launch_json(launch),
+            "job.yaml": job_yaml(
+                job,
+                spec,
+                code={"digest": code.digest, "commit": plan.commit, "uncommitted": list(plan.uncommitted)},
+            ),
+            spec.job_config_name: config_to_ship(job.resolved),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).chmod(0o755 if name == SCRIPT_NAME else 0o644)
+        yield Bundle(folder, plan, code, all_variables)
 
 
 def _shared_folder(env: Env) -> str | None:
@@ -122,7 +115,7 @@ def _shared_folder(env: Env) -> str | None:
     return str(Path.cwd()) if env.slurm is not None and env.slurm.ssh is None else None
 
 
-def _variables(job: Job, env: Env, plan: BundlePlan) -> dict[str, str]:
+def _variables(job: Job, env: Env, plan: BundlePlan, code: PackedCode) -> dict[str, str]:
     """What `launch.sh` sets: the script's `[env]`, the profile's, the roots as the job sees them, where it comes from.
 
     env.toml stays here, so its table [wandb] travels as the variables that W&B itself has for it.
@@ -136,7 +129,7 @@ def _variables(job: Job, env: Env, plan: BundlePlan) -> dict[str, str]:
         variables[ARTIFACTS_ROOT] = env.artifacts
     if env.cache_dir is not None:
         variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
-    variables[CODE_DIGEST] = plan.digest
+    variables[CODE_DIGEST] = code.digest
     if plan.commit is not None:
         variables[GIT_COMMIT] = plan.commit
     if debugging():

@@ -112,14 +112,14 @@ def _execute(ctx: typer.Context) -> int:
         job_dir = save_configs(job_config, spec)
         return execute_local(spec, job_dir, build_env_vars(job_config, env))
     # There: the code as it is, the configs and launch.sh travel. NeMo-Run hands them to Slurm, here or over SSH ...
-    bundle, name = create_bundle(job_config, spec, env), job_config.run.name
-    with bundle.written() as folder:
+    name = job_config.run.name
+    with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
         if env.executor == "slurm":
-            return submit_to_slurm(name, [BundledJob(job_config, folder)], cfg)
+            return submit_to_slurm(name, [BundledJob(job_config, bundle.folder)], cfg)
         # ... and Ray's own client to a Ray cluster.
         job_id = ray.new_job_id(name)
-        runtime_env = ray.ray_runtime_env(env, job_id, folder, bundle.plan.python_path, bundle.variables)
+        runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)
         if cfg.dry_run:
             print(ray.submission_text(env, job_id, runtime_env))
             return 0

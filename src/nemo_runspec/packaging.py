@@ -6,8 +6,9 @@ A bundle is a folder, the current directory of every process on a node::
     project/                  the code: what git lists, tracked or not, except what .gitignore keeps out
     runspec/nemo_runspec/     only where project/ has no nemo_runspec of its own
 
-`plan_bundle` finds out and writes nothing, `write_bundle` copies. The digest of a plan is over paths, executable bits
-and contents of `project/`: the same tree on two machines has the same one.
+`plan_bundle` finds out and writes nothing, `pack_code` copies. The digest is over paths, executable bits and contents
+of `project/` as they were packed: the same tree on two machines has the same one, and a file that grows meanwhile (the
+log that this very command is piped into) travels as far as it was read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path, PurePosixPath
 
 import nemo_runspec
 from nemo_runspec.env import CODE_LIMIT, artifacts_root, find_env_file, output_root
-from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.errors import UserError
 from nemo_runspec.git import git_commit, git_environment
 from nemo_runspec.runspec import Runspec
 
@@ -35,40 +36,36 @@ _NO_CODE = ("__pycache__", "node_modules")
 
 @dataclass(frozen=True)
 class CodeFile:
-    """A file that travels: its path in the bundle, where it is copied from, and what it holds."""
+    """A file that travels: its path in the bundle, and where it is copied from."""
 
     path: str
     source: Path
-    size: int
-    executable: bool
-    sha256: str
 
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """What a bundle would hold. Paths are relative to the bundle, with forward slashes.
+    """What a bundle is to hold. Paths are relative to the bundle, with forward slashes.
 
     `root` is the folder that becomes project/; `python_path` goes into PYTHONPATH, in this order; `workdir` is the
-    script's working directory where its block names one; `config_name` the file name of its config. `commit` ends in
-    `-dirty` where tracked files differ from it; `uncommitted` lists these, new files and deleted ones, relative to
-    `root`. `digest` is 64 hex digits; `size` counts bytes.
+    script's working directory where its block names one. `commit` ends in `-dirty` where tracked files differ from it;
+    `uncommitted` lists these, new files and deleted ones, relative to `root`.
     """
 
     root: Path
     files: tuple[CodeFile, ...]
     script: str
-    config_name: str
     python_path: tuple[str, ...]
     workdir: str | None
     commit: str | None
     uncommitted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackedCode:
+    """The code as it was copied: its digest (64 hex digits) and its size in bytes."""
+
     digest: str
     size: int
-
-    @property
-    def code(self) -> dict[str, object]:
-        """The entry `code` of job.yaml."""
-        return {"digest": self.digest, "commit": self.commit, "uncommitted": list(self.uncommitted)}
 
 
 def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[Path] = ()) -> BundlePlan:
@@ -85,8 +82,7 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
 
     Raises:
         UserError: more than `limit` would travel; a symbolic link leads out of the tree, nowhere, to what does not
-            travel, or in a circle; `run.workdir` lies outside; git refuses to list the repository; a file cannot be
-            read.
+            travel, or in a circle; `run.workdir` lies outside; git refuses to list the repository.
     """
     script = spec.script_path.parent.resolve() / spec.script_path.name
     root, paths, repositories = _listed(script)
@@ -102,69 +98,42 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
         python_path = (*python_path, RUNSPEC)
         own = [(f"{RUNSPEC}/{_OWN}/{path}", package / path) for path in sorted(_walk(package))]
     _check_size([*project, *own], limit, in_git=bool(repositories))
-    files = tuple(_described(path, source) for path, source in [*project, *own])
     return BundlePlan(
         root=root,
-        files=files,
+        files=tuple(CodeFile(path, source) for path, source in [*project, *own]),
         script=f"{PROJECT}/{script.relative_to(root).as_posix()}",
-        config_name=spec.job_config_name,
         python_path=python_path,
         workdir=_workdir(root, spec),
         commit=git_commit(root) if repositories else None,
         uncommitted=tuple(sorted({path for top in repositories for path in _uncommitted(root, top, left_out)})),
-        digest=code_digest(files),
-        size=sum(file.size for file in files),
     )
 
 
-def code_digest(files: Iterable[CodeFile]) -> str:
-    """sha256 over the files under project/, sorted by path: path, executable bit, sha256 of the content."""
-    digest = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.path.encode()):
-        if file.path.startswith(f"{PROJECT}/"):
-            path = file.path.removeprefix(f"{PROJECT}/")
-            digest.update(f"{path}\0{'x' if file.executable else '-'}\0{file.sha256}\n".encode())
-    return digest.hexdigest()
+def pack_code(plan: BundlePlan, folder: Path) -> PackedCode:
+    """Copy the code of `plan` into `folder`.
 
-
-def write_bundle(
-    plan: BundlePlan, folder: Path, *, launch_sh: str, launch_json: str, job_yaml: str, train_yaml: str
-) -> Path:
-    """Write the bundle of `plan` into `folder`, which must be new or empty; return it.
-
-    Args:
-        launch_sh, launch_json, job_yaml: texts of the files of these names.
-        train_yaml: text of the script's config, written as `plan.config_name`.
+    The digest is sha256 over the files under project/, sorted by path: path, executable bit, sha256 of the content.
 
     Raises:
-        UserError: the folder holds something already.
-        RunFailed: a file has changed since it was planned, or cannot be copied.
+        UserError: a file cannot be read.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise UserError(f"{folder}: is not empty; a bundle is written into a folder of its own")
-    texts = {
-        "launch.sh": launch_sh,
-        "launch.json": launch_json,
-        "job.yaml": job_yaml,
-        plan.config_name: train_yaml,
-    }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
-    for file in plan.files:
+    digest, size = hashlib.sha256(), 0
+    for file in sorted(plan.files, key=lambda file: file.path.encode()):
+        try:
+            with file.source.open("rb") as stream:
+                executable = bool(os.fstat(stream.fileno()).st_mode & 0o100)
+                content = stream.read()
+        except OSError as error:
+            raise UserError(f"cannot read {file.source}: {error.strerror}") from None
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            content = file.source.read_bytes()
-        except OSError as error:
-            raise RunFailed(f"cannot read {file.source}: {error.strerror}") from None
-        if hashlib.sha256(content).hexdigest() != file.sha256:
-            hint = "the same command tries again; what is written all the time, as a log, belongs into .gitignore"
-            raise RunFailed(f"{file.source} changed while it was being packed", hint)
         target.write_bytes(content)
-        target.chmod(0o755 if file.executable else 0o644)
-    return folder
+        target.chmod(0o755 if executable else 0o644)
+        size += len(content)
+        if file.path.startswith(f"{PROJECT}/"):
+            path, sha256 = file.path.removeprefix(f"{PROJECT}/"), hashlib.sha256(content).hexdigest()
+            digest.update(f"{path}\0{'x' if executable else '-'}\0{sha256}\n".encode())
+    return PackedCode(digest.hexdigest(), size)
 
 
 def contents(bundle: Path) -> list[str]:
@@ -415,16 +384,6 @@ def _check_size(entries: Sequence[tuple[str, Path]], limit: int, in_git: bool) -
         f"{megabytes(total)} of code would travel, more than the limit of {megabytes(limit)}: {largest}",
         f"{keeps_out}; code_limit in the profile allows more",
     )
-
-
-def _described(path: str, source: Path) -> CodeFile:
-    status = _stat(source)
-    try:
-        with source.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {source}: {error.strerror}") from None
-    return CodeFile(path, source, status.st_size, bool(status.st_mode & 0o100), sha256)
 
 
 def _stat(path: Path) -> os.stat_result:

@@ -182,8 +182,8 @@ def submit_pipeline(
             if planned.versions:
                 continue
             display_job(job, spec, job.env, show_config=cfg.dry_run)
-            bundle = create_bundle(job, spec, job.env, variables)
-            jobs.append(BundledJob(job, bundles.enter_context(bundle.written())))
+            bundle = bundles.enter_context(create_bundle(job, spec, job.env, variables))
+            jobs.append(BundledJob(job, bundle.folder))
         if not jobs:
             return DONE
         _say(bundle.summary())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,13 +48,32 @@ artifacts = "memory://registry"
 """
 
 
-def bundle_of(project: Path, profile: str, *words: str) -> tuple[Bundle, Env]:
+@dataclass(frozen=True)
+class Written:
+    """A bundle and the texts of the four files that were made for it, beside the environment that it is for."""
+
+    bundle: Bundle
+    env: Env
+    launch_sh: str
+    launch: dict[str, Any]
+    job_yaml: str
+    train_yaml: str
+
+
+def bundle_of(project: Path, profile: str, *words: str) -> Written:
     cfg = parse_recipe_config(_context("-c", "tiny", "--run", profile, *words))
     loaded = parse_config(cfg, parse_runspec(project / "train.py"))
     spec = parse_runspec(project / loaded.run.script)
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
     job = build_job_config(loaded, spec, env, argv=("nemotron", "toy"))
-    return create_bundle(job, spec, env), env
+    with create_bundle(job, spec, env) as bundle:
+        texts = {path.name: path.read_text() for path in bundle.folder.iterdir() if path.is_file()}
+        assert (bundle.folder / bundle.plan.script).is_file()
+        assert sorted(texts) == ["job.yaml", "launch.json", "launch.sh", "train.yaml"]
+        assert [name for name in texts if (bundle.folder / name).stat().st_mode & 0o777 == 0o755] == ["launch.sh"]
+    assert not bundle.folder.exists()
+    launch = json.loads(texts["launch.json"])
+    return Written(bundle, env, texts["launch.sh"], launch, texts["job.yaml"], texts["train.yaml"])
 
 
 def _context(*words: str) -> Any:
@@ -66,7 +86,7 @@ def profiles(project: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HF_TOKEN", "canary-1234")
 
 
-def exported(bundle: Bundle) -> dict[str, str]:
+def exported(bundle: Written) -> dict[str, str]:
     """The variables that launch.sh sets, according to bash."""
     lines = [line for line in bundle.launch_sh.splitlines() if line.startswith("export ")]
     script = "\n".join(["cd /", *lines, "env -0"])
@@ -75,26 +95,25 @@ def exported(bundle: Bundle) -> dict[str, str]:
 
 
 def test_the_four_files_say_the_same_job(project: Path) -> None:
-    bundle, _ = bundle_of(project, "here")
-    launch = json.loads(bundle.launch_json)
-    assert (launch["executor"], launch["processes_per_node"]) == ("slurm", 1)
-    assert launch["script"] == bundle.plan.script and "for name in HF_TOKEN; do" in bundle.launch_sh
-    variables = exported(bundle)
+    written = bundle_of(project, "here")
+    assert (written.launch["executor"], written.launch["processes_per_node"]) == ("slurm", 1)
+    assert written.launch["script"] == written.bundle.plan.script and "for name in HF_TOKEN; do" in written.launch_sh
+    variables, digest = exported(written), written.bundle.code.digest
     assert variables["GREETING"] == "it's here"
     assert variables["WANDB_PROJECT"] == "cookbook"
-    assert variables["RUNSPEC_CODE_DIGEST"] == bundle.plan.digest
+    assert variables["RUNSPEC_CODE_DIGEST"] == digest
     assert Path(variables["RUNSPEC_ARTIFACTS_ROOT"]) == Path(variables["RUNSPEC_OUTPUT_ROOT"]) / "artifacts"
-    assert "source /venv/bin/activate" in bundle.launch_sh.splitlines()
-    job = yaml.safe_load(bundle.job_yaml)
-    assert job["profile"] == "here" and job["code"]["digest"] == bundle.plan.digest
-    assert yaml.safe_load(bundle.train_yaml)["run"]["config"] == "tiny"
-    texts = bundle.launch_sh + bundle.launch_json + bundle.job_yaml + bundle.train_yaml + bundle.summary()
+    assert "source /venv/bin/activate" in written.launch_sh.splitlines()
+    job = yaml.safe_load(written.job_yaml)
+    assert job["profile"] == "here" and job["code"]["digest"] == digest
+    assert yaml.safe_load(written.train_yaml)["run"]["config"] == "tiny"
+    texts = written.launch_sh + str(written.launch) + written.job_yaml + written.train_yaml + written.bundle.summary()
     assert "canary-1234" not in texts
 
 
 def test_behind_ssh_the_roots_are_those_of_the_cluster(project: Path) -> None:
-    bundle, env = bundle_of(project, "there")
-    variables = exported(bundle)
+    written = bundle_of(project, "there")
+    variables, env = exported(written), written.env
     assert variables["RUNSPEC_OUTPUT_ROOT"] == "/lustre/me/output"
     assert variables["RUNSPEC_ARTIFACTS_ROOT"] == "/lustre/me/output/artifacts"
     assert published_dir(env).startswith("/lustre/me/published/")
@@ -105,9 +124,9 @@ def test_inputs_are_pinned_where_the_registry_can_be_seen(project: Path, tmp_pat
     write("config/tiny.yaml", "run: {data: corpus}\npath: ${art:data,path}/x\n")
     (tmp_path / "payload").write_text("payload")
     published = Registry("memory://registry").publish("corpus", tmp_path / "payload", {"fields": {}})
-    pinned = yaml.safe_load(bundle_of(project, "bucket")[0].train_yaml)
+    pinned = yaml.safe_load(bundle_of(project, "bucket").train_yaml)
     assert pinned["run"]["data"] == f"corpus:{published.version}@{published.digest[:12]}"
-    unseen = yaml.safe_load(bundle_of(project, "there")[0].train_yaml)
+    unseen = yaml.safe_load(bundle_of(project, "there").train_yaml)
     assert unseen["run"]["data"] == "corpus:latest"
     assert pinned["path"] == unseen["path"] == "${art:data,path}/x"
     with pytest.raises(UserError, match="no artifact 'corpus'"):
@@ -119,17 +138,8 @@ def test_where_a_job_runs_in_one_line(project: Path) -> None:
     assert where(spec, parse_env("there", spec=spec)) == ("Slurm (me@login, partition batch): 2 nodes, 1 process each")
 
 
-def test_what_is_written_is_what_was_planned_and_goes_away(project: Path) -> None:
-    bundle, _ = bundle_of(project, "here")
-    with bundle.written() as folder:
-        assert (folder / "launch.sh").read_text() == bundle.launch_sh
-        assert (folder / bundle.plan.script).is_file()
-    assert not folder.exists()
-
-
 def test_a_name_that_no_folder_may_have_becomes_one(project: Path) -> None:
-    bundle, _ = bundle_of(project, "here", "run.name=../my run/1")
-    assert bundle.launch.name == "my-run-1"
+    assert bundle_of(project, "here", "run.name=../my run/1").launch["name"] == "my-run-1"
 
 
 def test_a_secret_in_the_script_s_block_is_refused_where_it_would_travel(project: Path, write: Write) -> None:
@@ -145,6 +155,7 @@ def test_a_secret_in_the_script_s_block_is_refused_where_it_would_travel(project
 
 
 def test_what_was_asked_of_the_executor_does_not_travel(project: Path) -> None:
-    bundle, env = bundle_of(project, "here", "run.env.time=30", "run.env.nodes=3")
+    written = bundle_of(project, "here", "run.env.time=30", "run.env.nodes=3")
+    env = written.env
     assert env.slurm is not None and (env.slurm.time, env.slurm.nodes) == ("30", 3)
-    assert yaml.safe_load(bundle.train_yaml)["run"]["env"] is None
+    assert yaml.safe_load(written.train_yaml)["run"]["env"] is None

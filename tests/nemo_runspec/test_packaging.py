@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import nemo_runspec
-from nemo_runspec.errors import RunFailed, UserError
-from nemo_runspec.packaging import BundlePlan, plan_bundle, write_bundle
+from nemo_runspec.errors import UserError
+from nemo_runspec.packaging import BundlePlan, PackedCode, pack_code, plan_bundle
 from nemo_runspec.runspec import Runspec, parse
 
 Write = Callable[[str, str], Path]
@@ -57,6 +59,11 @@ def travelling(plan: BundlePlan) -> list[str]:
     return [file.path.removeprefix("project/") for file in plan.files if file.path.startswith("project/")]
 
 
+def packed(script: Path) -> PackedCode:
+    with tempfile.TemporaryDirectory() as folder:
+        return pack_code(plan_bundle(parse(script)), Path(folder))
+
+
 @pytest.fixture
 def repo(write: Write, tmp_path: Path) -> Path:
     """A repository of somebody else's: a script, a package, and what must stay at home."""
@@ -91,9 +98,8 @@ def test_the_code_as_it_is_travels_and_nothing_else(repo: Path, write: Write) ->
     assert travelling(plan) == [*COMMITTED[1:3], "src/mine/new \N{SNOWMAN}.py", "train.py"]
     assert plan.uncommitted == (".gitignore (deleted)", "src/mine/model.py", "src/mine/new \N{SNOWMAN}.py")
     assert plan.commit == git(repo, "rev-parse", "HEAD") + "-dirty"
-    assert plan.code == {"digest": plan.digest, "commit": plan.commit, "uncommitted": list(plan.uncommitted)}
     git(repo, "add", "-A")  # staged, not committed: the same
-    assert plan_bundle(parse(repo / "train.py")).code == plan.code
+    assert plan_bundle(parse(repo / "train.py")) == plan
     git(repo, "mv", "train.py", "src/train.py")
     changed = plan_bundle(parse(repo / "src/train.py")).uncommitted
     assert changed == (*plan.uncommitted, "src/train.py", "train.py (deleted)")
@@ -118,7 +124,7 @@ def test_folders_for_runs_artifacts_and_jobs_stay_here(
 
 def test_the_digest_is_of_paths_contents_and_executable_bits(repo: Path, tmp_path: Path, write: Write) -> None:
     def digest(folder: Path) -> str:
-        return plan_bundle(parse(folder / "train.py")).digest
+        return packed(folder / "train.py").digest
 
     first = digest(repo)
     # As the docstring says, computed here from the tree alone.
@@ -150,14 +156,13 @@ def test_the_digest_is_of_paths_contents_and_executable_bits(repo: Path, tmp_pat
 def test_what_comes_from_nemo_runspec_is_not_in_the_digest(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = plan_bundle(parse(repo / "train.py"))
+    first = packed(repo / "train.py")
     copy = tmp_path / "site/nemo_runspec"
     shutil.copytree(Path(nemo_runspec.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "more.py").write_text("")
     monkeypatch.setattr(nemo_runspec, "__file__", str(copy / "__init__.py"))
-    second = plan_bundle(parse(repo / "train.py"))
-    assert second.digest == first.digest
-    assert len(second.files) == len(first.files) + 1
+    (copy / "more.py").write_text("x = 1\n")
+    second = packed(repo / "train.py")
+    assert (second.digest, second.size) == (first.digest, first.size + len("x = 1\n"))
 
 
 # Links
@@ -173,8 +178,8 @@ def test_a_link_is_replaced_by_what_it_leads_to(repo: Path) -> None:
     assert sorted(set(travelling(plan)) - set(COMMITTED)) == expected
     assert {contents[f"project/{path}"] for path in expected if not path.endswith("__init__.py")} == {"x = 1\n"}
     assert plan.uncommitted == ("alias.py", "pkg", "src/mine/again.py")
-    folder = write_bundle(plan, repo.parent / "b", launch_sh="", launch_json="", job_yaml="", train_yaml="")
-    assert not [path for path in folder.rglob("*") if path.is_symlink()]
+    pack_code(plan, repo.parent / "b")
+    assert not [path for path in (repo.parent / "b").rglob("*") if path.is_symlink()]
 
 
 @pytest.mark.parametrize(
@@ -314,11 +319,10 @@ def test_an_installed_package_travels_with_its_tools(tmp_path: Path, write: Writ
 # Limits, and writing
 
 
-def test_too_much_is_refused_before_it_is_read(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_refused(repo: Path) -> None:
     for megabytes, name in enumerate(("a.dat", "b.dat", "src/c.dat", "d.dat")):
         with (repo / name).open("wb") as stream:
             stream.truncate(1_500_000 + megabytes * 1_000_000)
-    monkeypatch.setattr("nemo_runspec.packaging._described", None)  # reads files
     with pytest.raises(UserError) as caught:
         plan_bundle(parse(repo / "train.py"), limit=5_000_000)
     assert "of code would travel, more than the limit of 5.0 MB: d.dat 4.5 MB, src/c.dat 3.5 MB, b.dat 2.5 MB" in str(
@@ -327,42 +331,61 @@ def test_too_much_is_refused_before_it_is_read(repo: Path, monkeypatch: pytest.M
     assert caught.value.hint == ".gitignore keeps files out; code_limit in the profile allows more"
 
 
-def test_writing_the_same_plan_twice_gives_the_same_folder(repo: Path, tmp_path: Path, write: Write) -> None:
+def test_packing_the_same_plan_twice_gives_the_same_folder(repo: Path, tmp_path: Path) -> None:
     (repo / "src/mine/model.py").chmod(0o775)
     plan = plan_bundle(parse(repo / "train.py"))
-    texts = {"launch_sh": "exec true\n", "launch_json": "{}", "job_yaml": "a: 1\n", "train_yaml": "run: {}\n"}
-    trees = []
+    results = []
     for name, mask in (("b1", 0o022), ("b2", 0o077)):
         old = os.umask(mask)
         try:
-            folder = write_bundle(plan, tmp_path / name, **texts)
+            code = pack_code(plan, tmp_path / name)
         finally:
             os.umask(old)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        trees.append([(str(p.relative_to(folder)), p.stat().st_mode & 0o777, p.read_bytes()) for p in files])
-    assert trees[0] == trees[1]
-    modes = {path: mode for path, mode, _ in trees[0]}
-    assert [path for path, mode in modes.items() if mode == 0o755] == ["launch.sh", "project/src/mine/model.py"]
-    assert [path for path in modes if "/" not in path] == ["job.yaml", "launch.json", "launch.sh", "train.yaml"]
-    assert {path for path in modes if "/" in path} == {file.path for file in plan.files}
-    assert plan.size == sum(len(data) for path, _, data in trees[0] if "/" in path)
-
-    with pytest.raises(UserError, match="b1: is not empty"):
-        write_bundle(plan, tmp_path / "b1", **texts)
-    write("repo/src/mine/model.py", "x = 7\n")
-    with pytest.raises(RunFailed, match=r"model\.py changed while it was being packed"):
-        write_bundle(plan, tmp_path / "b3", **texts)
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        tree = [(str(p.relative_to(tmp_path / name)), p.stat().st_mode & 0o777, p.read_bytes()) for p in files]
+        results.append((code, tree))
+    assert results[0] == results[1]
+    code, tree = results[0]
+    assert [path for path, mode, _ in tree if mode == 0o755] == ["project/src/mine/model.py"]
+    assert {path for path, _, _ in tree} == {file.path for file in plan.files}
+    assert code.size == sum(len(data) for _, _, data in tree)
 
 
-def test_a_config_of_another_format_and_a_working_directory(write: Write, tmp_path: Path) -> None:
-    block = BLOCK.replace(
-        "# ///\n", '# [tool.runspec.run]\n# workdir = "{}"\n# [tool.runspec.config]\n# format = "json"\n# ///\n'
-    )
+def test_a_log_that_grows_while_it_is_packed(repo: Path, tmp_path: Path) -> None:
+    """As with `nemotron … | tee run.log`: the digest is that of the bytes that travel, whatever comes later."""
+    log = repo / "run.log"
+    log.write_text("a line\n" * 1000)
+    plan = plan_bundle(parse(repo / "train.py"))
+    stop = threading.Event()
+
+    def grow() -> None:
+        with log.open("a") as stream:
+            while not stop.is_set():
+                stream.write("a line\n")
+                stream.flush()
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        codes = [pack_code(plan, tmp_path / str(number)) for number in range(5)]
+    finally:
+        stop.set()
+        writer.join()
+    for number, code in enumerate(codes):
+        whole = hashlib.sha256()
+        for path in sorted([*COMMITTED, "run.log"]):
+            content = hashlib.sha256((tmp_path / str(number) / "project" / path).read_bytes()).hexdigest()
+            whole.update(f"{path}\0-\0{content}\n".encode())
+        assert code.digest == whole.hexdigest()
+
+
+def test_a_working_directory(write: Write, tmp_path: Path) -> None:
+    block = BLOCK.replace("# ///\n", '# [tool.runspec.run]\n# workdir = "{}"\n# ///\n')
     block = "\n# /// script" + block.split("# /// script")[1]
     write("r/steps/train.py", block.format(".."))
     commit_all(tmp_path / "r")
     plan = plan_bundle(parse(tmp_path / "r/steps/train.py"))
-    assert (plan.workdir, plan.config_name) == ("project", "train.json")
+    assert plan.workdir == "project"
     write("r/steps/train.py", block.format("../.."))
     with pytest.raises(UserError, match=r"run\.workdir: .* lies outside the code that travels"):
         plan_bundle(parse(tmp_path / "r/steps/train.py"))
@@ -383,7 +406,7 @@ runpy.run_path(script, run_name="__main__")
 
 def run_elsewhere(plan: BundlePlan, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Write the bundle, move it, and run its script there with nothing set but PYTHONPATH."""
-    write_bundle(plan, folder / "here", launch_sh="", launch_json="{}", job_yaml="", train_yaml="")
+    pack_code(plan, folder / "here")
     there = folder / "there"
     (folder / "here").rename(there)
     environment = {

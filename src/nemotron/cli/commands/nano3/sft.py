@@ -45,15 +45,15 @@ def _execute_sft(cfg: RecipeConfig) -> int:
         job_dir = save_configs(job_config, spec)  # job.yaml, train.yaml
         return execute_local(spec, job_dir, build_env_vars(job_config, env))  # secrets by name
     # 4. There: the code as it is, the configs and launch.sh travel. NeMo-Run submits to Slurm, here or over SSH.
-    bundle, name = create_bundle(job_config, spec, env), job_config.run.name
+    name = job_config.run.name
     run = slurm.load_nemo_run(env)
     with (
-        bundle.written() as folder,
+        create_bundle(job_config, spec, env) as bundle,
         run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
         slurm.submitting(experiment),
     ):
         print(bundle.summary())
-        executor = slurm.create_executor(env, folder, name)
+        executor = slurm.create_executor(env, bundle.folder, name)
         experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
         if cfg.dry_run:
             print(slurm.submission_text(experiment, env))

@@ -47,12 +47,12 @@ def _execute_pretrain(cfg: RecipeConfig) -> int:
         job_dir = save_configs(job_config, spec)  # job.yaml, train.yaml
         return execute_local(spec, job_dir, build_env_vars(job_config, env))  # secrets by name
     # 4. There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
-    bundle, name = create_bundle(job_config, spec, env), job_config.run.name
+    name = job_config.run.name
     if env.executor == "ray":
-        with bundle.written() as folder:
+        with create_bundle(job_config, spec, env) as bundle:
             print(bundle.summary())
             job_id = ray.new_job_id(name)
-            runtime_env = ray.ray_runtime_env(env, job_id, folder, bundle.plan.python_path, bundle.variables)
+            runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)
             if cfg.dry_run:
                 print(ray.submission_text(env, job_id, runtime_env))
                 return 0
@@ -64,12 +64,12 @@ def _execute_pretrain(cfg: RecipeConfig) -> int:
     # ... and NeMo-Run to Slurm, here or over SSH.
     run = slurm.load_nemo_run(env)
     with (
-        bundle.written() as folder,
+        create_bundle(job_config, spec, env) as bundle,
         run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
         slurm.submitting(experiment),
     ):
         print(bundle.summary())
-        executor = slurm.create_executor(env, folder, name)
+        executor = slurm.create_executor(env, bundle.folder, name)
         experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
         if cfg.dry_run:
             print(slurm.submission_text(experiment, env))

@@ -21,7 +21,7 @@ SOURCE = ROOT / "src/nemotron"
 PRETRAIN = SOURCE / "recipes/nano3/stage0_pretrain/train.py"
 PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "env.example.toml", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted(SOURCE.rglob("*.md"))
-SCRIPTS = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "chat_templates"]
+SCRIPTS = sorted(SOURCE.rglob("*.py"))
 # A command stands on a line of its own (a fenced block, a docstring), or between backticks.
 COMMAND = re.compile(r"^ *((?:nemotron|python \S*\.py) [^`\n]+)$|`((?:nemotron|python \S*\.py) [^`]+)`", re.MULTILINE)
 # Placeholders (CONFIG, […], …), pipes, and words after a command that are prose.

@@ -1,60 +1,55 @@
-"""Chat templates: messages -> text, text with the loss mask, and back from a response to reasoning and answer.
+"""Chat: messages -> text, text with the loss mask, and back from a response to reasoning and answer.
 
-The formats are those of Nemotron Nano v2 (`nano2`), Nemotron 3 Nano (`nano3`) and Nemotron 3 Super (`super3`);
-`chat_templates/` says what each looks like. The same format as a Jinja template travels with every tokenizer, for
-inference engines (`template_source`); a test holds the two together.
+A template is named by its family (`nano2`: Nemotron Nano v2, `nano3`: Nemotron 3 Nano, `super3`: Nemotron 3 Super) or
+given by its path (`kit/chat_template.py`). The same Jinja source travels with every tokenizer, for inference engines.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nemo_runspec.errors import UserError, nearest
-from nemotron.kit.chat_templates import nano2, nano3, super3
-from nemotron.kit.chat_templates.segments import (
-    END_THINK,
-    IM_END,
-    IM_START,
-    THINK,
-    Message,
-    Segments,
-    Switches,
-    Tool,
-    function_of,
-)
+from nemotron.kit.chat_template import ChatTemplate, Segment, load_template
 
-TEMPLATES = ("nano2", "nano3", "super3")
+Message = Mapping[str, Any]
+"""`role`, `content`, and for the assistant optionally `reasoning_content` and `tool_calls` ([{name, arguments}])."""
+Tool = Mapping[str, Any]
+"""A function: `name`, optionally `description` and `parameters` (JSON schema); or one wrapped in `{"function": …}`."""
+
 ROLES = ("system", "user", "assistant", "tool")
 NO_ANSWER = "no assistant turn"
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+THINK, END_THINK = "<think>", "</think>"
 CONTROL_TOKENS = (IM_START, IM_END, "<s>", "</s>", "<pad>")
+_NANO2_END = "<SPECIAL_12>"
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
     """What no message may contain, as it would open or end a turn."""
-    _check_template(template)
-    turns = (nano2.SYSTEM, nano2.TURN, nano2.END) if template == "nano2" else (IM_START, IM_END)
-    return (*turns, "<s>", "</s>", "<pad>")
+    return (*load_template(template).turn_tokens, "<s>", "</s>", "<pad>")
 
 
 def required_tokens(template: str) -> tuple[str, ...]:
     """What has to be a token of its own in the tokenizer that a template is used with."""
-    _check_template(template)
-    return (nano2.SYSTEM, nano2.TURN, nano2.END) if template == "nano2" else (IM_START, IM_END, THINK, END_THINK)
+    turns = load_template(template).turn_tokens
+    # The tokenizer of Nano v2 spells the tags of its reasoning out; of another template only the turns are known.
+    return (*turns, THINK, END_THINK) if template in ("nano3", "super3") else turns
 
 
 def template_source(template: str = "nano3") -> str:
     """Jinja source of a chat template, as `tokenizer_config.json` carries it. UserError for an unknown name."""
-    _check_template(template)
-    return (Path(__file__).parent / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8").rstrip("\n")
+    return load_template(template).source
 
 
 def generation_prompt(enable_thinking: bool = True, template: str = "nano3") -> str:
     """What opens an assistant turn; the model continues from here."""
-    _check_template(template)
-    return nano2.prompt(enable_thinking) if template == "nano2" else nano3.prompt(enable_thinking)
+    asks: list[Message] = [{"role": "user", "content": ""}]
+    asked = render(asks, enable_thinking=enable_thinking, template=template)
+    return render(asks, enable_thinking=enable_thinking, add_generation_prompt=True, template=template).removeprefix(
+        asked
+    )
 
 
 def render(
@@ -73,12 +68,17 @@ def render(
     message says `/think` or `/no_think`. `low_effort` is for super3. Raises UserError for an unknown template, a switch
     that the template does not have, and malformed messages.
     """
-    switches = Switches(enable_thinking, truncate_history_thinking, low_effort, add_generation_prompt)
-    text = "".join(text for text, _ in _segments(messages, tools, template, switches))
-    if not add_generation_prompt:
-        return text
-    thinks = nano2.thinks(messages, enable_thinking) if template == "nano2" else enable_thinking
-    return text + generation_prompt(thinks, template)
+    chosen = _template(template, enable_thinking, truncate_history_thinking, low_effort)
+    check_messages(messages)
+    segments = chosen.segments(
+        messages,
+        tools=tools,
+        enable_thinking=enable_thinking,
+        truncate_history_thinking=truncate_history_thinking,
+        low_effort=low_effort,
+        add_generation_prompt=add_generation_prompt,
+    )
+    return "".join(text for text, _ in segments)
 
 
 def render_with_mask(
@@ -89,7 +89,7 @@ def render_with_mask(
     low_effort: bool = False,
     tools: Sequence[Tool] | None = None,
     template: str = "nano3",
-) -> list[tuple[str, bool]]:
+) -> list[Segment]:
     """Conversation as segments `(text, trained)`; their concatenation is what `render` returns.
 
     Trained is what the model has to produce itself: everything of an assistant turn after the generation prompt, up to
@@ -97,27 +97,28 @@ def render_with_mask(
     would teach to answer at once where the turn really began with reasoning. Tokenise segment by segment: then the
     tokens of a prompt at inference are exactly a prefix of the tokens in training.
     """
-    return _segments(messages, tools, template, Switches(enable_thinking, truncate_history_thinking, low_effort))
-
-
-def _segments(
-    messages: Sequence[Message], tools: Sequence[Tool] | None, template: str, switches: Switches
-) -> list[tuple[str, bool]]:
-    _check_template(template)
+    chosen = _template(template, enable_thinking, truncate_history_thinking, low_effort)
     check_messages(messages)
-    if switches.low_effort and template != "super3":
-        raise UserError(f"template {template} has no switch low_effort; super3 has")
-    out = Segments()
-    match template:
-        case "nano2":
-            if not switches.truncate_history_thinking:
-                raise UserError("template nano2 drops the reasoning of earlier turns always")
-            nano2.write(messages, tools or (), switches, out)
-        case "nano3":
-            nano3.write(messages, tools or (), switches, out)
-        case "super3":
-            super3.write(messages, tools or (), switches, out)
-    return out.finish()
+    return chosen.segments(
+        messages,
+        tools=tools,
+        enable_thinking=enable_thinking,
+        truncate_history_thinking=truncate_history_thinking,
+        low_effort=low_effort,
+        add_generation_prompt=False,
+    )
+
+
+def _template(template: str, enable_thinking: bool, truncate_history_thinking: bool, low_effort: bool) -> ChatTemplate:
+    """The template. UserError if it does not have a switch that is not at its default."""
+    chosen = load_template(template)
+    if not enable_thinking:
+        chosen.check_switch("enable_thinking")
+    if not truncate_history_thinking:
+        chosen.check_switch("truncate_history_thinking")
+    if low_effort:
+        chosen.check_switch("low_effort")
+    return chosen
 
 
 def parse_response(text: str) -> tuple[str | None, str]:
@@ -127,7 +128,7 @@ def parse_response(text: str) -> tuple[str | None, str]:
     the text itself opens `<think>`: then it was cut off while reasoning and the answer is empty. Text after
     `<|im_end|>` (`<SPECIAL_12>` of nano2) is ignored, as are blanks around both parts.
     """
-    text = text.split(IM_END, 1)[0].split(nano2.END, 1)[0]
+    text = text.split(IM_END, 1)[0].split(_NANO2_END, 1)[0]
     opened = THINK in text
     reasoning, closed, answer = text.partition(END_THINK)
     if not closed:
@@ -138,7 +139,7 @@ def parse_response(text: str) -> tuple[str | None, str]:
 def check_messages(messages: Sequence[Message], where: str = "message") -> None:
     """Refuse what the template cannot render, naming the message by its index (from 0) in a UserError."""
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict | Mapping):  # dict first: the question for an abstract class is slow
             raise UserError(f"{where} {i} is not an object with role and content")
         role = message.get("role")
         if role not in ROLES:
@@ -307,10 +308,7 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-def _check_template(template: str) -> None:
-    if template not in TEMPLATES:
-        guess = nearest(template, TEMPLATES)
-        raise UserError(
-            f"unknown chat template {template!r}" + (f", did you mean {guess!r}?" if guess else ""),
-            f"templates are {', '.join(TEMPLATES)}",
-        )
+def function_of(call_or_tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function in a tool or a call, with or without the envelope of the OpenAI format."""
+    function: Mapping[str, Any] = call_or_tool.get("function", call_or_tool)
+    return function

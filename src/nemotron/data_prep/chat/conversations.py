@@ -29,6 +29,7 @@ from nemotron.kit.chat import (
     normalize_messages,
     normalize_tools,
 )
+from nemotron.kit.chat_template import load_template
 
 Item = TypeVar("Item")
 _SHOWN = ("role", "content", "reasoning_content", "tool_calls")  # of a message, by the templates
@@ -206,15 +207,20 @@ def control_reasoning(
 def training_spans(conversation: Conversation, template: str = "nano3") -> Iterator[Conversation]:
     """The sequences to train on so that every assistant turn is trained exactly as it is produced.
 
-    nano3 and super3 drop the reasoning of turns before the last user turn, and such turns are not trained. A
+    A template that drops the reasoning of turns before the last user turn (nano3, super3) does not train those turns: a
     conversation in which that happens is therefore also emitted up to each earlier user turn's answer; any other stays
-    one sequence. nano2 writes every earlier turn in another way than it was produced: each ends a sequence of its own.
+    one sequence. With a template that writes every earlier turn differently from how it was produced (nano2), each
+    assistant turn ends a sequence of its own.
     """
     messages = conversation.messages
-    if template == "nano2":
+    form = load_template(template)
+    if not form.keeps_turns:
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 yield replace(conversation, messages=messages[: i + 1])
+        return
+    if form.keeps_reasoning:
+        yield conversation
         return
     user_turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
     for i, following in pairwise(user_turns):

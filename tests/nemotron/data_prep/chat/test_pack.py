@@ -35,7 +35,8 @@ from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
-from nemotron.kit.chat import TEMPLATES, template_source
+from nemotron.kit.chat import template_source
+from nemotron.kit.chat_template import TEMPLATES
 
 OPEN_FILES = Path("/proc/self/fd")
 FIELDS = {field: field for field in ("messages", "tools", "used_in")}
@@ -112,7 +113,8 @@ def slow_sequences(
 def compiled(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return environment.from_string(template_source(template))
+    unmarked = re.sub(r"{%- (end)?generation -%}", "", template_source(template))
+    return environment.from_string(unmarked)
 
 
 def slow_ends(messages: list[dict[str, Any]], template: str) -> list[int]:

@@ -20,7 +20,8 @@ import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.config.script import load_script_config
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
-from nemotron.kit.chat import TEMPLATES, template_source
+from nemotron.kit.chat import template_source
+from nemotron.kit.chat_template import TEMPLATES
 from nemotron.recipes.data.pack.example import example_conversations, write_example
 from nemotron.stack.training.loaders import PackedLoader
 

@@ -1,0 +1,210 @@
+"""A chat template: Jinja source that turns messages into text, and says which of the text the model writes itself.
+
+The families' templates are `chat_templates/NAME.jinja`; any other is taken by path. They are rendered as inference
+engines render them: sandboxed, with the filter `tojson` and the functions of Hugging Face transformers. What stands
+between `{% generation %}` and `{% endgeneration %}` is what the model writes (transformers reads the same marks for its
+assistant mask), and all that training and decoding need besides the text follows from it: loss mask, stop string, how
+earlier turns look.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from nemo_runspec.errors import UserError, nearest
+
+TEMPLATES = ("nano2", "nano3", "super3")
+Segment = tuple[str, bool]
+"""Text, and whether the model has to write it itself."""
+
+_FOLDER = Path(__file__).parent / "chat_templates"
+# What opens and ends turns in the templates of public models; `<think>` and `<tools>` are not such.
+_TURN_TOKEN = re.compile(r"<\|[^|<>\s]+\|>|<SPECIAL_\d+>|<(?:start|end)_of_turn>")
+_PROBE = "probe"
+
+
+class ChatTemplate:
+    """A compiled template. `name`: as it was asked for; `source`: its Jinja text; `variables`: what it is rendered with
+    beside the conversation (`bos_token`, … of the tokenizer that it belongs to).
+
+    UserError for source that is no Jinja template.
+    """
+
+    def __init__(self, name: str, source: str, variables: Mapping[str, str]) -> None:
+        self.name, self.source = name, source
+        environment = _environment()
+        try:
+            self._variables = meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
+            self._globals: dict[str, Any] = {**self._template.globals, **variables}
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"chat template {name}, line {error.lineno}: {error.message}") from None
+
+    def segments(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[Segment]:
+        """The conversation in order, neighbours of one kind in one segment. UserError where the template refuses it."""
+        segments: list[Segment] = []
+        parts: list[str] = []
+        trained = False
+        try:
+            # As the method `generate` does it, but for what it sets up anew each time.
+            context = Context(self._template.environment, self._globals | variables | {"messages": messages}, None, {})
+            for part in self._template.root_render_func(context):
+                if part is _BEGIN or part is _END:
+                    text = "".join(parts)
+                    if text:
+                        segments.append((text, trained))
+                    parts, trained = [], part is _BEGIN
+                else:
+                    parts.append(part)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise UserError(f"chat template {self.name}: {error}") from error
+        text = "".join(parts)
+        return [*segments, (text, trained)] if text else segments
+
+    def check_switch(self, switch: str) -> None:
+        """UserError if the template does not read the variable `switch`."""
+        if switch not in self._variables:
+            raise UserError(f"chat template {self.name} has no switch {switch}")
+
+    @cached_property
+    def turn_tokens(self) -> tuple[str, ...]:
+        """What opens and ends a turn, sorted: in the source, and in a conversation, as a source may compose it."""
+        talk = [{"role": role, "content": _PROBE} for role in ("system", "user", "assistant")]
+        text = self.source
+        for messages in (talk, talk[1:]):  # some templates refuse a system turn
+            with suppress(UserError):
+                text += "".join(part for part, _ in self.segments(messages, add_generation_prompt=True))
+        return tuple(sorted(set(_TURN_TOKEN.findall(text))))
+
+    @cached_property
+    def stop(self) -> str:
+        """The token with which the model ends its turn. UserError for a template without generation marks."""
+        (answer,) = self._trained(1)
+        return answer.partition(_PROBE)[2].strip()
+
+    @cached_property
+    def keeps_turns(self) -> bool:
+        """Whether an earlier answer looks as it was written."""
+        return len(self._trained(2)) == 2
+
+    @cached_property
+    def keeps_reasoning(self) -> bool:
+        """Whether an earlier answer with reasoning looks as it was written."""
+        return len(self._trained(2, reasoning_content="because")) == 2
+
+    def _trained(self, turns: int, **fields: str) -> list[str]:
+        """Trained segments of a conversation of `turns` answers, `fields` in the first of them."""
+        user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}
+        segments = self.segments([user, {**answer, **fields}] + [user, answer] * (turns - 1))
+        trained = [text for text, is_trained in segments if is_trained]
+        if not trained:
+            raise UserError(
+                f"chat template {self.name} does not mark what the model writes",
+                "put {% generation %} and {% endgeneration %} around the answer, its end-of-turn token included",
+            )
+        return trained
+
+
+@lru_cache(maxsize=8)
+def load_template(template: str) -> ChatTemplate:
+    """The template of a family by its name, a file of Jinja source, or that of a tokenizer's folder, by path.
+
+    What has a slash or a dot is a path. UserError: unknown name, missing or unreadable file, a folder without template.
+    """
+    if "/" in template or "." in template or "\\" in template:
+        return _read(template)
+    if template not in TEMPLATES:
+        guess = nearest(template, TEMPLATES)
+        raise UserError(
+            f"unknown chat template {template!r}" + (f", did you mean {guess!r}?" if guess else ""),
+            f"templates are {', '.join(TEMPLATES)}; a path with a slash takes a file, or the folder of a tokenizer",
+        )
+    return ChatTemplate(template, (_FOLDER / f"{template}.jinja").read_text(encoding="utf-8").rstrip("\n"), {})
+
+
+def _read(location: str) -> ChatTemplate:
+    path = Path(location).expanduser()
+    try:
+        if not path.is_dir():
+            return ChatTemplate(location, path.read_text(encoding="utf-8"), {})
+        config_file, file = path / "tokenizer_config.json", path / "chat_template.jinja"
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+        source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"chat template {location} cannot be read: {error}") from error
+    if not isinstance(source, str):
+        raise UserError(f"chat template {location}: the tokenizer there has none, or several")
+    tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    contents = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+    return ChatTemplate(location, source, {name: token for name, token in contents.items() if token is not None})
+
+
+class _Mark(str):
+    """A border of what the model writes, in the stream of rendered texts: no text, and known by its identity alone."""
+
+    def __str__(self) -> str:
+        return self  # Jinja passes all that it renders through str()
+
+
+_BEGIN, _END = _Mark(), _Mark()
+
+
+class _GenerationMarks(Extension):
+    """The block `{% generation %}`: what is in it, between `_BEGIN` and `_END`."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja declares it so
+    begin, end = _BEGIN, _END
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's statements between the marks."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (nodes.Output([self.attr(name, lineno=line)], lineno=line) for name in ("begin", "end"))
+        return [begin, *body, end]
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox, which asks once whether an attribute of a type is safe: it is a third of the time otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, "jinja2.ext.loopcontrols"])
+        self._safe: dict[tuple[type, str], bool] = {}
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Jinja's answer, which depends on the type of the object and on the name alone."""
+        key = type(obj), attr
+        if key not in self._safe:
+            self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return self._safe[key]
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    """As transformers sets one up, by its documentation of chat templates."""
+    return _Sandbox()
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Characters as they are, without the HTML escapes of Jinja's own; keys in their order."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,1 +1,0 @@
-"""Chat formats, each one twice: as a Jinja template for inference engines, and as Python that also knows the mask."""

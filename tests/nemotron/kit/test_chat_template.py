@@ -1,0 +1,86 @@
+"""A chat template of the user's own, or of a tokenizer's folder: by path, sandboxed, with or without marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.errors import UserError
+from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask, template_source
+from nemotron.kit.chat_template import TEMPLATES, load_template
+
+OWN = """{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
+{% if message.role == "assistant" %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}
+{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}
+{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "{% generation %}4"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer's folder with the template `OWN`."""
+    config = {"bos_token": {"content": "<s>"}, "chat_template": OWN}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return tmp_path
+
+
+def test_template_of_a_tokenizer_with_its_tokens(folder: Path) -> None:
+    template = str(folder)
+    assert render_with_mask(TALK, template=template) == [
+        ("<s><|user|>\n2+2?<|end|><|assistant|>\n", False),
+        ("{% generation %}4<|end|>", True),  # what a message says is text
+    ]
+    assert generation_prompt(template=template) == "<|assistant|>\n"
+    assert load_template(template).stop == "<|end|>"
+    roles = ("<|assistant|>", "<|end|>", "<|system|>", "<|user|>")
+    assert control_tokens(template) == (*roles, "<s>", "</s>", "<pad>")
+    (folder / "chat_template.jinja").write_text("{{ messages | length }}", encoding="utf-8")
+    load_template.cache_clear()
+    assert render(TALK, template=template) == "2"  # the file of its own comes first, as in transformers
+    assert template_source(template) == "{{ messages | length }}"
+
+
+def test_template_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text(OWN, encoding="utf-8")
+    assert render(TALK[:1], template=str(file), add_generation_prompt=True) == "<|user|>\n2+2?<|end|><|assistant|>\n"
+    with pytest.raises(UserError, match=r"own\.jinja has no switch enable_thinking"):
+        render(TALK, template=str(file), enable_thinking=False)
+
+
+def test_what_a_template_keeps_of_earlier_turns(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(OWN, encoding="utf-8")
+    kept = {name: load_template(name) for name in (*TEMPLATES, str(tmp_path / "own.jinja"))}
+    assert [form.keeps_turns for form in kept.values()] == [False, True, True, True]
+    assert [form.keeps_reasoning for form in kept.values()] == [False, False, False, True]
+    assert [form.stop for form in kept.values()] == ["<SPECIAL_12>", "<|im_end|>", "<|im_end|>", "<|end|>"]
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{% if x %}", "own.jinja, line 1: Unexpected end of template"),
+        ("{{ raise_exception('no system turn') }}", "own.jinja: no system turn"),
+        ("{{ messages.__class__.__mro__ }}", "own.jinja: access to attribute '__class__' of 'list' object is unsafe"),
+        ("{{ messages.append(1) }}", "own.jinja: access to attribute 'append' of 'list' object is unsafe"),
+        ("{{ 1 + 'x' }}", "own.jinja: unsupported operand"),
+    ],
+)
+def test_a_template_that_fails_is_refused(source: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(source, encoding="utf-8")
+    with pytest.raises(UserError, match=complaint):
+        render(TALK, template=str(tmp_path / "own.jinja"))
+
+
+def test_a_template_that_is_missing_or_unmarked_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.jinja cannot be read"):
+        load_template(str(tmp_path / "none.jinja"))
+    with pytest.raises(UserError, match="the tokenizer there has none"):
+        load_template(str(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    with pytest.raises(UserError, match="does not mark what the model writes") as raised:
+        _ = load_template(str(tmp_path)).stop
+    assert raised.value.hint is not None and "{% generation %}" in raised.value.hint

@@ -5,22 +5,25 @@
 
 CONFIG: one of the card's `configs`; without it the default one, as `datasets` chooses it: the only one, the one named
 `default`, or the one marked `default: true`. SPLIT: without it `train`; where there is no `train`, the only split.
-Everything from the `@` on is REVISION, a branch, tag, commit or `refs/pr/N`; without it `main`. In the second form a
-revision holds no slash unless it is `refs/pr/N` or `refs/convert/NAME`.
+What follows the `@` is REVISION: a branch, tag, commit or `refs/pr/N`; without it `main`. In the second form it holds
+no slash unless it is `refs/pr/N` or `refs/convert/NAME`.
 
     hf://nvidia/Nemotron-CC-v2:High-Quality@main
     hf://org/name:config/validation
     hf://datasets/org/name/data/*.parquet
 
-The revision is resolved once, to a commit, and files are named with it: `hf://datasets/ORG/NAME@COMMIT/PATH`. A commit
-does not change. Which files a split consists of follows the rules of the `datasets` library
+The revision is resolved once, to a commit, and files are named with it: `hf://datasets/ORG/NAME@COMMIT/PATH`. Which
+files a split consists of follows the rules of the `datasets` library
 (huggingface.co/docs/hub/datasets-data-files-configuration): `configs` of the card's YAML with their `data_files`
 patterns, else names of folders and files (`data/train-00000-of-00002.parquet`, `test/…`, `dev.jsonl`). Code of a
 dataset is never run: one that needs its loading script is refused.
 
-Requests are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE have their meaning. A file in
-the local cache is read from there. Where the Hub cannot be reached, a dataset that the cache holds
+huggingface_hub makes the requests: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE have their meaning. A file in the
+local cache is read from there. Where the Hub cannot be reached, a dataset that the cache holds
 (`hf download ORG/NAME --repo-type dataset`) is listed from it.
+
+The rules are written out here because `datasets` follows a card to files of other hosts and does not list a dataset
+from the cache of huggingface_hub. HfFileSystem takes whatever a server answers for the range that it asked for.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ _DATASET = re.compile(
     r"(?P<repo>[^/@:]+/[^/@:]+)(?::(?P<config>[^/@:]+))?(?:/(?P<split>[^/@:]+))?(?:@(?P<revision>[^@]+))?"
 )
 _TIMEOUT = 60.0  # seconds
-_ATTEMPTS, _FIRST_WAIT = 3, 0.5  # of a request that lists; seconds, doubled
+_ATTEMPTS, _FIRST_WAIT = 3, 0.5  # of a request that the client does not retry; seconds, doubled
 _TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
 T = TypeVar("T")
 
@@ -103,18 +106,17 @@ class _Repository:
 
     def objects(self, paths: Iterable[str]) -> list[StoredObject]:
         prefix = f"hf://datasets/{self.name}@{self.commit}"
-        return [StoredObject(f"{prefix}/{path}", path, *self.files[path]) for path in paths]
+        return [StoredObject(f"{prefix}/{path}", *self.files[path]) for path in paths]
 
 
 def parse_hub_address(location: str) -> HubAddress:
     """The parts of an address. UserError: it follows neither form."""
     rest = location.removeprefix("hf://")
     pattern = _FILES if rest.startswith("datasets/") else _DATASET
-    found = pattern.fullmatch(rest)
-    if found is None:
+    parts = pattern.fullmatch(rest)
+    if parts is None:
         raise UserError(f"{location}: not the address of a dataset", f"it has the form {GRAMMAR}")
-    given = {name: text for name, text in found.groupdict().items() if text is not None}
-    return HubAddress(**given)
+    return HubAddress(**{name: text for name, text in parts.groupdict().items() if text is not None})
 
 
 def find_hub_objects(location: str) -> list[StoredObject]:
@@ -194,7 +196,7 @@ def hub_configs(card: Mapping[str, Any], paths: Sequence[str]) -> list[HubConfig
                 patterns = conventional_splits([path.removeprefix(begin) for path in paths if path.startswith(begin)])
             else:
                 patterns = conventional_splits(paths)
-            splits = {split: [_in_repository(folder, one) for one in some] for split, some in patterns.items()}
+            splits = {split: [_in_repository(folder, path) for path in paths] for split, paths in patterns.items()}
             name = str(entry["config_name"])
             configs.append(HubConfig(name, splits, name == "default" or bool(entry.get("default"))))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -223,13 +225,13 @@ def _declared_splits(data_files: Any) -> dict[str, list[str]]:
         path = entry["path"]
         if str(entry["split"]) in splits:
             raise ValueError(f"split {entry['split']!r} twice")
-        splits[str(entry["split"])] = [path] if isinstance(path, str) else [str(one) for one in path]
+        splits[str(entry["split"])] = [path] if isinstance(path, str) else [str(pattern) for pattern in path]
     return splits
 
 
 def conventional_splits(paths: Sequence[str]) -> dict[str, list[str]]:
     """split -> patterns, from the names of files: shards, else folders, else file names, else everything is `train`."""
-    sharded = {found["split"] for path in paths if _counts(path, "data/*") and (found := _SHARDED.fullmatch(path))}
+    sharded = {parts["split"] for path in paths if _is_data(path, "data/*") and (parts := _SHARDED.fullmatch(path))}
     if sharded:
         if wrong := [split for split in sorted(sharded) if not _SPLIT_NAME.fullmatch(split)]:
             raise UserError(f"{wrong[0]!r}, as its files are named, is not the name of a split")
@@ -241,9 +243,9 @@ def conventional_splits(paths: Sequence[str]) -> dict[str, list[str]]:
             split: [form.format(word=word, sep=_SEPARATORS) for word in words for form in forms]
             for split, words in _SPLIT_WORDS.items()
         }
-        there = {split: some for split, some in patterns.items() if any(match(one, paths) for one in some)}
-        if there:
-            return there
+        matching = {split: forms for split, forms in patterns.items() if any(match(form, paths) for form in forms)}
+        if matching:
+            return matching
     return {"train": ["**"]} if match("**", paths) else {}
 
 
@@ -252,10 +254,10 @@ def match(pattern: str, paths: Iterable[str]) -> list[str]:
     from fsspec.utils import glob_translate
 
     regex = re.compile(glob_translate(pattern))
-    return sorted(path for path in paths if (path == pattern or regex.match(path)) and _counts(path, pattern))
+    return sorted(path for path in paths if (path == pattern or regex.match(path)) and _is_data(path, pattern))
 
 
-def _counts(path: str, pattern: str) -> bool:
+def _is_data(path: str, pattern: str) -> bool:
     """Whether a file that matches is data: not one of the repository's own, not hidden unless the pattern says so."""
     if PurePosixPath(path).name in _NEVER_DATA and PurePosixPath(pattern).name != PurePosixPath(path).name:
         return False
@@ -310,14 +312,13 @@ def _choose_split(address: HubAddress, config: HubConfig) -> str:
 def _matching_path(address: HubAddress, paths: list[str]) -> list[str]:
     assert address.path is not None
     path = address.path.rstrip("/")
-    found = match(path, paths) or sorted(
-        one for one in paths if one.startswith(f"{path}/") and _counts(one, f"{path}/*")
-    )
-    if not found:
-        near = nearest(path, {*paths, *(str(PurePosixPath(one).parent) for one in paths)} - {"."})
+    below = (file for file in paths if file.startswith(f"{path}/") and _is_data(file, f"{path}/*"))
+    matching = match(path, paths) or sorted(below)
+    if not matching:
+        near = nearest(path, {*paths, *(str(PurePosixPath(file).parent) for file in paths)} - {"."})
         hint = f"did you mean hf://datasets/{address.repo}/{near}?" if near else None
         raise UserError(f"hf://datasets/{address.repo}@{address.revision}: no file {path}", hint)
-    return found
+    return matching
 
 
 # --- The Hub and its cache --------------------------------------------------------------------------------------------
@@ -352,9 +353,8 @@ def _open_repository(address: HubAddress) -> _Repository:
             f"{what} is gated: access denied", f"accept its terms at {api.endpoint}/datasets/{repo}, and set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
-        near = nearest(
-            repo, _names(lambda: (one.id for one in api.list_datasets(author=repo.split("/")[0], limit=1000)))
-        )
+        datasets = _names(lambda: (info.id for info in api.list_datasets(author=repo.split("/")[0], limit=1000)))
+        near = nearest(repo, datasets)
         hint = f"did you mean hf://{near}?" if near and near != repo else "a private one needs HF_TOKEN"
         raise UserError(f"{what}: no such dataset on {api.endpoint}", hint) from error
     except RevisionNotFoundError as error:
@@ -379,8 +379,7 @@ def _files_at(repo: str, commit: str) -> Mapping[str, tuple[int, str]]:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    api = HfApi()
-    tree = _retried(lambda: list(api.list_repo_tree(repo, repo_type="dataset", revision=commit, recursive=True)))
+    tree = HfApi().list_repo_tree(repo, repo_type="dataset", revision=commit, recursive=True)
     return {entry.path: (entry.size, entry.blob_id) for entry in tree if isinstance(entry, RepoFile)}
 
 
@@ -435,14 +434,14 @@ def _text_of(repository: _Repository, path: str) -> str:
         raise UserError(error.message, error.hint) from error
 
 
-def _retried(ask: Callable[[], T]) -> T:
-    """`ask`, again after a while where the Hub could not answer; not where it is switched off."""
+def _retried(request: Callable[[], T]) -> T:
+    """What `request` gives, asked for again where the Hub could not answer; not where it is switched off."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     wait = _FIRST_WAIT
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return ask()
+            return request()
         except Exception as error:
             _reraise_bugs(error)
             refused = isinstance(error, HfHubHTTPError) and error.response.status_code not in _TRANSIENT_STATUS
@@ -453,10 +452,10 @@ def _retried(ask: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _names(ask: Callable[[], Iterable[str]]) -> list[str]:
+def _names(request: Callable[[], Iterable[str]]) -> list[str]:
     """Names for a hint, none where they cannot be had: a hint is not worth an error of its own."""
     try:
-        return list(ask())
+        return list(request())
     except Exception:
         return []
 

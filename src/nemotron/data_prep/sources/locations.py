@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
+from urllib.parse import unquote
 
 from nemo_runspec.errors import UserError, nearest
 from nemotron.data_prep.sources.files import (
@@ -294,7 +295,7 @@ def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> l
     alone = len(objects) == 1
     files = []
     for stored in objects:
-        name = stored.name.rsplit("/", 1)[-1]
+        name = unquote(shown(stored.uri)).rsplit("/", 1)[-1]
         known = format_of(name)
         if known is None or known[0] not in formats:
             if alone:

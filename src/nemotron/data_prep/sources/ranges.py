@@ -19,10 +19,9 @@ _BUFFER = 1 << 16
 
 
 class StoredObject(NamedTuple):
-    """A file as its store lists it. `name`: its path without what an address may add, for the suffix."""
+    """A file as its store lists it."""
 
     uri: str
-    name: str
     size: int
     version: str
 
@@ -70,11 +69,9 @@ class _RangeFile(io.RawIOBase):
         return len(part)
 
     def _fetch_at(self, begin: int, wanted: int) -> None:
-        goes_on = begin == self._chunk_begin + len(self._chunk)
         # Behind the reader's `end` it begins anew with small steps: the rest of one line, mostly.
-        self._next_fetch = (
-            min(2 * self._next_fetch, _GREATEST_FETCH) if goes_on and begin != self._ahead_to else _LEAST_FETCH
-        )
+        in_order = begin == self._chunk_begin + len(self._chunk) and begin != self._ahead_to
+        self._next_fetch = min(2 * self._next_fetch, _GREATEST_FETCH) if in_order else _LEAST_FETCH
         ahead = min(begin + self._next_fetch, self._ahead_to if begin < self._ahead_to else self._size)
         self._chunk, self._chunk_begin = b"", begin  # at most one in memory
         self._chunk = self._fetch(begin, max(begin + wanted, ahead))

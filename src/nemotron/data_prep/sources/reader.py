@@ -128,14 +128,14 @@ def _items(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row |
 
 
 def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str, Any] | Bad:
-    """The record with the names that are wanted, or what it lacks."""
+    """The record under the names that `reading` asks for, or what it lacks."""
     own_names = piece.file.format in ("text", "warc")
     value = record
     if reading.columns and not own_names:
         value = {}
         for name, field in (reading.names or {}).items():
-            found, content = _lookup(record, field)
-            if found:
+            exists, content = _lookup(record, field)
+            if exists:
                 value[name] = content
     for name in (*reading.required, *reading.present):
         content = value.get(name)
@@ -151,7 +151,7 @@ def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str,
 
 
 def _lookup(record: Mapping[str, Any], name: str) -> tuple[bool, Any]:
-    """A field by its name, or by its path in nested objects."""
+    """Whether there is a field of this name, or at this path in nested objects; and its value."""
     if name in record:
         return True, record[name]
     value: Any = record

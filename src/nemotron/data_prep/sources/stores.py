@@ -38,10 +38,10 @@ def _file_system(uri: str) -> tuple[Any, str]:
 def find_in_store(location: str) -> list[StoredObject]:
     """The objects that an address stands for, in the order of their names."""
     with _answering(location, UserError):
-        return sorted(_found(location))
+        return sorted(_objects_at(location))
 
 
-def _found(location: str) -> list[StoredObject]:
+def _objects_at(location: str) -> list[StoredObject]:
     scheme = location.partition("://")[0]
     file_system, path = _file_system(location)
     if not path.strip("/"):
@@ -64,8 +64,7 @@ def _found(location: str) -> list[StoredObject]:
     if not files:
         raise UserError(f"no file in {location}")
     return [
-        StoredObject(f"{scheme}://{entry['name']}", entry["name"], int(entry["size"]), _store_version(scheme, entry))
-        for entry in files
+        StoredObject(f"{scheme}://{file['name']}", int(file["size"]), _store_version(scheme, file)) for file in files
     ]
 
 

@@ -1,4 +1,8 @@
-"""Files of web servers, with the standard library; http:// only for this machine."""
+"""Files of web servers, with the standard library; http:// only for this machine.
+
+fsspec's file system for HTTP follows a redirect from https:// to http://, does not retry a request that failed, and
+does not notice that a file has changed between two ranges.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.files import SourceFile, shown
@@ -47,15 +51,14 @@ def _check_web_address(url: str) -> None:
 def find_on_web(url: str) -> StoredObject:
     """The file at an address, asked for one byte."""
     _check_web_address(url)
-    path = urlsplit(url).path
-    if "*" in path:
+    if "*" in urlsplit(url).path:
         raise UserError(f"{shown(url)}: a web server cannot be listed", "name each file")
     try:
         # Not HEAD, which addresses that are signed for GET refuse.
         _, headers, size = _get_range(url, 0, 1)
     except RunFailed as error:
         raise UserError(error.message, error.hint) from error
-    return StoredObject(url, unquote(path), size, _web_version(headers, size))
+    return StoredObject(url, size, _web_version(headers, size))
 
 
 def _web_version(headers: email.message.Message, size: int) -> str:
@@ -75,9 +78,10 @@ def web_fetch(file: SourceFile) -> Callable[[int, int], bytes]:
 
 
 def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Message, int]:
-    """The bytes from begin to end (or to the end of the file), the headers, and the size of the whole.
+    """The bytes from begin to end (or to the end of the file), the headers, and the size of the file.
 
-    What may pass is tried again. RunFailed: it did not pass. UserError: the server serves no ranges.
+    A fault that may be transient is retried. RunFailed: it lasted, or is not transient. UserError: the server serves no
+    ranges.
     """
     headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity", "User-Agent": "nemotron"}
     opener = urllib.request.build_opener(_Redirects)
@@ -97,8 +101,9 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
                     return b"", error.headers, int(total[1])
                 if error.code not in _TRANSIENT_STATUS or attempt == _ATTEMPTS:
                     raise _web_failure(url, error.code, error.reason) from error
-                asked = error.headers.get("Retry-After") or ""
-                wait = max(wait, min(float(asked), _LONGEST_WAIT)) if asked.isdecimal() else wait
+                retry_after = error.headers.get("Retry-After") or ""
+                if retry_after.isdecimal():
+                    wait = max(wait, min(float(retry_after), _LONGEST_WAIT))
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError) or attempt == _ATTEMPTS:
@@ -113,8 +118,8 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
 def _whole_size(answer: http.client.HTTPResponse, begin: int) -> int | None:
     """Bytes of the whole file of which `answer` is a range; None where it is something else."""
     if answer.status == 206:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        return int(found[2]) if found and int(found[1]) == begin else None
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        return int(content_range[2]) if content_range and int(content_range[1]) == begin else None
     return 0 if answer.headers.get("Content-Length") == "0" else None  # of nothing there are no ranges
 
 

@@ -77,7 +77,7 @@ def texts(location: str) -> list[str]:
 
 def paths(location: str) -> list[str]:
     """Where in the repository its files are."""
-    return [found.name for found in find_hub_objects(location)]
+    return [stored.uri.split("/", 5)[5] for stored in find_hub_objects(location)]
 
 
 # --- Addresses --------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def source(web: Web, path: str, query: str = "") -> SourceFile:
 def test_a_file_is_listed_with_size_and_version_and_read_back(web: Web) -> None:
     web.files["/data/a b.jsonl"] = data = random.Random(0).randbytes(300_000)
     (found,) = find_objects(f"{web.base}/data/a%20b.jsonl?token=s3cr3t")
-    assert (found.name, found.size) == ("/data/a b.jsonl", 300_000)
+    assert (found.uri, found.size) == (f"{web.base}/data/a%20b.jsonl?token=s3cr3t", 300_000)
     assert web.served() == 1, "listing must not download"
     with open_remote(SourceFile(found.uri, found.size, found.version, "jsonl", "none")) as stream:
         assert stream.read() == data

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_runspec.config.resolve import config_to_ship
-from nemo_runspec.env import Env, wandb_settings
+from nemo_runspec.env import wandb_settings
 from nemo_runspec.errors import DEBUG, debugging
 from nemo_runspec.execution.launch_script import JSON_NAME, SCRIPT_NAME, Launch, launch_json, launch_script
 from nemo_runspec.job import Job, job_yaml
 from nemo_runspec.packaging import BundlePlan, PackedCode, megabytes, pack_code, plan_bundle
+from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, FRESH, GIT_COMMIT, OUTPUT_ROOT
 

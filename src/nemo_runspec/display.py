@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.config.yaml_text import dump_yaml, shown
-from nemo_runspec.env import Env
+from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.secrets import public
 

@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.config.yaml_text import dump_yaml, shown
-from nemo_runspec.env import Env, artifacts_root, executor_of, output_root, parse_env
+from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
 from nemo_runspec.options import parse_words
+from nemo_runspec.profile import Env, executor_of, parse_env
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.runspec import parse as parse_runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT
@@ -160,10 +161,8 @@ def parse_config(cfg: RecipeConfig, spec: Runspec) -> LoadedConfig:
     if cfg.config_name is None and default not in names:
         hint = f"choose one with -c NAME: {', '.join(names)}" if names else None
         raise UserError(f"no config was chosen, and there is no config {default!r} in {shown(spec.config_dir)}", hint)
-    loaded = load_config(spec.config_dir, cfg.config_name or default, cfg.overrides, spec.config.format)
-    if not loaded.data["run"].get("script"):
-        loaded.data["run"]["script"] = spec.script_path.name
-    return loaded
+    name, script = cfg.config_name or default, spec.script_path.name
+    return load_config(spec.config_dir, name, cfg.overrides, spec.config.format, script)
 
 
 def build_job_config(

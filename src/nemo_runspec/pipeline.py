@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.display import display_job
-from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.execution.slurm import submit as slurm
@@ -34,6 +33,7 @@ from nemo_runspec.job import (
     registry_of,
     save_configs,
 )
+from nemo_runspec.profile import executor_of
 from nemo_runspec.variables import PUBLISHED_DIR
 
 if TYPE_CHECKING:

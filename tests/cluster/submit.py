@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nemo_runspec
-from nemo_runspec.env import parse_env
 from nemo_runspec.errors import run_main
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
 from nemo_runspec.execution.slurm.follow import follow
@@ -26,6 +25,7 @@ from nemo_runspec.execution.slurm.submit import (
     submitted_jobs,
     submitting,
 )
+from nemo_runspec.profile import parse_env
 
 
 @dataclass

@@ -17,12 +17,12 @@ import pytest
 
 import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
-from nemo_runspec.env import Env, RaySettings
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
 from nemo_runspec.execution.ray import jobs as ray_execution
 from nemo_runspec.execution.ray.follow import follow_ray
 from nemo_runspec.execution.ray.jobs import RayJob, how_to_follow, new_job_id, ray_runtime_env, submit
+from nemo_runspec.profile import Env, RaySettings
 
 from .ray_cluster import RayCluster
 from .slurm import Slurm, wait_for

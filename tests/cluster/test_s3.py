@@ -269,7 +269,7 @@ def test_killed_while_it_fetches(s3: S3, root: str, payload: Path, tmp_path: Pat
     process.wait()
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    home = next((tmp_path / "node").glob("nemotron/artifacts/*"))
+    home = next((tmp_path / "node").glob("runspec/artifacts/*"))
     assert len([path for path in (home / "corpus" / "1").rglob("*") if path.is_file()]) == 43 + 2
     assert not list((home / ".aside").iterdir())
 

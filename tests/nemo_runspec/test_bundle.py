@@ -16,9 +16,9 @@ import yaml
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.bundle import Bundle, create_bundle, published_dir
 from nemo_runspec.display import where
-from nemo_runspec.env import Env
 from nemo_runspec.errors import UserError
 from nemo_runspec.job import build_job_config, parse_config, parse_env, parse_recipe_config, parse_runspec
+from nemo_runspec.profile import Env
 
 Write = Callable[[str, str], Path]
 PROFILES = """

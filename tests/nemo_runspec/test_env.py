@@ -12,21 +12,11 @@ import pytest
 
 from nemo_runspec.config.loader import LoadedConfig, load_config
 from nemo_runspec.config.resolve import resolve_config
-from nemo_runspec.env import (
-    Env,
-    RaySettings,
-    SlurmSettings,
-    Ssh,
-    artifacts_root,
-    executor_of,
-    find_env_file,
-    output_root,
-    parse_env,
-    wandb_settings,
-)
+from nemo_runspec.env import artifacts_root, find_env_file, output_root, wandb_settings
 from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED
 from nemo_runspec.errors import UserError
 from nemo_runspec.fingerprint import fingerprint
+from nemo_runspec.profile import Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
 from nemo_runspec.runspec import parse
 
 Write = Callable[[str, str], Path]

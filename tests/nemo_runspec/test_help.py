@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_runspec import parse
-from nemo_runspec.help import recipe_help, script_help
+from nemo_runspec.config.help import script_help
+from nemo_runspec.help import recipe_help
 
 
 def test_the_page_says_what_the_bare_command_does(project: Path) -> None:

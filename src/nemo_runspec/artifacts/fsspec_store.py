@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemo_runspec.artifacts.aside import aside_directory
 from nemo_runspec.artifacts.build import build_version
@@ -35,10 +35,8 @@ from nemo_runspec.artifacts.manifest import (
     parse_manifest,
     sha256_file,
 )
+from nemo_runspec.artifacts.stored import StoredVersion, human_size
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
-
-if TYPE_CHECKING:
-    from nemo_runspec.artifacts.registry import Version
 
 CLAIMS_DIR = ".claims"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
@@ -111,7 +109,7 @@ class FsspecStore:
             self._keep(directory, name, number)
         return number
 
-    def fetch(self, version: Version, inside: str = "") -> None:
+    def fetch(self, version: StoredVersion, inside: str = "") -> None:
         """Bring the payload, or the files whose names begin with `inside`, to this machine; nothing that is here.
 
         Processes that fetch the same version at once wait for each other where the file system has locks. Where it has
@@ -128,21 +126,19 @@ class FsspecStore:
             where = f" ({error.filename})" if error.filename else ""
             raise RunFailed(f"{version.ref} was not fetched: {error.strerror or error}{where}") from error
 
-    def _fetch(self, version: Version, wanted: list[str]) -> None:
-        from nemo_runspec.artifacts.listing import human_size
-
+    def _fetch(self, version: StoredVersion, wanted: list[str]) -> None:
         with self._lock(version.name, version.version):
             missing = self._missing(version, wanted)
             if not missing:
                 return
-            size = f", {human_size(version.record['size_bytes'])}" if len(missing) == len(version.files) else ""
+            size = f", {human_size(version.size_bytes)}" if len(missing) == len(version.files) else ""
             files = "1 file" if len(missing) == 1 else f"{len(missing)} files"
             print(f"fetching {version.ref} ({files}{size}) from {self.root}", file=sys.stderr, flush=True)
             with aside_directory(self.local_root) as aside:
                 self._mirror_record(version, aside)
                 _in_threads(lambda name: self._fetch_file(version, name, aside), missing)
 
-    def check_payload(self, version: Version) -> list[str]:
+    def check_payload(self, version: StoredVersion) -> list[str]:
         """Bring the payload to this machine, read every byte of it there, and list what is not as it was published.
 
         What was damaged in the mirror is fetched again.
@@ -163,7 +159,7 @@ class FsspecStore:
             (version.path / name).unlink(missing_ok=True)  # a mirror holds what was published and nothing else
         return []
 
-    def audit(self, version: Version) -> list[str]:
+    def audit(self, version: StoredVersion) -> list[str]:
         """Read every byte of the payload where it is published, and list what is not as it was."""
 
         def problem(name: str) -> str | None:
@@ -187,7 +183,7 @@ class FsspecStore:
     def _at(self, name: str, number: int, file: str) -> str:
         return f"{self.path}/{name}/{number}/{file}"
 
-    def _payload(self, version: Version, name: str) -> str:
+    def _payload(self, version: StoredVersion, name: str) -> str:
         return self._at(version.name, version.version, f"{PAYLOAD_DIR}/{name}")
 
     def _list(self, folder: str) -> list[str]:
@@ -268,17 +264,17 @@ class FsspecStore:
             if _files_listed_in(home) != files:
                 raise
 
-    def _mirrored(self, version: Version) -> bool:
+    def _mirrored(self, version: StoredVersion) -> bool:
         """Whether the mirror knows this very version: not none, and not one of the same number, of another registry."""
         return _files_listed_in(version.directory) == version.files
 
-    def _missing(self, version: Version, wanted: list[str]) -> list[str]:
+    def _missing(self, version: StoredVersion, wanted: list[str]) -> list[str]:
         """Those of the files `wanted` that the mirror lacks."""
         if not self._mirrored(version):
             return wanted
         return [name for name in wanted if not (version.path / name).is_file()]
 
-    def _mirror_record(self, version: Version, aside: Path) -> None:
+    def _mirror_record(self, version: StoredVersion, aside: Path) -> None:
         """Bring record and manifest into the mirror, both at once, unless it has them."""
         if self._mirrored(version):
             return
@@ -288,7 +284,7 @@ class FsspecStore:
             (directory / file).write_bytes(self.read(version.name, version.version, file))
         self._put_in_place(directory, version.directory)
 
-    def _fetch_file(self, version: Version, name: str, aside: Path) -> None:
+    def _fetch_file(self, version: StoredVersion, name: str, aside: Path) -> None:
         url = self.location(version.name, version.version, f"{PAYLOAD_DIR}/{name}")
         for _ in range(2):  # once more for what was cut off on its way
             temporary = aside / secrets.token_hex(8)
@@ -344,19 +340,6 @@ class FsspecStore:
         return RunFailed(f"{self.root}: {_first_line(error)}", _CREDENTIALS if denied else None)
 
 
-def cache_folder() -> Path:
-    """Where the mirrors of registries lie: in [cache] dir of env.toml, else in XDG_CACHE_HOME, else in ~/.cache."""
-    from nemo_runspec.env import load_tables
-
-    file, toml = load_tables()
-    named = toml.data.get("cache", {}).get("dir")
-    if named is not None and file is not None:
-        base = file.absolute().parent / Path(named).expanduser()
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return base.absolute() / "nemotron" / "artifacts"
-
-
 def _file_system(root: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, without a cache of listings, and the path in it."""
     import fsspec
@@ -398,7 +381,7 @@ def _in_threads(do: Callable[[Any], Any], items: list[Any]) -> list[Any]:
             raise
 
 
-def _is_good(version: Version) -> Callable[[str], bool]:
+def _is_good(version: StoredVersion) -> Callable[[str], bool]:
     def is_good(name: str) -> bool:
         try:
             return sha256_file(version.path / name) == version.files[name]

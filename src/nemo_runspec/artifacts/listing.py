@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from nemo_runspec.artifacts.registry import OWN_KEYS, Registry, Version
+from nemo_runspec.artifacts.build import OWN_KEYS
+from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, did_you_mean
 
 
@@ -46,7 +48,7 @@ def describe(version: Version) -> list[tuple[str, str]]:
         ("created", str(record.get("created_at", ""))),
         ("digest", version.digest),
         ("path", version.location),
-        ("size", f"{human_size(record['size_bytes'])} in {record['num_files']} files"),
+        ("size", f"{human_size(version.size_bytes)} in {record['num_files']} files"),
     ]
     for section in (key for key in record if key not in (*OWN_KEYS, "type", "types", "created_at")):
         content = record[section]
@@ -57,16 +59,6 @@ def describe(version: Version) -> list[tuple[str, str]]:
         elif content is not None:
             rows.append((section, _text(content)))
     return rows + [("file", f"{sha256}  {name}") for name, sha256 in version.files.items()]
-
-
-def human_size(size_bytes: int) -> str:
-    """A size with three significant digits in decimal units: 1234567 -> '1.23 MB'."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 def _entry(registry: Registry, ref: str) -> Entry:
@@ -81,7 +73,7 @@ def _entry(registry: Registry, ref: str) -> Entry:
         created_at=str(record.get("created_at", "")),
         digest=version.digest,
         num_files=int(record["num_files"]),
-        size_bytes=int(record["size_bytes"]),
+        size_bytes=version.size_bytes,
     )
 
 

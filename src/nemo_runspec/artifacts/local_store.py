@@ -13,14 +13,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemo_runspec.artifacts.aside import aside_directory, fsync_directory
 from nemo_runspec.artifacts.build import build_version
 from nemo_runspec.artifacts.manifest import list_files, sha256_file
-
-if TYPE_CHECKING:
-    from nemo_runspec.artifacts.registry import Version
+from nemo_runspec.artifacts.stored import StoredVersion
 
 NUMBER = re.compile(r"[1-9][0-9]*")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -74,10 +72,10 @@ class LocalStore:
             build_version(directory, name, source, names, record, move)
             return self._rename_to_next(directory, self.root / name)
 
-    def fetch(self, version: Version, inside: str = "") -> None:
+    def fetch(self, version: StoredVersion, inside: str = "") -> None:
         """The payload is on this machine already."""
 
-    def check_payload(self, version: Version) -> list[str]:
+    def check_payload(self, version: StoredVersion) -> list[str]:
         """Read every byte of the payload and list what is not as it was published."""
         problems = []
         for name, sha256 in version.files.items():
@@ -90,7 +88,7 @@ class LocalStore:
         extra = set(list_files(version.path)) - set(version.files)
         return problems + [f"{version.path / name}: was not published with it" for name in sorted(extra)]
 
-    def audit(self, version: Version) -> list[str]:
+    def audit(self, version: StoredVersion) -> list[str]:
         """As `check_payload`: the payload here is the payload."""
         return self.check_payload(version)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nemo_runspec.artifacts.naming import parse_reference
+from nemo_runspec.env import output_root
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.variables import JOB_DIR, PUBLISHED_DIR
 
@@ -96,8 +97,6 @@ def _pins_file() -> Path | None:
 
 def _launch_file() -> Path:
     """For torchrun without a job: a file that all ranks of this launch find, and those of no other launch."""
-    from nemo_runspec.env import output_root
-
     run_id, job = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("SLURM_JOB_ID", "")
     parts = [run_id, job, os.environ.get("SLURM_STEP_ID", ""), os.environ.get("MASTER_PORT", "")]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):  # one node: one launcher process

@@ -14,42 +14,29 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemo_runspec.artifacts.build import OWN_KEYS as OWN_KEYS
-from nemo_runspec.artifacts.build import RECORD_SCHEMA, check_source
+from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, check_source
+from nemo_runspec.artifacts.fsspec_store import FsspecStore
 from nemo_runspec.artifacts.local_store import LocalStore
 from nemo_runspec.artifacts.manifest import MANIFEST_FILE, PAYLOAD_DIR, RECORD_FILE, parse_manifest, payload_digest
 from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, hint_for, parse_reference
 from nemo_runspec.artifacts.paths import decode_path
 from nemo_runspec.artifacts.pins import leave_published
-from nemo_runspec.artifacts.roots import parse_root
+from nemo_runspec.artifacts.stored import StoredVersion
+from nemo_runspec.env.roots import artifacts_root, cache_folder, parse_root
 from nemo_runspec.errors import RunFailed, UserError, nearest
-
-if TYPE_CHECKING:
-    from nemo_runspec.artifacts.fsspec_store import FsspecStore
 
 
 @dataclass(frozen=True)
-class Version:
+class Version(StoredVersion):
     """One published, immutable version.
 
-    `record` is its `artifact.json`, with the paths in `record["fields"]` made absolute; `files` maps the payload's file
-    names to sha256. `directory` is where the version is on this machine; of a registry behind a URL, where it is going
-    to be: `fetch` brings the payload.
+    `record` is its `artifact.json`, with the paths in `record["fields"]` made absolute.
     """
 
-    name: str
-    version: int
-    directory: Path
     record: dict[str, Any] = field(repr=False)
-    files: dict[str, str] = field(repr=False)
     registry: Registry = field(repr=False, compare=False)
-
-    @property
-    def path(self) -> Path:
-        """The payload directory on this machine."""
-        return self.directory / PAYLOAD_DIR
 
     @property
     def location(self) -> str:
@@ -68,11 +55,6 @@ class Version:
     def digest(self) -> str:
         """The payload digest, 64 hex digits: relative file names and contents only."""
         return str(self.record["digest"])
-
-    @property
-    def ref(self) -> str:
-        """`name:3`, the identity."""
-        return f"{self.name}:{self.version}"
 
     @property
     def uri(self) -> str:
@@ -99,16 +81,12 @@ class Registry:
         if isinstance(place, Path):
             self.store = LocalStore(place)
         else:
-            from nemo_runspec.artifacts.fsspec_store import FsspecStore, cache_folder
-
             self.store = FsspecStore(place, cache_folder())
         self.local_root = self.store.local_root
 
     @classmethod
     def default(cls) -> Registry:
         """RUNSPEC_ARTIFACTS_ROOT, else `[artifacts] root` of env.toml, else `artifacts` in the output root."""
-        from nemo_runspec.env import artifacts_root
-
         return cls(artifacts_root())
 
     @property
@@ -279,7 +257,7 @@ class Registry:
         directory = self.local_root / name / str(number)
         if isinstance(fields := record.get("fields"), dict):
             record["fields"] = {key: decode_path(value, directory / PAYLOAD_DIR) for key, value in fields.items()}
-        return Version(name, number, directory, record, files, self)
+        return Version(name, number, directory, files, record["size_bytes"], record, self)
 
     def _fetch_others(self, version: Version) -> None:
         """Fetch what the fields of a record name inside other payloads (the tokenizer that lies with the data, say).

@@ -6,15 +6,25 @@ Interpolations are still text here; `resolve.py` resolves and validates.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nemo_runspec.config.yaml_text import KeyPath, escape_interpolation, read_scalar, read_yaml, shown
+from nemo_runspec.config.interpolate import interpolate
+from nemo_runspec.config.yaml_text import (
+    KeyPath,
+    dotted,
+    escape_interpolation,
+    read_scalar,
+    read_yaml,
+    shown,
+    split_key,
+)
 from nemo_runspec.errors import UserError, did_you_mean
 
 COMMAND_LINE = "command line"
@@ -35,12 +45,10 @@ class LoadedConfig:
     origins: dict[KeyPath, str]
     overrides: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def run(self) -> SimpleNamespace:
         """The `run` group as attributes, interpolated (`${run.config}`, `${oc.env:…}`; artifacts are not looked up)."""
-        from nemo_runspec.config.resolve import run_group
-
-        return SimpleNamespace(**run_group(self))
+        return SimpleNamespace(**interpolate(self.data, self.origin, "run"))
 
     def origin(self, path: KeyPath) -> str:
         """`file:line` or "command line": where the value at `path`, or else the group that it is in, was written."""
@@ -48,11 +56,15 @@ class LoadedConfig:
             path = path[:-1]
         return self.origins.get(path, shown(self.path))
 
-    def origin_of_fault(self, path: KeyPath, said: str) -> str:
-        """Where a fault of the group at `path` was written: on the command line if a key set there occurs in `said`."""
+    def origin_of_fault(self, path: KeyPath, message: str) -> str:
+        """Where a fault of the group at `path` was written: the command line if `message` names a key set there."""
         set_there = (key for key, at in self.origins.items() if at == COMMAND_LINE and key[: len(path)] == path)
-        named = any(re.search(rf"\b{re.escape(str(key[-1]))}\b", said) for key in set_there)
+        named = any(re.search(rf"\b{re.escape(str(key[-1]))}\b", message) for key in set_there)
         return COMMAND_LINE if named else self.origin(path)
+
+    def on_command_line(self, path: KeyPath) -> bool:
+        """Whether the command line sets the value at `path`, or a part of it (`run.env.mounts[0]`)."""
+        return any(at == COMMAND_LINE and key[: len(path)] == path for key, at in self.origins.items())
 
 
 def list_configs(config_dir: Path, fmt: str = "omegaconf") -> list[str]:
@@ -87,7 +99,11 @@ def find_config(config_dir: Path, name_or_path: str, fmt: str = "omegaconf") -> 
 
 
 def load_config(
-    config_dir: Path, name_or_path: str, overrides: Sequence[str] = (), fmt: str = "omegaconf"
+    config_dir: Path,
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    fmt: str = "omegaconf",
+    script: str | None = None,
 ) -> LoadedConfig:
     """Load a config, the files in its `defaults:` below it, and the overrides over it.
 
@@ -96,6 +112,7 @@ def load_config(
         name_or_path: `tiny`, or a path to a file anywhere.
         overrides: `key.sub=value` words; values are YAML.
         fmt: `omegaconf` (YAML with `defaults:` and interpolation), `yaml` or `json` (values as they stand).
+        script: `run.script` of a config that names none.
 
     Raises:
         UserError: no such config, malformed YAML or JSON (file and line), a circle of defaults, a bad override.
@@ -110,6 +127,8 @@ def load_config(
     if not isinstance(run, dict):
         raise UserError(f"{origins.get(('run',), shown(path))}: run = {run!r}: must be a group of keys")
     run.setdefault("config", path.stem)
+    if script is not None and not run.get("script"):
+        run["script"] = script
     return LoadedConfig(path.stem, path, data, origins, tuple(overrides))
 
 
@@ -186,16 +205,6 @@ def forget(origins: dict[KeyPath, str], path: KeyPath) -> None:
     """Drop the origins of `path` and of everything below it."""
     for key in [key for key in origins if key[: len(path)] == path]:
         del origins[key]
-
-
-def split_key(key: str) -> KeyPath:
-    """`a.b[0].c` and `a.b.0.c` -> ("a", "b", 0, "c")."""
-    return tuple(int(part) if part.isdigit() else part for part in re.split(r"[.\[\]]+", key) if part)
-
-
-def dotted(path: Iterable[str | int]) -> str:
-    """("a", "b", 0) -> `a.b.0`."""
-    return ".".join(map(str, path))
 
 
 def _apply_override(data: dict[str, Any], origins: dict[KeyPath, str], override: str) -> None:

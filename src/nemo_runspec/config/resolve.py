@@ -1,6 +1,6 @@
-"""A loaded config -> resolved values: `run` group filled in, artifacts pinned to versions, interpolations replaced.
+"""The road of a config, after `load_config`: `run` filled in, inputs pinned, `${…}` replaced, values validated.
 
-`resolve_config` is what both a dry run and a run go through, so that they refuse the same configs.
+`resolve_config` takes it once, step by step, in a dry run as in a run, so that both refuse the same configs.
 
 Interpolations: `${key.of.this.config}`, `${run.…}`, `${oc.env:VAR,default}`, `${mul:a,b}`, and `${art:data,path}`: the
 payload directory (`path`), or any other field, of the artifact that `run.data` names.
@@ -9,38 +9,31 @@ payload directory (`path`), or any other field, of the artifact that `run.data` 
 from __future__ import annotations
 
 import copy
-import functools
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config import validate
-from nemo_runspec.config.loader import LoadedConfig, split_key
-from nemo_runspec.config.validate import RESERVED_RUN_KEYS as RESERVED_RUN_KEYS
-from nemo_runspec.config.yaml_text import KeyPath, dump_yaml, escape_interpolation, shown
-from nemo_runspec.env import run_env
+from nemo_runspec.artifacts.naming import SCHEME, check_name
+from nemo_runspec.artifacts.pins import agree
+from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.config.interpolate import interpolate, to_come
+from nemo_runspec.config.loader import LoadedConfig
+from nemo_runspec.config.run_env import run_env
+from nemo_runspec.config.validate import RESERVED_RUN_KEYS, check_keys, load_schema, run_defaults, validate
+from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.secrets import looks_secret
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
     from pydantic import BaseModel
-
-    from nemo_runspec.artifacts import Registry, Version
 
 # What `${art:…}` may ask for besides the fields of the record.
 _VERSION_FIELDS = ("path", "ref", "uri", "digest", "name", "version")
-
-# The inputs of the config being resolved, for `${art:…}`. None: an earlier step will publish it.
-_INPUTS: ContextVar[dict[str, Version | None] | None] = ContextVar("runspec_inputs", default=None)
-# True: `${art:…}`, and what is computed from it, stays as it stands, between two characters that no config has.
-_KEEP_ART: ContextVar[bool] = ContextVar("runspec_keep_art", default=False)
-_OPEN, _CLOSE = "\ue000", "\ue001"
+_ART = re.compile(r"\$\{art:\s*([\w.-]+)\s*(?:,\s*([\w.-]+)\s*)?\}")
+# `${art:KEY,FIELD}` -> its value
+_FieldOf = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True)
@@ -92,41 +85,37 @@ def resolve_config(
 
     Raises:
         UserError: the config is for another script; an unknown, ill-typed or missing key; a value out of range; an
-            interpolation that leads nowhere; a missing artifact (the hint is the command that makes it).
+            interpolation that leads nowhere; a missing artifact, after all others: a fault of the config is found
+            before somebody goes and makes the artifact.
     """
+    # 1. The config is for this script, and the script knows its keys.
     _check_script(loaded, spec)
-    schema = validate.load_schema(spec)
+    schema = load_schema(spec)
     if schema is not None:
-        validate.check_keys(loaded, schema)
+        check_keys(loaded, schema)
     run_env(loaded)
-    cfg = _tree(loaded)
-    if schema is not None:
-        cfg["run"] = {**validate.run_defaults(schema), **loaded.data["run"]}
-    run = {**_resolve(cfg, loaded, ("run",)), **_identity(loaded, spec)}
-    cfg["run"] = escape_interpolation(run)
-    produced = dict(produced or {})
-    try:
-        if at_start:
-            produced |= _agree(run, registry)
-        inputs = _pin(run, loaded, produced, look_up, registry)
-    except UserError:
-        # A fault of the config comes first: it is found before somebody goes and makes the missing artifact.
-        if look_up:
-            resolve_config(loaded, spec, produced=produced, look_up=False)
-        raise
-    cfg["run"] = escape_interpolation(run)
-    token = _INPUTS.set(inputs)
-    try:
-        data = _resolve(cfg, loaded, ())
-    finally:
-        _INPUTS.reset(token)
-    if schema is None:
-        return ResolvedConfig(spec, loaded, data, None, inputs)
-    model = validate.validate(data, loaded, schema)
-    if model is None:
-        return ResolvedConfig(spec, loaded, data, None, inputs)
+    # 2. The run group: what the config says, over what follows from schema, script and file name.
+    run = {**(run_defaults(schema) if schema else {}), **vars(loaded.run)}
+    run |= _identity(loaded, spec)
+    # 3. Inputs are pinned to versions: `corpus` becomes `corpus:3`.
+    _check_run(run, loaded)
+    references, missing = _references(run, produced or {}, registry, look_up=look_up, at_start=at_start)
+    inputs: dict[str, Version | None] = {}
+    for key, reference in references.items():
+        try:
+            inputs[key] = None if reference is None else _look_up(reference, key, registry)
+        except UserError as error:
+            inputs[key], missing = None, missing or error
+        version = inputs[key]
+        run[key] = _latest(run[key]) if version is None else version.ref
+    # 4. `${art:…}` is replaced by what the record says, everything else by OmegaConf.
+    data = _values(loaded, run, lambda key, what: _field_of(inputs, key, what))
+    # 5. Types and ranges.
+    model = None if schema is None else validate(data, loaded, schema)
+    if missing is not None:
+        raise missing
     # Every default becomes visible, and two configs that mean the same get the same fingerprint.
-    return ResolvedConfig(spec, loaded, model.model_dump(mode="json"), model, inputs)
+    return ResolvedConfig(spec, loaded, data if model is None else model.model_dump(mode="json"), model, inputs)
 
 
 def config_to_ship(resolved: ResolvedConfig) -> str:
@@ -145,44 +134,28 @@ def config_to_ship(resolved: ResolvedConfig) -> str:
     if spec.config.format == "json":
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     if spec.config.format == "omegaconf":
-        cfg = _tree(resolved.loaded)
-        cfg["run"] = escape_interpolation(resolved.run)
-        token = _KEEP_ART.set(True)
-        try:
-            kept = _resolve(cfg, resolved.loaded, ())
-        finally:
-            _KEEP_ART.reset(token)
-        _put_kept(kept, data)
-        data = _unkeep(escape_interpolation(data))
+        data = escape_interpolation(data)
+        # A value depends on an artifact if it is another one with `${art:…}` left as text.
+        here = _values(resolved.loaded, resolved.run, lambda key, what: _field_of(resolved.inputs, key, what))
+        anywhere = _values(resolved.loaded, resolved.run, lambda key, what: f"${{art:{key},{what}}}")
+        _put_differing(data, anywhere, here)
     return f"# The resolved config of {spec.name}; where it comes from: job.yaml\n" + dump_yaml(data, escape=False)
 
 
-def _put_kept(kept: Any, data: Any) -> None:
-    """Replace each value of `data` by the one of `kept` at the same place, where that asks for an artifact."""
-    for key, value in kept.items() if isinstance(kept, dict) else enumerate(kept):
+def _put_differing(data: Any, anywhere: Any, here: Any) -> None:
+    """Replace the values of `data` at which `anywhere` differs from `here` by the text of `anywhere`, in place."""
+    for key, value in anywhere.items() if isinstance(anywhere, dict) else enumerate(anywhere):
         if isinstance(value, (dict, list)):
             below = data.get(key) if isinstance(data, dict) else data[key] if key < len(data) else None
             if isinstance(below, (dict, list)):
-                _put_kept(value, below)
-        elif isinstance(value, str) and _OPEN in value:
-            data[key] = value
-
-
-def _unkeep(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _unkeep(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_unkeep(item) for item in value]
-    return value.replace(_OPEN, "${").replace(_CLOSE, "}") if isinstance(value, str) else value
-
-
-def run_group(loaded: LoadedConfig) -> dict[str, Any]:
-    """The `run` group of a config, interpolated, before anything is validated or looked up."""
-    return _resolve(_tree(loaded), loaded, ("run",))
+                _put_differing(below, value, here[key])
+        elif value != here[key]:
+            # Another `${` in the same text was written as text, and is to stay it.
+            data[key] = re.sub(r"(\\*)\$\{(?!art:|mul:)", r"\1\1\\${", value)
 
 
 def _check_script(loaded: LoadedConfig, spec: Runspec) -> None:
-    script = run_group(loaded).get("script")
+    script = vars(loaded.run).get("script")
     if script not in (None, "", spec.script_path.name):
         at = loaded.origin(("run", "script"))
         raise UserError(
@@ -193,176 +166,86 @@ def _check_script(loaded: LoadedConfig, spec: Runspec) -> None:
 
 def _identity(loaded: LoadedConfig, spec: Runspec) -> dict[str, str]:
     """The keys of `run` that follow from script and config, where the config leaves them open."""
-    given = loaded.data["run"]
-    config = given.get("config") or loaded.name
-    own = {
+    run = vars(loaded.run)
+    config = run.get("config") or loaded.name
+    identity = {
         "script": spec.script_path.name,
         "config": config,
         "family": spec.family,
         "stage": spec.stage,
         "name": f"{spec.name.replace('/', '-')}-{config}",
     }
-    return {key: value for key, value in own.items() if not given.get(key)}
+    return {key: value for key, value in identity.items() if not run.get(key)}
 
 
-def _tree(loaded: LoadedConfig) -> DictConfig:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    register_resolvers()
-    try:
-        tree = OmegaConf.create(loaded.data)
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        at = loaded.origin(split_key(key))
-        raise UserError(f"{at}: {key}: bad interpolation: {_first_line(error)}") from None
-    return tree
-
-
-def _resolve(cfg: DictConfig, loaded: LoadedConfig, group: KeyPath) -> dict[str, Any]:
-    """Plain values of a group of `cfg` (of all of it when `group` is empty), with interpolations replaced."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
-    try:
-        node = cfg if not group else cfg[group[0]]
-        values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = getattr(error, "full_key", None) or ""
-        raise UserError(f"{loaded.origin(split_key(key))}: {key} has no value", f"give one: {key}=…") from None
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        at = f"{loaded.origin(split_key(key))}: {key}"
-        cause: BaseException | None = error
-        while cause is not None:  # an error of a resolver of ours arrives wrapped, and is the clearer one
-            if isinstance(cause, UserError):
-                raise UserError(f"{at}: {cause.message}", cause.hint) from None
-            cause = cause.__cause__ or cause.__context__
-        raise UserError(f"{at}: {_first_line(error)}") from None
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
-
-
-def _first_line(error: Exception) -> str:
-    """OmegaConf's message without the lines on its own types, and without the name of a wrapped exception."""
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return re.sub(r"^\w+ raised while resolving interpolation: ", "", text[0]).strip("\"'")
-
-
-def _agree(run: dict[str, Any], registry: Registry | None) -> dict[str, str]:
-    """What the references without a version mean, for every process of this job; by name of the artifact."""
-    from nemo_runspec.artifacts.pins import agree
-
-    open_keys: dict[str, str] = {}
+def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
+    """Refuse values of `run` that are no text, and names that cannot be published: now, not after the training."""
     for key, value in run.items():
-        if key not in RESERVED_RUN_KEYS and isinstance(value, str) and value:
-            name = _bare(value)
-            if ":" not in name and "@" not in name:
-                open_keys.setdefault(name, key)
-    if not open_keys:
-        return {}
-    return agree(list(open_keys), lambda name: _look_up(name, f"run.{open_keys[name]}", registry).pinned)
-
-
-def _bare(reference: str) -> str:
-    """A reference to the latest version as the name alone; another one stays as it is."""
-    return reference.removeprefix("art://").removesuffix(":latest")
-
-
-def _pin(
-    run: dict[str, Any],
-    loaded: LoadedConfig,
-    produced: Mapping[str, str | None],
-    look_up: bool,
-    registry: Registry | None,
-) -> dict[str, Version | None]:
-    """Replace the references in `run` by `name:N`, in place, and return the versions."""
-    inputs: dict[str, Version | None] = {}
-    for key, value in run.items():
-        at = loaded.origin(("run", key))
+        at = f"{loaded.origin(('run', key))}: run.{key}"
         if key == "env":  # checked by `run_env`
             continue
         if value is not None and not isinstance(value, str):
             kind = "text" if key in RESERVED_RUN_KEYS else "the name of an artifact (name, name:3) or null"
-            raise UserError(f"{at}: run.{key} = {value!r}: must be {kind}")
-        if key in ("output", "results") and value:  # now, not after the training whose result cannot be published
-            from nemo_runspec.artifacts.naming import check_name
-
+            raise UserError(f"{at} = {value!r}: must be {kind}")
+        if key in ("output", "results") and value:
             try:
                 check_name(value)
             except UserError as error:
-                raise UserError(f"{at}: run.{key}: {error.message}", error.hint) from None
-        if key in RESERVED_RUN_KEYS or not value:
-            continue
-        # A bare name, or its latest version, is what an earlier step of the same pipeline made.
-        name = _bare(value)
-        if not look_up or (name in produced and produced[name] is None):
-            inputs[key], run[key] = None, f"{name}:latest" if ":" not in name else name
-            continue
-        version = _look_up(produced.get(name) or value, f"run.{key}", registry)
-        inputs[key], run[key] = version, version.ref
-    return inputs
+                raise UserError(f"{at}: {error.message}", error.hint) from None
+
+
+def _references(
+    run: Mapping[str, Any],
+    produced: Mapping[str, str | None],
+    registry: Registry | None,
+    *,
+    look_up: bool,
+    at_start: bool,
+) -> tuple[dict[str, str | None], UserError | None]:
+    """For each input in `run` the reference to look up, None for what is still to come; and what is missing, if known.
+
+    A name without a version is what an earlier step of the same pipeline made, else the latest: in a job, the one that
+    is the latest for all its processes.
+    """
+    names = {key: _bare(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value}
+    if not look_up:
+        return dict.fromkeys(names), None
+    agreed: dict[str, str] = {}
+    if at_start:
+        key_of = {name: key for key, name in reversed(names.items()) if ":" not in name and "@" not in name}
+        try:
+            agreed = agree(list(key_of), lambda name: _look_up(name, key_of[name], registry).pinned) if key_of else {}
+        except UserError as error:
+            return dict.fromkeys(names), error
+    made = {**produced, **agreed}
+    return {key: made.get(name, str(run[key])) for key, name in names.items()}, None
+
+
+def _bare(reference: str) -> str:
+    """A reference to the latest version as the name alone; another one stays as it is."""
+    return reference.removeprefix(SCHEME).removesuffix(":latest")
+
+
+def _latest(reference: str) -> str:
+    """A reference that names no version as `name:latest`."""
+    name = _bare(reference)
+    return name if ":" in name else f"{name}:latest"
 
 
 def _look_up(reference: str, key: str, registry: Registry | None) -> Version:
-    from nemo_runspec.artifacts import Registry
-
     try:
         return (registry or Registry.default()).resolve(reference)
     except UserError as error:
-        raise UserError(f"{key} = {reference}: {error.message}", error.hint) from None
+        raise UserError(f"run.{key} = {reference}: {error.message}", error.hint) from None
 
 
-@functools.cache
-def register_resolvers() -> None:
-    """Make `${art:…}` and `${mul:…}` known to OmegaConf, and keep secrets out of `${oc.env:…}` (once a process)."""
-    from omegaconf import OmegaConf
-
-    # OmegaConf 2.4 renamed the function, and warns about the old name.
-    register: Callable[..., None] = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
-    register("art", _art, replace=True)
-    register("mul", _mul, replace=True)
-    register("oc.env", _env, replace=True)
-
-
-def _env(name: str, *default: Any) -> str | None:
-    """`${oc.env:NAME,default}`, as OmegaConf has it, except that what looks like a secret is refused."""
-    from omegaconf.resolvers import oc
-
-    if looks_secret(str(name)):
-        raise UserError(
-            f"${{oc.env:{name}}}: configs are written to files, and {name} looks like a secret: list it by name under"
-            " secrets in a profile of env.toml instead; the script finds it in its environment"
-        )
-    value: str | None = oc.env(name, *default)
-    return value
-
-
-def _mul(*factors: Any) -> int | float | str:
-    """`${mul:a,b,…}`: the product; whole when all factors are."""
-    if any(isinstance(factor, str) and _OPEN in factor for factor in factors):
-        return f"{_OPEN}mul:{','.join(map(str, factors))}{_CLOSE}"
-    if any(isinstance(factor, str) and "(resolved at start)>" in factor for factor in factors):
-        return " * ".join(map(str, factors))
-    for factor in factors:
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            raise UserError(f"${{mul:…}}: {factor!r} is not a number")
-    product: int | float = math.prod(factors)
-    return product
-
-
-def _art(key: str, what: str = "path") -> Any:
+def _field_of(inputs: Mapping[str, Version | None], key: str, what: str) -> Any:
     """`${art:key,what}`: a field of the artifact that `run.key` names."""
-    if _KEEP_ART.get():
-        return f"{_OPEN}art:{key},{what}{_CLOSE}"
-    inputs = _INPUTS.get()
-    if inputs is None:
-        raise UserError(f"${{art:{key},{what}}}: the run group itself cannot ask for an artifact")
     if key not in inputs:
         raise UserError(f"${{art:{key},{what}}}: run.{key} names no artifact", did_you_mean(key, inputs, "inputs"))
     version = inputs[key]
     if version is None:
-        return validate.to_come(key, what)
+        return to_come(key, what)
     if what in _VERSION_FIELDS:
         value = getattr(version, what)
         return value if isinstance(value, (str, int)) else str(value)
@@ -374,3 +257,42 @@ def _art(key: str, what: str = "path") -> Any:
             f"${{art:{key},{what}}}: {version.ref} has no field {what!r}", did_you_mean(what, choices, "fields")
         )
     return fields[what]
+
+
+def _values(loaded: LoadedConfig, run: Mapping[str, Any], field_of: _FieldOf) -> dict[str, Any]:
+    """The config's values with `run` as its run group and every interpolation replaced."""
+    tree = {key: _put_fields(value, (key,), loaded, field_of) for key, value in loaded.data.items()}
+    return interpolate({**tree, "run": escape_interpolation(dict(run))}, loaded.origin)
+
+
+def _put_fields(value: Any, path: KeyPath, loaded: LoadedConfig, field_of: _FieldOf) -> Any:
+    """`value` with every `${art:…}` in it replaced."""
+    if isinstance(value, dict):
+        return {key: _put_fields(item, (*path, key), loaded, field_of) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_put_fields(item, (*path, index), loaded, field_of) for index, item in enumerate(value)]
+    if not isinstance(value, str) or "${art:" not in value:
+        return value
+    try:
+        if match := _ART.fullmatch(value):
+            return escape_interpolation(field_of(match[1], match[2] or "path"))
+        return _ART.sub(lambda match: _field_in_text(match, field_of), value)
+    except UserError as error:
+        raise UserError(f"{loaded.origin(path)}: {dotted(path)}: {error.message}", error.hint) from None
+
+
+def _field_in_text(match: re.Match[str], field_of: _FieldOf) -> str:
+    r"""The value of one `${art:…}` as it may stand in a text; quoted, where it is an argument of another `${…}`."""
+    before, depth = match.string[: match.start()], 0
+    if (len(before) - len(before.rstrip("\\"))) % 2:
+        return match[0]  # `\${art:…}` is text
+    for token in re.findall(r"\\*\$\{|\}", before):
+        if token == "}":
+            depth = max(depth - 1, 0)
+        elif token.count("\\") % 2 == 0:
+            depth += 1
+    value = field_of(match[1], match[2] or "path")
+    if depth and not isinstance(value, str):
+        return json.dumps(value)
+    text = str(escape_interpolation(value))
+    return "'" + text.replace("'", "\\'") + "'" if depth else text

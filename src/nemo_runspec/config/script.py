@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.config.loader import COMMAND_LINE, LoadedConfig, load_config
+from nemo_runspec.config.help import script_help
+from nemo_runspec.config.loader import COMMAND_LINE, LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.config.validate import RESERVED_RUN_KEYS, load_schema, run_keys
+from nemo_runspec.config.yaml_text import escape_interpolation
 from nemo_runspec.errors import UserError
 from nemo_runspec.options import Options, parse_words
 from nemo_runspec.runspec import Runspec, parse
@@ -49,16 +51,12 @@ def load_script_config(
     spec = parse(script)
     options = parse_words(sys.argv[1:] if argv is None else argv, valued=_VALUED, flags=_FLAGS)
     if "help" in options.flags:
-        from nemo_runspec.help import script_help
-
         print(script_help(spec, f"python {Path(sys.argv[0]).name if argv is None else spec.script_path.name}"))
         raise SystemExit(0)
     resolved = resolve_config(_load(spec, options, inputs), spec, at_start=True)
     if resolved.model is not None:
         return resolved.model
     from omegaconf import OmegaConf
-
-    from nemo_runspec.config.yaml_text import escape_interpolation
 
     return OmegaConf.create(escape_interpolation(resolved.data))
 
@@ -82,8 +80,6 @@ def default_config(spec: Runspec) -> str:
     Raises:
         UserError: it has no such file; the hint lists the configs that there are.
     """
-    from nemo_runspec.config.loader import list_configs
-
     names = list_configs(spec.config_dir, spec.config.format)
     if spec.config.default in names:
         return spec.config.default

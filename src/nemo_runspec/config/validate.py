@@ -16,8 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from nemo_runspec.config.allowed import allowed, group_of, optional_group
-from nemo_runspec.config.loader import LoadedConfig, dotted
-from nemo_runspec.config.yaml_text import KeyPath, read_scalar, shown
+from nemo_runspec.config.interpolate import is_to_come
+from nemo_runspec.config.loader import LoadedConfig
+from nemo_runspec.config.yaml_text import KeyPath, dotted, read_scalar, shown
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.runspec import Runspec
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 # Keys of the `run` group with a meaning of their own. Every other key there names an input artifact.
-# `env` is a mapping (what the job asks its executor for, see `nemo_runspec.env.run_env`); the others are text.
+# `env` is a mapping (what the job asks its executor for, see `nemo_runspec.config.run_env`); the others are text.
 RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root", "env")
 # What a schema must not bring in: a dry run would wait for seconds, and could not run where they are not installed.
 _SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
@@ -212,22 +213,16 @@ def validate(data: dict[str, Any], loaded: LoadedConfig, schema: type[BaseModel]
         try:
             return schema.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            faults = [fault for fault in error.errors(include_url=False) if not _to_come(data, fault["loc"])]
+            faults = [
+                fault
+                for fault in error.errors(include_url=False)
+                if not is_to_come(_at(data, _data_path(data, fault["loc"])))
+            ]
             if not faults:
                 return None
             if attempt or not _reread(data, loaded, faults):
                 raise _explain(faults, data, loaded, schema) from None
     raise AssertionError("unreachable")
-
-
-def to_come(key: str, what: str) -> str:
-    """What stands for `${art:key,what}` while the artifact is not made yet."""
-    return f"<{key}:{what} (resolved at start)>"
-
-
-def _to_come(data: Any, loc: tuple[str | int, ...]) -> bool:
-    value = _at(data, _data_path(data, loc))
-    return isinstance(value, str) and "(resolved at start)>" in value
 
 
 def _reread(data: dict[str, Any], loaded: LoadedConfig, faults: list[Any]) -> bool:

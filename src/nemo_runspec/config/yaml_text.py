@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -170,6 +171,16 @@ def escape_interpolation(value: Any) -> Any:
     if isinstance(value, str) and "${" in value:
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     return value
+
+
+def split_key(key: str) -> KeyPath:
+    """`a.b[0].c` and `a.b.0.c` -> ("a", "b", 0, "c")."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"[.\[\]]+", key) if part)
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """("a", "b", 0) -> `a.b.0`."""
+    return ".".join(map(str, path))
 
 
 def shown(path: Path) -> str:

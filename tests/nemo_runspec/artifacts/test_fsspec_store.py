@@ -10,7 +10,8 @@ import fsspec
 import pytest
 
 from nemo_runspec.artifacts import Registry, fsspec_store
-from nemo_runspec.artifacts.fsspec_store import FsspecStore, cache_folder
+from nemo_runspec.artifacts.fsspec_store import FsspecStore
+from nemo_runspec.env.roots import cache_folder
 from nemo_runspec.errors import RunFailed, UserError
 
 RECORD = {"type": "Dataset", "fields": {"train_path": "art://./train.bin", "rows": 3}}
@@ -305,12 +306,12 @@ def test_the_source_may_change_while_it_is_uploaded(machine, root, payload, monk
 
 
 def test_the_cache_is_where_env_toml_says(machine, tmp_path, monkeypatch):
-    assert cache_folder() == tmp_path / "cluster" / "nemotron" / "artifacts"
+    assert cache_folder() == tmp_path / "cluster" / "runspec" / "artifacts"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert cache_folder() == Path("/home/me/.cache/nemotron/artifacts")
+    assert cache_folder() == Path("/home/me/.cache/runspec/artifacts")
     (tmp_path / "env.toml").write_text('[cache]\ndir = "kept"\n')
-    assert cache_folder() == tmp_path / "kept" / "nemotron" / "artifacts"
+    assert cache_folder() == tmp_path / "kept" / "runspec" / "artifacts"
 
 
 def test_a_full_cache_is_one_line(machine, root, payload, monkeypatch, tmp_path):

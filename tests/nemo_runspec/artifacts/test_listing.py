@@ -2,7 +2,8 @@
 
 import pytest
 
-from nemo_runspec.artifacts.listing import describe, human_size, list_entries
+from nemo_runspec.artifacts.listing import describe, list_entries
+from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError
 
 RECORD = {"type": "Dataset", "created_at": "2026-01-02T03:04:05+00:00", "inputs": {"data": "raw:1@ab"}}

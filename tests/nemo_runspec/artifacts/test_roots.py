@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.artifacts.roots import is_url, parse_root
+from nemo_runspec.env.roots import is_url, parse_root
 from nemo_runspec.errors import UserError
 
 

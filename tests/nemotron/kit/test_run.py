@@ -11,9 +11,9 @@ import pytest
 
 import nemotron
 from nemo_runspec.config import load_config, load_script_config
-from nemo_runspec.env import Env
 from nemo_runspec.errors import Preempted, UserError
 from nemo_runspec.job import build_job_config, save_configs
+from nemo_runspec.profile import Env
 from nemo_runspec.runspec import parse
 from nemotron.kit import Checkpoint, Dataset, Model, Results, current_run, open_run
 from nemotron.kit.metrics import read_metrics

@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.env import Env
-from nemo_runspec.env.profile import RAY_API_SERVER
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.packaging import contents
+from nemo_runspec.profile import RAY_API_SERVER, Env
 from nemo_runspec.secrets import looks_secret
 from nemo_runspec.variables import JOB_DIR, RAY_ADDRESS
 

@@ -16,9 +16,9 @@ from typing import Any
 import nemo_run as run
 from invoke.runners import Result
 
-from nemo_runspec.env import Ssh
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.execution.slurm.remote import Completed, SshShell, shell_for
+from nemo_runspec.profile import Ssh
 
 # Reads NAME=value pairs that end in a zero byte from stdin, exports them, and becomes the command that follows.
 _WITH_VARIABLES = 'while IFS= read -r -d "" pair; do export "$pair"; done; exec "$@"'

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nemo_runspec.env import Ssh
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.execution.local import die_with_parent
+from nemo_runspec.profile import Ssh
 
 CONNECT_SECONDS = 15
 # ssh's exit code for its own failures; the commands of this package do not use it.

@@ -34,11 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.env import Env, SlurmSettings
 from nemo_runspec.errors import PREEMPTED, RunspecError, UserError
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.execution.slurm.remote import Shell, shell_for
 from nemo_runspec.packaging import contents
+from nemo_runspec.profile import Env, SlurmSettings
 
 if TYPE_CHECKING:
     from nemo_run import Experiment, SlurmExecutor

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.artifacts.listing import human_size
 from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, RECORD_FILE
 from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.recipes.tools.inspection import Lengths, Report, Table, inspect, outcome, shown
 

@@ -17,9 +17,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.artifacts.listing import human_size
 from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.stack.models.config import BLOCK_NAMES, CONFIG_FILE, NemotronHConfig
 from nemotron.stack.models.published.memory import (

@@ -18,12 +18,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo_runspec.env import Env, RaySettings, parse_env
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.ray import follow as following
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.allocation import run_in_allocation
+from nemo_runspec.profile import Env, RaySettings, parse_env
 from nemo_runspec.runspec import parse
 
 GOLDEN = Path(__file__).parents[1] / "golden"

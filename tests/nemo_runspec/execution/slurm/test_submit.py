@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nemo_runspec.env import Env, SlurmSettings, Ssh
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.slurm import submit as slurm
 from nemo_runspec.execution.slurm.remote import LocalShell, SshShell
@@ -21,6 +20,7 @@ from nemo_runspec.execution.slurm.submit import (
     how_to_follow,
     submission_text,
 )
+from nemo_runspec.profile import Env, SlurmSettings, Ssh
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SETTINGS = SlurmSettings(

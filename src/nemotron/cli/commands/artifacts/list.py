@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from nemo_runspec.artifacts.listing import human_size, list_entries
+from nemo_runspec.artifacts.listing import list_entries
 from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.artifacts.stored import human_size
 
 
 def list_artifacts(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from nemo_runspec.config.loader import list_configs
-from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, UserError, did_you_mean
 from nemo_runspec.job import RecipeConfig, parse_recipe_config
 from nemo_runspec.pipeline import (
@@ -19,6 +18,7 @@ from nemo_runspec.pipeline import (
     submit_to_slurm,
     with_overrides,
 )
+from nemo_runspec.profile import executor_of
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:

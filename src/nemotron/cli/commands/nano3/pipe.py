@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError, did_you_mean
 from nemo_runspec.job import RecipeConfig, parse_env, parse_recipe_config, registry_of
 from nemo_runspec.pipeline import Step, StepResult, run_pipeline, submit_pipeline, submit_to_slurm, with_overrides
+from nemo_runspec.profile import executor_of
 from nemo_runspec.variables import ARTIFACTS_ROOT
 from nemotron.cli.recipe_dir import recipe_dir
 

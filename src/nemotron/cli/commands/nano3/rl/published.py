@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from nemo_runspec.env import executor_of
 from nemo_runspec.errors import DONE
 from nemo_runspec.job import RecipeConfig, parse_recipe_config
 from nemo_runspec.pipeline import Step, run_pipeline, submit_pipeline, submit_to_slurm
+from nemo_runspec.profile import executor_of
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGE = recipe_dir("nano3/stage2_rl")

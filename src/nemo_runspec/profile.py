@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_runspec.config.run_env import run_env
 from nemo_runspec.env.file import chain_of, check_executor, load_tables, owner_of, profiles_of
 from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, EXECUTORS, GENERAL, RESERVED
-from nemo_runspec.env.roots import is_url, located_path, located_text, output_root
-from nemo_runspec.env.run_env import run_env, said_on_command_line
+from nemo_runspec.env.roots import is_url, located_path, located_root, output_root
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Resources, Runspec
 from nemo_runspec.secrets import looks_secret
@@ -219,7 +219,7 @@ class _Settings:
         self.config: dict[str, Any] = {}
         for key, value in ({} if loaded is None else run_env(loaded)).items():
             assert loaded is not None
-            if not said_on_command_line(loaded, key):
+            if not loaded.on_command_line(("run", "env", key)):
                 # A config is for every executor; what this one has no use for waits for another.
                 self.config[key] = value
             elif key in EXECUTOR_KEYS.get(executor, (key,)):
@@ -385,7 +385,7 @@ def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None
         return (
             _absolute_there(settings, "artifacts", own)
             if ssh and "://" not in own
-            else located_text(own, settings.file)
+            else str(located_root(own, settings.file))
         )
     if output is None and not ssh:
         return None
@@ -393,11 +393,11 @@ def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None
     named = os.environ.get(ARTIFACTS_ROOT)
     # A folder that this machine's environment names is of this machine.
     if named and (not ssh or is_url(named)):
-        return located_text(named, None)
+        return str(located_root(named, None))
     # Behind ssh a path of env.toml counts if it can be there: relative ones and `~` are of this machine too.
     if root is None or (ssh and not root.startswith("/") and not is_url(root)):
         return None if output is None else f"{output}/artifacts"
-    return located_text(root, settings.file)
+    return str(located_root(root, settings.file))
 
 
 def _bytes(size: str) -> int:

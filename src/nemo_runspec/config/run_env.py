@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nemo_runspec.config.loader import LoadedConfig
+from nemo_runspec.config.yaml_text import read_scalar
 from nemo_runspec.env.file import near_choice, shown_value
 from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL, Rule
 from nemo_runspec.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from nemo_runspec.config.loader import LoadedConfig
 
 
 def run_env(loaded: LoadedConfig) -> dict[str, Any]:
@@ -36,7 +35,9 @@ def run_env(loaded: LoadedConfig) -> dict[str, Any]:
             near = nearest(str(key), rules)
             hint = f"did you mean run.env.{near}?" if near else f"known keys: {', '.join(rules)}"
             raise UserError(f"{at}: unknown key run.env.{key}", hint)
-        values[key] = _typed(value, written[key], rules[key], f"{at}: run.env.{key}", said_on_command_line(loaded, key))
+        values[key] = _typed(
+            value, written[key], rules[key], f"{at}: run.env.{key}", loaded.on_command_line(("run", "env", key))
+        )
     return values
 
 
@@ -46,19 +47,9 @@ def _typed(value: Any, written: Any, rule: Rule, at: str, on_command_line: bool)
     if value is None:
         return None
     if isinstance(value, str) and isinstance(written, str) and "${" in written and rule.kind in (int, bool):
-        from nemo_runspec.config.yaml_text import read_scalar
-
         value = read_scalar(value, at)
     if on_command_line and rule.kind is str and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not rule.allows(value):
         raise UserError(f"{at} = {shown_value(value)}: must be {rule.says}", near_choice(value, rule))
     return value
-
-
-def said_on_command_line(loaded: LoadedConfig, key: str) -> bool:
-    """Whether the command line says `run.env.KEY`, or a part of it (`run.env.mounts[0]`)."""
-    from nemo_runspec.config.loader import COMMAND_LINE
-
-    path = ("run", "env", key)
-    return any(at == COMMAND_LINE and origin[:3] == path for origin, at in loaded.origins.items())

@@ -123,7 +123,8 @@ def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float,
             size = max(min(32 << 20, file.stat().st_size // (4 * processes)), 1)
             plan = chat_spool.plan_tokenize(settings, {"own": list_files([str(file)])}, size)
             freeze(plan, folder / "spool")
-            list(run_shards(plan, folder / "spool", chat_spool.tokenize_shard, settings, engine))
+            task, counts = chat_spool.tokenize_shard, chat_spool.ChatCounts
+            list(run_shards(plan, folder / "spool", task, settings, engine, counts))
             sequences = chat_pack.read_sequences(folder / "spool", plan, ["own"])
             chosen = chat_pack.choose(sequences, ["own"], weights=None, repeats={}, num_tokens=None)
             longest = max(4096, int(sequences.length.max()))
@@ -133,10 +134,10 @@ def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float,
             )
             rows = chat_pack.plan_rows(plan, [packed])
             freeze(rows, folder / "rows")
-            task = chat_pack.RowsTask(folder / "spool", tuple(s.name for s in plan.shards), folder / "packing")
-            receipts = list(run_shards(rows, folder / "rows", chat_pack.rows_shard, task, engine))
+            job = chat_pack.RowsTask(folder / "spool", tuple(s.name for s in plan.shards), folder / "packing")
+            written = list(run_shards(rows, folder / "rows", chat_pack.rows_shard, job, engine, chat_pack.RowsCounts))
         seconds = clock.read()
-    return *seconds, sum(receipt.counts["tokens"] for receipt in receipts)
+    return *seconds, sum(receipt.counts.tokens for receipt, _ in written)
 
 
 def measure(tokenizer_json: str, file: Path, texts: list[str], threads: int, rounds: int) -> None:

@@ -94,7 +94,7 @@ def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, fl
     from nemotron.data_prep.sources.reading import Reading
     from nemotron.data_prep.tokens.encoding import plain_tokenizer
     from nemotron.data_prep.tokens.planning import SourceInput, make_plan
-    from nemotron.data_prep.tokens.task import SourceRules, TokenizeJob, tokenize_shard
+    from nemotron.data_prep.tokens.task import SourceRules, TokenizeCounts, TokenizeJob, tokenize_shard
     from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
     from nemotron.data_prep.work.shards import freeze, run_shards
 
@@ -106,9 +106,9 @@ def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, fl
             plan = make_plan({}, [SourceInput("text", list_files([str(file)]))], shard_bytes=64 * 2**20)
             freeze(plan, Path(folder))
             job = TokenizeJob(tokenizer_json, None, 2, "int32", 0, {"text": SourceRules(Reading(), 0.01)})
-            receipts = list(run_shards(plan, Path(folder), tokenize_shard, job, engine))
+            receipts = list(run_shards(plan, Path(folder), tokenize_shard, job, engine, TokenizeCounts))
         seconds = clock.read()
-    assert sum(receipt.counts["train"]["documents"] for receipt in receipts)
+    assert sum(receipt.counts.splits["train"].documents for receipt, _ in receipts)
     return seconds
 
 

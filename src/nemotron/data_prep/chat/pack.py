@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, pack_lengths
 from nemotron.data_prep.chat.packing import PACKED_SCHEMA
-from nemotron.data_prep.chat.spool import SPLITS
+from nemotron.data_prep.chat.spool import SPLITS, ChatWork
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
 
 _ROW_GROUP_TOKENS = 4 * 2**20
@@ -46,7 +46,7 @@ class Sequences:
     source: NDArray[np.int32]
 
 
-def read_sequences(folder: Path, plan: Plan, source_names: Sequence[str]) -> Sequences:
+def read_sequences(folder: Path, plan: Plan[ChatWork], source_names: Sequence[str]) -> Sequences:
     """The tables of all shards of a spool."""
     columns: dict[str, list[NDArray[Any]]] = {
         name: [] for name in ("shard", "begin", "length", "order", "split", "source")
@@ -58,7 +58,7 @@ def read_sequences(folder: Path, plan: Plan, source_names: Sequence[str]) -> Seq
         columns["order"].append(np.load(folder / f"{shard.name}.order.npy", allow_pickle=False))
         columns["split"].append(np.load(folder / f"{shard.name}.split.npy", allow_pickle=False))
         columns["shard"].append(np.full(len(lengths), number, np.int32))
-        columns["source"].append(np.full(len(lengths), source_names.index(shard.work["source"]), np.int32))
+        columns["source"].append(np.full(len(lengths), source_names.index(shard.work.source), np.int32))
     empty = {"begin": np.int64, "order": np.uint64, "split": np.uint8}
     joined = {
         name: np.concatenate([*arrays, np.empty(0, empty.get(name, np.int32))]) for name, arrays in columns.items()
@@ -203,13 +203,37 @@ class RowsTask:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsWork:
+    """What a task writes: rows [begin, end) of a split into `file`."""
+
+    split: str
+    file: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCounts:
+    """What a task wrote. `trained_tokens`: those that the mask has."""
+
+    rows: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+
+    def __add__(self, other: RowsCounts) -> RowsCounts:
+        """Of both."""
+        return RowsCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class PackedSplit:
     """The packing of one split, and the plan to write it."""
 
     split: str
     bins: Bins
     digest: str
-    shards: list[Shard]
+    shards: list[Shard[RowsWork]]
 
 
 def pack_split(
@@ -241,21 +265,21 @@ def pack_split(
     cuts = np.searchsorted(row_ends, row_ends[-1] * np.arange(1, files) / files, side="right") + 1
     borders = sorted({0, *(min(int(cut), len(bins)) for cut in cuts), len(bins)})
     shards = [
-        Shard(f"{split}-{number:05d}", {"split": split, "file": f"{split}/{number:05d}.parquet", "rows": [begin, end]})
+        Shard(f"{split}-{number:05d}", RowsWork(split, f"{split}/{number:05d}.parquet", begin, end))
         for number, (begin, end) in enumerate(pairwise(borders))
     ]
     return PackedSplit(split, bins, digest.hexdigest(), shards)
 
 
-def plan_rows(tokenized: Plan, splits: Sequence[PackedSplit]) -> Plan:
+def plan_rows(tokenized: Plan[ChatWork], splits: Sequence[PackedSplit]) -> Plan[RowsWork]:
     """Who writes which rows."""
     settings = {"tokenized": tokenized.digest, "packing": {split.split: split.digest for split in splits}}
     return Plan(settings, [], [shard for split in splits for shard in split.shards])
 
 
-def rows_shard(shard: Shard, task: RowsTask, output: ShardOutput) -> dict[str, Any]:
-    """A task: some rows of a split as one Parquet file. Counts: `rows`, `sequences`, `tokens`, `trained_tokens`."""
-    split, (begin, end) = shard.work["split"], shard.work["rows"]
+def rows_shard(shard: Shard[RowsWork], task: RowsTask, output: ShardOutput) -> RowsCounts:
+    """A task: some rows of a split as one Parquet file."""
+    split, begin, end = shard.work.split, shard.work.begin, shard.work.end
     packing = {
         name: np.load(task.packing / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
         for name in ("shard", "begin", "length", "offsets")
@@ -263,10 +287,10 @@ def rows_shard(shard: Shard, task: RowsTask, output: ShardOutput) -> dict[str, A
     offsets = np.asarray(packing["offsets"][begin : end + 1])
     in_split = slice(int(offsets[0]), int(offsets[-1]))
     where_from = [np.asarray(packing[name][in_split]) for name in ("shard", "begin", "length")]
-    counts = {"rows": end - begin, "sequences": int(offsets[-1] - offsets[0]), "tokens": 0, "trained_tokens": 0}
+    tokens = trained_tokens = 0
     lengths = where_from[2].astype(np.int64)
     row_lengths = np.add.reduceat(lengths, offsets[:-1] - offsets[0])
-    with pq.ParquetWriter(output.path(shard.work["file"]), PACKED_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(output.path(shard.work.file), PACKED_SCHEMA, compression="zstd") as writer:
         for first, last in _row_groups(row_lengths):
             items = slice(int(offsets[first] - offsets[0]), int(offsets[last] - offsets[0]))
             ends = np.cumsum(lengths[items])
@@ -284,9 +308,9 @@ def rows_shard(shard: Shard, task: RowsTask, output: ShardOutput) -> dict[str, A
                 ids[stop - length : stop] = spool_ids[from_ : from_ + length]
                 mask[stop - length : stop] = spool_mask[from_ : from_ + length]
             writer.write_table(_table(ids, mask, lengths[items], offsets[first : last + 1], row_lengths[first:last]))
-            counts["tokens"] += len(ids)
-            counts["trained_tokens"] += int(mask.sum(dtype=np.int64))
-    return counts
+            tokens += len(ids)
+            trained_tokens += int(mask.sum(dtype=np.int64))
+    return RowsCounts(end - begin, int(offsets[-1] - offsets[0]), tokens, trained_tokens)
 
 
 def _row_groups(row_lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

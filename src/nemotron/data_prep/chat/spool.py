@@ -24,7 +24,7 @@ from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
-from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
 
 SPLITS = ("train", "valid", "test")
@@ -98,21 +98,42 @@ class ChatSettings:
         return {name: getattr(self, name) for name in self.__slots__} | {"tokenizer": tokenizer, "sources": sources}
 
 
-def plan_tokenize(settings: ChatSettings, files: Mapping[str, Sequence[SourceFile]], shard_bytes: int) -> Plan:
+@dataclass(frozen=True, slots=True)
+class ChatWork:
+    """What a task reads: a piece of a source, of it at most so many records (None: all)."""
+
+    source: str
+    piece: Piece
+    max_records: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCounts:
+    """What a task returns.
+
+    `outcomes`: records read and dropped for which reason, sequences kept; `errors`: of them the reasons that would have
+    stopped the run; `samples`: of what was dropped.
+    """
+
+    outcomes: dict[str, int]
+    sequences: int
+    tokens: int
+    errors: dict[str, int]
+    samples: list[dict[str, str]]
+
+
+def plan_tokenize(
+    settings: ChatSettings, files: Mapping[str, Sequence[SourceFile]], shard_bytes: int
+) -> Plan[ChatWork]:
     """A shard a piece of about `shard_bytes` of a file, source by source, files sorted."""
-    shards: list[Shard] = []
+    shards: list[Shard[ChatWork]] = []
     for name, source in settings.sources.items():
         pieces = [piece for file in files[name] for piece in pieces_of(file, shard_bytes)]
         shares = _shares(source.max_records, [piece.size for piece in pieces])
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
             if share != 0:
-                work = {"source": name, "piece": piece.to_json(), "max_records": share}
-                shards.append(Shard(f"{name}-{number:05d}", work))
-    inputs = [
-        {"uri": file.uri, "size": file.size, "version": file.version}
-        for name in settings.sources
-        for file in files[name]
-    ]
+                shards.append(Shard(f"{name}-{number:05d}", ChatWork(name, piece, share)))
+    inputs = [InputFile(file.uri, file.size, file.version) for name in settings.sources for file in files[name]]
     return Plan(settings.to_json(), inputs, shards)
 
 
@@ -125,23 +146,21 @@ def _shares(total: int | None, sizes: Sequence[int]) -> list[int | None]:
     return [end - begin for begin, end in pairwise(cuts)]
 
 
-def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) -> dict[str, Any]:
+def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: ShardOutput) -> ChatCounts:
     """A task: one piece of a source into the spool.
 
-    Its counts: `outcomes` (records read and dropped for which reason, sequences kept), `errors` (of them the reasons
-    that would have stopped the run), `sequences`, `tokens`, `bytes` and `samples` of what was dropped. UserError for
-    the first record that cannot be trained on, unless the source says to skip those.
+    UserError for the first record that cannot be trained on, unless the source says to skip those.
     """
-    source = settings.sources[shard.work["source"]]
-    piece = Piece.from_json(shard.work["piece"])
+    source = settings.sources[shard.work.source]
+    piece = shard.work.piece
     report = ReadReport()
     outcomes: Count = {}
     lengths: list[int] = []
     orders: list[int] = []
     splits: list[int] = []
     conversations = _conversations(piece, source, settings, report, outcomes)
-    if shard.work["max_records"] is not None:
-        conversations = islice(conversations, shard.work["max_records"])
+    if shard.work.max_records is not None:
+        conversations = islice(conversations, shard.work.max_records)
     tokenizer = tokenizer_from(settings.tokenizer)
     with (
         output.path(f"{shard.name}.ids").open("wb") as ids_file,
@@ -171,14 +190,7 @@ def tokenize_shard(shard: Shard, settings: ChatSettings, output: ShardOutput) ->
         _count(outcomes, reason, count)
     _count(outcomes, READ, report.records + sum(report.skipped.values()) - outcomes.pop(_SKIPPED_HERE, 0))
     _count(outcomes, KEPT, len(lengths))
-    return {
-        "outcomes": outcomes,
-        "sequences": len(lengths),
-        "tokens": sum(lengths),
-        "bytes": piece.size,
-        "errors": report.errors(),
-        "samples": report.samples,
-    }
+    return ChatCounts(outcomes, len(lengths), sum(lengths), report.errors(), report.samples)
 
 
 def _conversations(

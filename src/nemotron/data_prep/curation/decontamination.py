@@ -18,13 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
-from nemotron.data_prep.curation.step import DocumentWriter, StepTable, output_name, read_documents
-from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+from nemotron.data_prep.curation.step import DocumentShard, DocumentWriter, StepTable, output_name, read_documents
+from nemotron.data_prep.work.shards import Plan, ShardOutput
 
 REASON = "overlaps evaluation text"
 WORD = re.compile(r"\w+")
@@ -141,20 +140,20 @@ class Leaks:
     folder: Path
 
 
-def hit_shard(shard: Shard, protected: Mapping[int, np.ndarray], output: ShardOutput) -> dict[str, Any]:
+def hit_shard(shard: DocumentShard, protected: Mapping[int, np.ndarray], output: ShardOutput) -> StepTable:
     """A task of the first pass: the protected n-grams in each document of a shard that has any."""
     hasher = _hasher()
     found: dict[str, list[int]] = {}
     table = StepTable()
-    for place, document in enumerate(read_documents(Path(shard.work["path"]))):
+    for place, document in enumerate(read_documents(shard.work)):
         table.read.add(document)
         if len(hit := hits(document["text"], protected, hasher)):
             found[str(place)] = [int(gram) for gram in hit]
     output.path(_hits_name(shard.name)).write_text(json.dumps(found) + "\n", encoding="utf-8")
-    return {"table": table.to_json()}
+    return table
 
 
-def leaks_of(plan: Plan, folder: Path, decontaminator: Decontaminator) -> Leaks:
+def leaks_of(plan: Plan[Path], folder: Path, decontaminator: Decontaminator) -> Leaks:
     """Tell leaks from boilerplate, over all shards."""
     seen: set[int] = set()
     for shard in plan.shards:
@@ -165,12 +164,12 @@ def leaks_of(plan: Plan, folder: Path, decontaminator: Decontaminator) -> Leaks:
     return Leaks(frozenset(grams), tuple(decontaminator.protected()), folder)
 
 
-def drop_shard(shard: Shard, leaks: Leaks, output: ShardOutput) -> dict[str, Any]:
+def drop_shard(shard: DocumentShard, leaks: Leaks, output: ShardOutput) -> StepTable:
     """A task of the second pass: the documents that hold no protected n-gram, boilerplate aside."""
     suspects = _read_hits(leaks.folder, shard.name)
     table = StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        for place, document in enumerate(read_documents(Path(shard.work["path"]))):
+        for place, document in enumerate(read_documents(shard.work)):
             table.read.add(document)
             guilty = leaks.grams.intersection(suspects.get(str(place), ()))
             if guilty:
@@ -178,7 +177,7 @@ def drop_shard(shard: Shard, leaks: Leaks, output: ShardOutput) -> dict[str, Any
             else:
                 table.keep(document, ["only boilerplate in common"] if str(place) in suspects else ())
                 writer.write(document)
-    return {"table": table.to_json()}
+    return table
 
 
 def _passage(text: str, lengths: tuple[int, ...], guilty: frozenset[int]) -> str:

@@ -21,7 +21,7 @@ from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, ou
 from nemotron.data_prep.curation.text_quality import normalise
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.warc import HTML_TYPES, WarcRecord, decode_page, read_records
-from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput
 
 _LAYOUT_CHARS = 400  # of text in one cell; data tables have numbers and names
 
@@ -46,10 +46,10 @@ class ExtractionSettings:
 # --- Plan --------------------------------------------------------------------------------------------------------
 
 
-def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) -> Plan:
+def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) -> Plan[SourceFile]:
     """A shard of work for each WARC file, named as the file is. UserError: two files of one name, one that holds no
     pages (WET: text), one that is compressed by other means than gzip."""
-    shards: dict[str, Shard] = {}
+    shards: dict[str, Shard[SourceFile]] = {}
     for file in files:
         name = shard_name(file)
         if ".wet" in PurePosixPath(file.name).suffixes:
@@ -57,10 +57,10 @@ def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) ->
         if file.compression == "zstd":
             raise UserError(f"warc: {file.name}: of compressed WARC files only *.gz are read", "decompress it: zstd -d")
         if name in shards:
-            both = f"{shards[name].work['file']['uri']} and {file.uri}"
+            both = f"{shards[name].work.uri} and {file.uri}"
             raise UserError(f"warc: two files are called {name}: {both}", "documents are named after them: rename one")
-        shards[name] = Shard(name, {"file": file.to_json()})
-    inputs = [{"uri": file.uri, "size": file.size, "version": file.version} for file in files]
+        shards[name] = Shard(name, file)
+    inputs = [InputFile(file.uri, file.size, file.version) for file in files]
     return Plan(settings=dict(settings), inputs=inputs, shards=list(shards.values()))
 
 
@@ -159,9 +159,9 @@ def _time_limit(seconds: float) -> Iterator[None]:
 # --- A task ---------------------------------------------------------------------------------------------------------
 
 
-def extract_shard(shard: Shard, settings: ExtractionSettings, output: ShardOutput) -> dict[str, Any]:
+def extract_shard(shard: Shard[SourceFile], settings: ExtractionSettings, output: ShardOutput) -> StepTable:
     """A task: the pages of one WARC file to one document shard. In its table, bytes read are those of the pages."""
-    source, table = SourceFile.from_json(shard.work["file"]), StepTable()
+    source, table = shard.work, StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
         for response in read_records(source, settings.max_html_bytes):
             if response.kind not in ("response", ""):  # a damaged record has no kind
@@ -181,4 +181,4 @@ def extract_shard(shard: Shard, settings: ExtractionSettings, output: ShardOutpu
             document["date"] = response.date
             table.keep(document, notes)
             writer.write(document)
-    return {"table": table.to_json()}
+    return table

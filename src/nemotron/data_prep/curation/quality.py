@@ -32,8 +32,15 @@ import numpy as np
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics
 from nemotron.data_prep.curation.decontamination import GramHasher
-from nemotron.data_prep.curation.step import Document, DocumentWriter, StepTable, output_name, read_documents
-from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+from nemotron.data_prep.curation.step import (
+    Document,
+    DocumentShard,
+    DocumentWriter,
+    StepTable,
+    output_name,
+    read_documents,
+)
+from nemotron.data_prep.work.shards import Plan, ShardOutput
 
 NUM_BUCKETS = 20
 CLASSIFIERS = ("words", "surface")
@@ -355,13 +362,13 @@ class Buckets:
     folder: Path
 
 
-def score_shard(shard: Shard, ensemble: Ensemble, output: ShardOutput) -> dict[str, Any]:
+def score_shard(shard: DocumentShard, ensemble: Ensemble, output: ShardOutput) -> StepTable:
     """A task of the first pass: the scores of a shard's documents, in order."""
     from safetensors.numpy import save_file
 
     scores, sizes = [], []
     table = StepTable()
-    documents = read_documents(Path(shard.work["path"]))
+    documents = read_documents(shard.work)
     while some := list(islice(documents, _BATCH)):
         for document in some:
             table.read.add(document)
@@ -369,16 +376,16 @@ def score_shard(shard: Shard, ensemble: Ensemble, output: ShardOutput) -> dict[s
         scores.append(ensemble.scores([document["text"] for document in some]))
     found = np.concatenate(scores) if scores else np.empty((0, len(CLASSIFIERS)))
     save_file({"scores": found, "bytes": np.array(sizes, dtype=np.int64)}, output.path(_scores_name(shard.name)))
-    return {"table": table.to_json()}
+    return table
 
 
-def label_shard(shard: Shard, buckets: Buckets, output: ShardOutput) -> dict[str, Any]:
+def label_shard(shard: DocumentShard, buckets: Buckets, output: ShardOutput) -> StepTable:
     """A task of the second pass: documents with `bucket`, `quality` and `quality_scores`, the worst dropped."""
     scores, _ = read_scores(buckets.folder, shard.name)
     of_classifiers = to_buckets(scores, buckets.thresholds)
     table = StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        documents = read_documents(Path(shard.work["path"]))
+        documents = read_documents(shard.work)
         for document, bucket, score in zip(documents, ensemble_bucket(of_classifiers), scores, strict=True):
             table.read.add(document)
             label = label_of(int(bucket), buckets.labels)
@@ -394,10 +401,10 @@ def label_shard(shard: Shard, buckets: Buckets, output: ShardOutput) -> dict[str
             }
             table.keep(labelled, [f"quality {label}"])
             writer.write(labelled)
-    return {"table": table.to_json()}
+    return table
 
 
-def thresholds_of(plan: Plan, folder: Path, max_scores: int = _MAX_SCORES) -> list[list[float]]:
+def thresholds_of(plan: Plan[Path], folder: Path, max_scores: int = _MAX_SCORES) -> list[list[float]]:
     """Of each classifier, where its buckets begin, from the scores of all shards.
 
     Args:
@@ -423,11 +430,11 @@ def read_scores(folder: Path, shard: str) -> tuple[np.ndarray, np.ndarray]:
     return arrays["scores"], arrays["bytes"]
 
 
-def scored_documents(plan: Plan, folder: Path) -> Iterator[tuple[Document, np.ndarray]]:
+def scored_documents(plan: Plan[Path], folder: Path) -> Iterator[tuple[Document, np.ndarray]]:
     """Every document that was scored, with the scores of the classifiers."""
     for shard in plan.shards:
         scores, _ = read_scores(folder, shard.name)
-        yield from zip(read_documents(Path(shard.work["path"])), scores, strict=True)
+        yield from zip(read_documents(shard.work), scores, strict=True)
 
 
 def _scores_name(shard: str) -> str:

@@ -45,13 +45,14 @@ from nemotron.data_prep.curation.step import (
     DOCUMENTS,
     SUFFIX,
     Document,
+    DocumentShard,
     DocumentWriter,
     StepTable,
     output_name,
     read_documents,
 )
 from nemotron.data_prep.sources.documents import stable_hash
-from nemotron.data_prep.work.shards import Shard, ShardOutput
+from nemotron.data_prep.work.shards import ShardOutput
 
 _MAX_ANSWER_BYTES = 16 * 2**20
 _AGAIN = (408, 425, 429)
@@ -652,20 +653,28 @@ class Usage:
         self.completion_tokens += answer.completion_tokens or 0
         self.untold += answer.prompt_tokens is None or answer.completion_tokens is None
 
-    def merge(self, other: Mapping[str, Any]) -> None:
-        """Add what `to_json` of another one gave."""
+    def merge(self, other: Usage) -> None:
+        """Add what another one counted."""
         for name in ("requests", "answers", "prompt_tokens", "completion_tokens", "untold"):
-            setattr(self, name, getattr(self, name) + other[name])
-        self.retries.update(other["retries"])
-        self.failures.update(other["failures"])
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.retries.update(other.retries)
+        self.failures.update(other.failures)
 
     def to_json(self) -> dict[str, Any]:
-        """For receipts and metrics."""
+        """For metrics."""
         return {
             **vars(self),
             "retries": dict(sorted(self.retries.items())),
             "failures": dict(sorted(self.failures.items())),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class RephrasingCounts:
+    """What a task returns: `table` of documents and answers kept and rejected, `usage` by style."""
+
+    table: StepTable
+    usage: dict[str, Usage]
 
 
 def request_bodies(document: Document, rule: Rule, job: Job) -> list[tuple[str, dict[str, Any]]]:
@@ -688,12 +697,9 @@ def request_bodies(document: Document, rule: Rule, job: Job) -> list[tuple[str, 
     return bodies
 
 
-def rephrase_shard(shard: Shard, job: Job, output: ShardOutput) -> dict[str, Any]:
-    """A task: the documents as they are, and beside them `NAME-synthetic` with what the model made of them.
-
-    Returns `table` (documents and answers kept and rejected) and `usage`, by style.
-    """
-    path = Path(shard.work["path"])
+def rephrase_shard(shard: DocumentShard, job: Job, output: ShardOutput) -> RephrasingCounts:
+    """A task: the documents as they are, and beside them `NAME-synthetic` with what the model made of them."""
+    path = shard.work
     table = StepTable()
     usage = {rule.style: Usage() for rule in job.rules}
     with Journal(job.folder / f"{shard.name}.jsonl") as journal:
@@ -724,7 +730,7 @@ def rephrase_shard(shard: Shard, job: Job, output: ShardOutput) -> dict[str, Any
                     writer.write(new)
         if not writer.tally.documents:
             synthetic.unlink()
-    return {"table": table.to_json(), "usage": {style: counts.to_json() for style, counts in usage.items()}}
+    return RephrasingCounts(table, usage)
 
 
 def _wanted(path: Path, job: Job) -> Iterator[tuple[Document, Rule, list[tuple[str, dict[str, Any]]]]]:

@@ -49,7 +49,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import RECEIPTS, Plan, Shard, ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput, freeze, run_shards
 
 if TYPE_CHECKING:
     from nemotron.kit import Dataset
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 """A document between two steps: `id`, `text` and what steps have added."""
 Shared = TypeVar("Shared")
+Work = TypeVar("Work")
 
 DOCUMENTS, SUFFIX = "documents", ".jsonl.zst"
 SAMPLES_PER_REASON = 5
@@ -233,7 +234,7 @@ class StepTable:
         del known[SAMPLES_PER_REASON:]
 
     def to_json(self) -> dict[str, Any]:
-        """For receipts and for the metrics of the artifact; reasons in alphabetical order."""
+        """For the metrics of the artifact; reasons in alphabetical order."""
         return {
             "read": vars(self.read).copy(),
             "kept": vars(self.kept).copy(),
@@ -241,17 +242,6 @@ class StepTable:
             "noted": {note: vars(tally).copy() for note, tally in sorted(self.noted.items())},
             "samples": dict(sorted(self.samples.items())),
         }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StepTable:
-        """What `to_json` gave."""
-        return cls(
-            Tally(**value["read"]),
-            Tally(**value["kept"]),
-            {reason: Tally(**tally) for reason, tally in value["dropped"].items()},
-            {note: Tally(**tally) for note, tally in value["noted"].items()},
-            {reason: [dict(sample) for sample in samples] for reason, samples in value["samples"].items()},
-        )
 
     def __str__(self) -> str:
         """For people: a line for read, kept, every reason and every note, with one sample a reason."""
@@ -304,7 +294,11 @@ class _Job(Generic[Shared]):
     batch: int
 
 
-def plan_step(input_files: Sequence[Path], settings: Mapping[str, Any]) -> Plan:
+DocumentShard = Shard[Path]
+"""The work of a task is the document shard that it reads."""
+
+
+def plan_step(input_files: Sequence[Path], settings: Mapping[str, Any]) -> Plan[Path]:
     """One shard of work for each input file, named as the file is.
 
     Args:
@@ -317,21 +311,21 @@ def plan_step(input_files: Sequence[Path], settings: Mapping[str, Any]) -> Plan:
         if name in names:
             raise UserError(f"{path}: another input file is called {name}, too", "rename one of them")
         names.add(name)
-        shards.append(Shard(name, {"path": str(path)}))
+        shards.append(Shard(name, path))
     return Plan(settings=dict(settings), inputs=[_identity(path) for path in input_files], shards=shards)
 
 
-def _identity(path: Path) -> dict[str, Any]:
+def _identity(path: Path) -> InputFile:
     status = path.stat()
-    return {"uri": str(path), "size": status.st_size, "version": str(status.st_mtime_ns)}
+    return InputFile(str(path), status.st_size, str(status.st_mtime_ns))
 
 
-def output_name(shard: Shard) -> str:
+def output_name(shard: Shard[Any]) -> str:
     """What a task calls the document shard that it writes."""
     return f"{DOCUMENTS}/{shard.name}{SUFFIX}"
 
 
-def filter_shards(plan: Plan, work_dir: Path, judge: Judge[Shared], shared: Shared, engine: Engine) -> StepTable:
+def filter_shards(plan: Plan[Path], work_dir: Path, judge: Judge[Shared], shared: Shared, engine: Engine) -> StepTable:
     """Judge every document of every shard by itself and write those that stay.
 
     Returns the table of the whole step, also of what an earlier attempt did. Raises what `freeze`, `run_shards` and
@@ -341,47 +335,45 @@ def filter_shards(plan: Plan, work_dir: Path, judge: Judge[Shared], shared: Shar
 
 
 def filter_batches(
-    plan: Plan, work_dir: Path, judge: BatchJudge[Shared], shared: Shared, engine: Engine, batch: int = 256
+    plan: Plan[Path], work_dir: Path, judge: BatchJudge[Shared], shared: Shared, engine: Engine, batch: int = 256
 ) -> StepTable:
     """As `filter_shards`, with a judge that takes up to `batch` documents at once and answers each, in order."""
     return collect(plan, work_dir, _filter_shard, _Job(judge, shared, batch), engine)
 
 
 def collect(
-    plan: Plan,
+    plan: Plan[Work],
     work_dir: Path,
-    function: Callable[[Shard, Shared, ShardOutput], dict[str, Any]],
+    function: Callable[[Shard[Work], Shared, ShardOutput], StepTable],
     shared: Shared,
     engine: Engine,
 ) -> StepTable:
-    """Run a task a shard, whatever it does, and add up the tables that the tasks return as `{"table": …}`.
+    """Run a task a shard, whatever it does, and add up the tables that the tasks return.
 
     Shows on stderr how far it is, by the bytes of the input files.
     """
     freeze(plan, work_dir)
     table = StepTable()
-    sizes = {shard.name: int(known["size"]) for shard, known in zip(plan.shards, plan.inputs, strict=True)}
-    before = {path.stem for path in (work_dir / RECEIPTS).glob("*.json")}
-    with Progress(str(plan.settings.get("step", "documents")), sum(sizes.values()), "documents") as progress:
-        for receipt in run_shards(plan, work_dir, function, shared, engine):
-            of_shard = StepTable.from_json(receipt.counts["table"])
-            count = progress.found_done if receipt.shard in before else progress.add
-            count(rows=of_shard.read.documents, bytes=sizes[receipt.shard])
-            table.merge(of_shard)
+    total_bytes = sum(file.size for file in plan.inputs)
+    with Progress(str(plan.settings.get("step", "documents")), total_bytes, "documents") as progress:
+        receipts = run_shards(plan, work_dir, function, shared, engine, StepTable)
+        for file, (receipt, was_done) in zip(plan.inputs, receipts, strict=True):
+            progress.add(rows=receipt.counts.read.documents, bytes=file.size, was_done=was_done)
+            table.merge(receipt.counts)
     return table
 
 
-def _filter_shard(shard: Shard, job: _Job[Any], output: ShardOutput) -> dict[str, Any]:
+def _filter_shard(shard: DocumentShard, job: _Job[Any], output: ShardOutput) -> StepTable:
     table = StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        for document, verdict in _verdicts(read_documents(Path(shard.work["path"])), job):
+        for document, verdict in _verdicts(read_documents(shard.work), job):
             table.read.add(document)
             if isinstance(verdict, Drop):
                 table.drop(document, verdict.reason, verdict.detail)
                 continue
             table.keep(verdict.document, verdict.notes)
             writer.write(verdict.document)
-    return {"table": table.to_json()}
+    return table
 
 
 def _verdicts(documents: Iterator[Document], job: _Job[Any]) -> Iterator[tuple[Document, Keep | Drop]]:

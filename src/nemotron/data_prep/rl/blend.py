@@ -8,8 +8,7 @@ the work folder, so that nothing is asked of the Hub twice and a run that was ki
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -22,7 +21,7 @@ from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import read_piece, row_id, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
-from nemotron.data_prep.work.shards import Json, Shard, ShardOutput
+from nemotron.data_prep.work.shards import Shard, ShardOutput
 
 RECORDS, KEYS = "{}.jsonl", "{}.keys.jsonl"
 _COLUMNS = ("prompt", "reward_model")
@@ -40,12 +39,52 @@ class BlendJob:
     fetched_dir: Path
 
 
-def read_shard(shard: Shard, job: BlendJob, output: ShardOutput) -> dict[str, Json]:
-    """A piece of the blend -> lines `[index, record]`. Counts: what was read, and the rows that it points to.
+@dataclass(frozen=True, slots=True)
+class ReadCounts:
+    """What `read_shard` returns. `rows`: location of a collection -> the rows of it that are pointed to, sorted."""
+
+    report: ReadReport
+    rows: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchWork:
+    """A collection, and the rows of it that are pointed to, sorted."""
+
+    files: Sequence[SourceFile]
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCounts:
+    """How many rows were asked for, and how many of them the collection has."""
+
+    found: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveWork:
+    """A piece of the blend. `rows`: as in `ReadCounts`; `fetched`: location -> the file that holds them."""
+
+    piece: Piece
+    rows: Mapping[str, Sequence[int]]
+    fetched: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveCounts:
+    """What `resolve_shard` returns."""
+
+    report: ReadReport
+
+
+def read_shard(shard: Shard[Piece], job: BlendJob, output: ShardOutput) -> ReadCounts:
+    """A piece of the blend -> lines `[index, record]`.
 
     UserError: a record that cannot be read, or a placeholder that points nowhere, under `stop`.
     """
-    piece = Piece.from_json(shard.work["piece"])
+    piece = shard.work
     report = ReadReport()
     rows: dict[str, set[int]] = {}
     with output.path(RECORDS.format(shard.name)).open("w", encoding="utf-8", newline="\n") as file:
@@ -60,16 +99,15 @@ def read_shard(shard: Shard, job: BlendJob, output: ShardOutput) -> dict[str, Js
                     raise UserError(f"{where(piece, row.index)}: {pointer}", hint)
             file.write(json.dumps([row.index, row.value], ensure_ascii=False) + "\n")
     needed = {location: sorted(numbers) for location, numbers in sorted(rows.items())}
-    return {"report": report.to_json(), "rows": needed, "input_bytes": piece.size}
+    return ReadCounts(report, needed)
 
 
-def fetch_shard(shard: Shard, job: BlendJob, output: ShardOutput) -> dict[str, Json]:
+def fetch_shard(shard: Shard[FetchWork], job: BlendJob, output: ShardOutput) -> FetchCounts:
     """The rows of a collection that are pointed to -> lines `ROW<tab>JSON`; it is read up to the last of them."""
-    wanted = set(shard.work["rows"])
-    files = [SourceFile.from_json(file) for file in shard.work["files"]]
+    wanted = set(shard.work.rows)
     # Nothing is skipped: a row's number is its place.
     reading = Reading(columns={name: name for name in _COLUMNS}, required=())
-    pieces = chain.from_iterable(pieces_of(file, _PIECE_BYTES) for file in files)
+    pieces = chain.from_iterable(pieces_of(file, _PIECE_BYTES) for file in shard.work.files)
     rows = chain.from_iterable(read_piece(piece, reading, ReadReport()) for piece in pieces)
     found = 0
     with output.path(RECORDS.format(shard.name)).open("w", encoding="utf-8", newline="\n") as file:
@@ -79,24 +117,23 @@ def fetch_shard(shard: Shard, job: BlendJob, output: ShardOutput) -> dict[str, J
                 found += 1
                 if found == len(wanted):
                     break
-    return {"found": found, "wanted": len(wanted)}
+    return FetchCounts(found, len(wanted))
 
 
-def resolve_shard(shard: Shard, job: BlendJob, output: ShardOutput) -> dict[str, Json]:
+def resolve_shard(shard: Shard[ResolveWork], job: BlendJob, output: ShardOutput) -> ResolveCounts:
     """What `read_shard` wrote of a piece -> records, one a line, and beside each `[agent, prompt key, question key]`.
 
     UserError: a placeholder that cannot be filled in, or a record that lacks what Gym asks for, under `stop`.
     """
-    piece = Piece.from_json(shard.work["piece"])
+    piece = shard.work.piece
     stop = job.reading.on_error == "stop"
     report = ReadReport()
-    environments: Counter[str] = Counter()
 
     def place(index: int) -> str:
         return where(piece, index) if stop else row_id(piece, index)
 
     def read(location: str) -> Iterable[Mapping[str, Any]]:
-        return _fetched(job.fetched_dir / shard.work["fetched"][location], set(shard.work["rows"][location]))
+        return _fetched(job.fetched_dir / shard.work.fetched[location], set(shard.work.rows[location]))
 
     rows = resolve_placeholders(
         _SavedRows(job.read_dir / RECORDS.format(shard.name)),
@@ -120,11 +157,10 @@ def resolve_shard(shard: Shard, job: BlendJob, output: ShardOutput) -> dict[str,
                 continue
             agent = agent_of(row.value)
             assert agent is not None
-            environments[agent] += 1
+            report.records += 1
             records.write(json.dumps(row.value, ensure_ascii=False) + "\n")
             keys.write(json.dumps([agent, prompt_key(row.value), question_key(row.value)], ensure_ascii=False) + "\n")
-    report.records = environments.total()
-    return {"report": report.to_json(), "environments": dict(sorted(environments.items())), "input_bytes": piece.size}
+    return ResolveCounts(report)
 
 
 class _SavedRows:

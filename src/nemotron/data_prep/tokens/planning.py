@@ -12,7 +12,8 @@ from fractions import Fraction
 
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.work.shards import Json, Plan, Shard
+from nemotron.data_prep.tokens.task import TokenizeWork
+from nemotron.data_prep.work.shards import InputFile, Json, Plan, Shard
 
 MIN_SHARD_BYTES = 2**20
 # Of all input together: so many shards at least, that many workers end at about the same time and little is lost when
@@ -37,7 +38,7 @@ class SourceInput:
 
 def make_plan(
     settings: Mapping[str, Json], sources: Sequence[SourceInput], *, shard_bytes: int, num_shards: int | None = None
-) -> Plan:
+) -> Plan[TokenizeWork]:
     """The shards of all sources, source by source, named `SOURCE-00000`.
 
     Args:
@@ -48,7 +49,7 @@ def make_plan(
     """
     total = sum(file.size for source in sources for file in source.files)
     target = min(shard_bytes, max(MIN_SHARD_BYTES, -(-total // MIN_SHARDS)))
-    shards: list[Shard] = []
+    shards: list[Shard[TokenizeWork]] = []
     for source in sources:
         size = sum(file.size for file in source.files)
         wanted = size / num_shards if num_shards else target
@@ -57,7 +58,7 @@ def make_plan(
         count = num_shards or -(-size // target)
         shards += _shards_of(source, group_pieces(pieces, max(1, count)))
     files = {file.uri: file for source in sources for file in source.files}
-    inputs = [{"uri": file.uri, "size": file.size, "version": file.version} for _, file in sorted(files.items())]
+    inputs = [InputFile(file.uri, file.size, file.version) for _, file in sorted(files.items())]
     return Plan(settings, inputs, shards)
 
 
@@ -96,7 +97,7 @@ def evenly(count: int, length: int) -> list[int]:
     return [(2 * i + 1) * length // (2 * count) for i in range(count)]
 
 
-def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard]:
+def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard[TokenizeWork]]:
     sizes = [sum(piece.size for piece in group) for group in groups]
     if source.max_tokens is not None and groups:
         # From all over the source, and yet from few enough shards.
@@ -109,13 +110,7 @@ def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard
     for number, group in enumerate(groups):
         if documents[number] == 0 or tokens[number] == 0:
             continue
-        work = {
-            "source": source.name,
-            "pieces": [piece.to_json() for piece in group],
-            "max_documents": documents[number],
-            "max_tokens": tokens[number],
-        }
-        yield Shard(f"{source.name}-{number:05d}", work)
+        yield Shard(f"{source.name}-{number:05d}", TokenizeWork(source.name, group, documents[number], tokens[number]))
 
 
 def _caps(cap: int | None, sizes: Sequence[int]) -> Sequence[int | None]:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.blend_file import SourceFiles, empty_source
-from nemotron.data_prep.tokens.task import SPLITS, stream_name
-from nemotron.data_prep.work.shards import Plan, Receipt
+from nemotron.data_prep.tokens.task import (
+    SPLITS,
+    TokenizeCounts,
+    TokenizeJob,
+    TokenizeWork,
+    stream_name,
+    tokenize_shard,
+)
+from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import Plan, Receipt, run_shards
 
 
 @dataclass
@@ -29,22 +37,21 @@ class SourceStreams:
     shards: int = 0
     capped: int = 0
 
-    def add(self, source: str, receipt: Receipt) -> None:
+    def add(self, work: TokenizeWork, receipt: Receipt[TokenizeCounts]) -> None:
         """Take in a shard; in the plan's order."""
-        counts = receipt.counts
         files: dict[str, Any] = self.files  # type: ignore[assignment]  # keys are put together
         for split in SPLITS:
-            name = stream_name(source, receipt.shard, split)
+            name, counts = stream_name(work.source, receipt.shard, split), receipt.counts.splits[split]
             if f"{name}.idx" in receipt.outputs:
                 files[split].append(name)
             for key in ("tokens", "bytes", "documents"):
-                files[key if split == "train" else f"{split}_{key}"] += counts[split][key]
-            for upper, count in counts[split]["lengths"].items():
+                files[key if split == "train" else f"{split}_{key}"] += getattr(counts, key)
+            for upper, count in counts.lengths.items():
                 self.lengths[split][upper] = self.lengths[split].get(upper, 0) + count
-        self.read.add(ReadReport.from_json(counts["read"]))
-        self.input_bytes += counts["input_bytes"]
+        self.read.add(receipt.counts.read)
+        self.input_bytes += work.stored_bytes
         self.shards += 1
-        self.capped += counts["capped"]
+        self.capped += receipt.counts.capped
 
     def sorted_lengths(self) -> dict[str, dict[str, int]]:
         """The histograms, shortest first."""
@@ -53,12 +60,23 @@ class SourceStreams:
         }
 
 
-def collect(plan: Plan, receipts: Iterable[Receipt]) -> dict[str, SourceStreams]:
-    """The sources of a plan, in its order."""
+def tokenize_sources(
+    plan: Plan[TokenizeWork], folder: Path, job: TokenizeJob, engine: Engine
+) -> dict[str, SourceStreams]:
+    """Do a frozen plan's shards in `folder`, and return its sources in its order. Shows on stderr how far it is."""
     streams: dict[str, SourceStreams] = {}
-    for shard, receipt in zip(plan.shards, receipts, strict=True):
-        source = str(shard.work["source"])
-        streams.setdefault(source, SourceStreams()).add(source, receipt)
+    total_bytes = sum(shard.work.stored_bytes for shard in plan.shards)
+    with Progress("tokenize", total_bytes, "documents") as progress:
+        receipts = run_shards(plan, folder, tokenize_shard, job, engine, TokenizeCounts)
+        for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
+            streams.setdefault(shard.work.source, SourceStreams()).add(shard.work, receipt)
+            splits = receipt.counts.splits.values()
+            progress.add(
+                rows=sum(counts.documents for counts in splits),
+                tokens=sum(counts.tokens for counts in splits),
+                bytes=shard.work.stored_bytes,
+                was_done=was_done,
+            )
     return streams
 
 

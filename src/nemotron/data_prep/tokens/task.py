@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.sources.user import page_text
 from nemotron.data_prep.tokens.encoding import LONG_CHARS, Encoder, plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
-from nemotron.data_prep.work.shards import Json, Shard, ShardOutput
+from nemotron.data_prep.work.shards import Shard, ShardOutput
 
 SPLITS = ("train", "valid", "test")
 _TRAIN, _VALID, _TEST = range(3)
@@ -75,10 +75,32 @@ class SplitCounts:
             key = str(_POWERS[bucket])
             self.lengths[key] = self.lengths.get(key, 0) + int(buckets[bucket])
 
-    def to_json(self) -> dict[str, Json]:
-        """As `json.dumps` takes it."""
-        lengths = {key: self.lengths[key] for key in sorted(self.lengths, key=int)}
-        return {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes, "lengths": lengths}
+
+@dataclass(frozen=True, slots=True)
+class TokenizeWork:
+    """What a task reads: pieces of one source, and its share of the source's caps (None: all)."""
+
+    source: str
+    pieces: Sequence[Piece]
+    max_documents: int | None
+    max_tokens: int | None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of its pieces."""
+        return sum(piece.size for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeCounts:
+    """What a task returns. `splits`: a key for each of `SPLITS`; `read`: the reader's account of all records.
+
+    `capped`: whether it ended at its share of the source's max_documents or max_tokens.
+    """
+
+    splits: dict[str, SplitCounts]
+    read: ReadReport
+    capped: bool
 
 
 def stream_name(source: str, shard: str, split: str) -> str:
@@ -98,26 +120,21 @@ def split_number(data: bytes, seed: int, valid: float, test: float) -> int:
     return _TEST if draw < (valid + test) * 2**64 else _TRAIN
 
 
-def tokenize_shard(shard: Shard, job: TokenizeJob, output: ShardOutput) -> dict[str, Json]:
-    """Write the shard's streams (a split without a document has none); returns the counts of `SplitCounts` by split.
-
-    Besides, `read` is the reader's account, `input_bytes` the stored bytes of the shard, and `capped` whether it ended
-    at its share of the source's max_documents or max_tokens.
+def tokenize_shard(shard: Shard[TokenizeWork], job: TokenizeJob, output: ShardOutput) -> TokenizeCounts:
+    """Write the shard's streams; a split without a document has none.
 
     Raises:
         UserError: a record that cannot be used, under `on_error: stop`.
     """
-    source = str(shard.work["source"])
-    rules = job.sources[source]
+    work = shard.work
+    rules = job.sources[work.source]
     encoder = Encoder(plain_tokenizer(job.tokenizer_json), job.bos_id, job.eos_id)
-    pieces = [Piece.from_json(value) for value in shard.work["pieces"]]
     report = ReadReport()
     counts = [SplitCounts() for _ in SPLITS]
-    max_documents, max_tokens = shard.work["max_documents"], shard.work["max_tokens"]
     capped = False
     with ThreadPoolExecutor(1) as thread, ExitStack() as open_writers:
         writers: dict[int, IndexedDatasetWriter] = {}
-        for batch in _batches(_documents(pieces, rules, job.seed, report, max_documents)):
+        for batch in _batches(_documents(work.pieces, rules, job.seed, report, work.max_documents)):
             # In a thread only because that is faster: with a vocabulary of 70,000 and 4 MB of text, three times in
             # turns, the main thread took 1.2 to 1.4 times its processor seconds. The likely reason, not shown, is that
             # glibc gives a thread an arena of memory of its own.
@@ -126,8 +143,8 @@ def tokenize_shard(shard: Shard, job: TokenizeJob, output: ShardOutput) -> dict[
                 continue
             tokens, lengths = encoded
             splits = np.array([document.split for document in batch])
-            if max_tokens is not None:
-                used = _within(lengths * (splits == _TRAIN), max_tokens - counts[_TRAIN].tokens)
+            if work.max_tokens is not None:
+                used = _within(lengths * (splits == _TRAIN), work.max_tokens - counts[_TRAIN].tokens)
                 if used < len(batch):
                     capped = True
                     _leave_out(batch[used:], report)
@@ -135,9 +152,8 @@ def tokenize_shard(shard: Shard, job: TokenizeJob, output: ShardOutput) -> dict[
                     tokens = tokens[: int(lengths.sum())]
             for split in np.unique(splits):
                 if split not in writers:
-                    paths = [
-                        output.path(f"{stream_name(source, shard.name, SPLITS[split])}{e}") for e in (".bin", ".idx")
-                    ]
+                    name = stream_name(work.source, shard.name, SPLITS[split])
+                    paths = [output.path(f"{name}{end}") for end in (".bin", ".idx")]
                     writer = IndexedDatasetWriter(paths[0].with_suffix(""), np.dtype(job.dtype).type)
                     writers[split] = open_writers.enter_context(writer)
                 mine = splits == split
@@ -150,12 +166,8 @@ def tokenize_shard(shard: Shard, job: TokenizeJob, output: ShardOutput) -> dict[
             if capped:
                 break
     num_documents = sum(count.documents for count in counts)
-    return {
-        **{name: count.to_json() for name, count in zip(SPLITS, counts, strict=True)},
-        "read": report.to_json(),
-        "input_bytes": sum(piece.size for piece in pieces),
-        "capped": capped or (max_documents is not None and num_documents >= max_documents),
-    }
+    capped = capped or (work.max_documents is not None and num_documents >= work.max_documents)
+    return TokenizeCounts(dict(zip(SPLITS, counts, strict=True)), report, capped)
 
 
 class _Document(NamedTuple):
@@ -169,7 +181,7 @@ class _Document(NamedTuple):
 
 
 def _documents(
-    pieces: list[Piece], rules: SourceRules, seed: int, report: ReadReport, max_documents: int | None
+    pieces: Sequence[Piece], rules: SourceRules, seed: int, report: ReadReport, max_documents: int | None
 ) -> Iterator[_Document]:
     """The documents that can be used, in order, at most `max_documents`."""
     given = 0

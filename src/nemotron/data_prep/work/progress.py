@@ -1,9 +1,8 @@
 """The line that says how far a data preparation is: rows/s, tokens/s, MB/s, share done and ETA.
 
 with Progress("tokenize", total_bytes) as progress:
-    progress.found_done(rows=r, tokens=t, bytes=b)      # what an attempt that was stopped had done
-    for receipt in receipts:
-        progress.add(rows=r, tokens=t, bytes=b)
+    for receipt, was_done in run_shards(...):
+        progress.add(rows=r, tokens=t, bytes=b, was_done=was_done)
 """
 
 from __future__ import annotations
@@ -65,13 +64,16 @@ class Progress:
         self._marks: deque[_Mark] = deque([self._added])
         self._shown_at = self._started
 
-    def found_done(self, *, rows: int = 0, tokens: int = 0, bytes: int = 0) -> None:
-        """Count what was done before this process began: part of the share, not of the rates."""
-        self._count(rows, tokens, bytes)
+    def add(self, *, rows: int = 0, tokens: int = 0, bytes: int = 0, was_done: bool = False) -> None:
+        """Count work, `bytes` of the input, and show the line where one is due.
 
-    def add(self, *, rows: int = 0, tokens: int = 0, bytes: int = 0) -> None:
-        """Count work that this process has just done, `bytes` of the input; shows the line where one is due."""
-        self._count(rows, tokens, bytes)
+        `was_done`: before this process began. Such work is part of the share, not of the rates.
+        """
+        self.rows += rows
+        self.tokens += tokens
+        self.bytes += bytes
+        if was_done:
+            return
         before, now = self._added, self._clock()
         self._added = _Mark(now, before.rows + rows, before.tokens + tokens, before.bytes + bytes)
         if len(self._marks) > 1 and now - self._marks[-2].time < MARK_SECONDS:
@@ -106,11 +108,6 @@ class Progress:
         parts.append(format_seconds(now - self._started))
         parts += self._rates(_Mark(self._started, 0, 0, 0), self._added._replace(time=now))
         return "  ".join(parts)
-
-    def _count(self, rows: int, tokens: int, num_bytes: int) -> None:
-        self.rows += rows
-        self.tokens += tokens
-        self.bytes += num_bytes
 
     def _rates(self, first: _Mark, last: _Mark) -> list[str]:
         """Rows/s, tokens/s and MB/s between two marks, those that there are."""

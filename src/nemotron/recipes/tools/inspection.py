@@ -23,7 +23,7 @@ from nemotron.data_prep.curation.step import StepTable
 from nemotron.data_prep.tokens.blend_file import BLEND_FILE
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
-from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Receipt, Shard
+from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
 from nemotron.kit.metrics import read_metrics
 from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
 
@@ -482,12 +482,13 @@ def _with_plans(path: Path, report: Report) -> Report:
         done = list(_receipts(folder, plan))
         counts: Counter[str] = Counter()
         for receipt in done:
-            counts.update({key: value for key, value in receipt.counts.items() if type(value) is int})
-        stored = sum(int(output["bytes"]) for receipt in done for output in receipt.outputs.values())
+            counts.update({key: value for key, value in receipt["counts"].items() if type(value) is int})
+        stored = sum(int(output["bytes"]) for receipt in done for output in receipt["outputs"].values())
         name = folder.relative_to(path).as_posix()
         rows.append({"plan": name, "done": len(done), "shards": len(plan.shards), "stored_bytes": stored, **counts})
         report.notes.append(f"{name}: {len(done)} of {len(plan.shards)} shards done")
-        tables = [receipt.counts["table"] for receipt in done if isinstance(receipt.counts.get("table"), dict)]
+        # A task returns its table alone, or beside something else.
+        tables = [table for receipt in done if "kept" in (table := receipt["counts"].get("table", receipt["counts"]))]
         if tables:
             report.tables[f"outcome ({name})"] = outcome(tables)
     if rows:
@@ -495,16 +496,17 @@ def _with_plans(path: Path, report: Report) -> Report:
     return report
 
 
-def _receipts(folder: Path, plan: Plan) -> Iterator[Receipt]:
-    """Receipts of this plan whose files are there in their size; their bytes are not read."""
+def _receipts(folder: Path, plan: Plan[Any]) -> Iterator[dict[str, Any]]:
+    """Receipts of this plan, as they are on disk, whose files are there in their size; their bytes are not read."""
     digest = plan.digest
     for shard in plan.shards:
         try:
-            receipt = Receipt(**json.loads((folder / RECEIPTS / f"{shard.name}.json").read_text("utf-8")))
-            whole = all((folder / name).stat().st_size == known["bytes"] for name, known in receipt.outputs.items())
+            receipt = json.loads((folder / RECEIPTS / f"{shard.name}.json").read_text("utf-8"))
+            outputs = receipt["outputs"].items()
+            whole = all((folder / name).stat().st_size == known["bytes"] for name, known in outputs)
         except (OSError, ValueError, TypeError, KeyError):
             continue
-        if receipt.plan == digest and whole:
+        if receipt["plan"] == digest and whole:
             yield receipt
 
 
@@ -512,7 +514,7 @@ def outcome(tables: Iterable[Mapping[str, Any]]) -> Table:
     """Rows for what steps of a curation read, kept and dropped: their tables' JSON, added up."""
     total = StepTable()
     for table in tables:
-        total.merge(StepTable.from_json(table))
+        total.merge(restore(StepTable, table))
     rows: Table = [{"outcome": "read", **vars(total.read)}, {"outcome": "kept", **vars(total.kept)}]
     rows += [{"outcome": f"  {note}", **vars(tally)} for note, tally in sorted(total.noted.items())]
     return rows + [{"outcome": f"dropped: {name}", **vars(tally)} for name, tally in sorted(total.dropped.items())]

@@ -155,8 +155,8 @@ def run(
     plan = chat_spool.plan_tokenize(how, files, shard_bytes)
     freeze(plan, folder / "spool")
     outcomes: Counter[str] = Counter()
-    for receipt in run_shards(plan, folder / "spool", chat_spool.tokenize_shard, how, engine):
-        outcomes.update(receipt.counts["outcomes"])
+    for receipt, _ in run_shards(plan, folder / "spool", chat_spool.tokenize_shard, how, engine, chat_spool.ChatCounts):
+        outcomes.update(receipt.counts.outcomes)
     names = list(how.sources)
     sequences = chat_pack.read_sequences(folder / "spool", plan, names)
     chosen = chat_pack.choose(sequences, names, weights=None, repeats={}, num_tokens=None)
@@ -168,7 +168,7 @@ def run(
     rows = chat_pack.plan_rows(plan, packed)
     freeze(rows, folder / "rows")
     task = chat_pack.RowsTask(folder / "spool", tuple(shard.name for shard in plan.shards), folder / "packing")
-    list(run_shards(rows, folder / "rows", chat_pack.rows_shard, task, engine))
+    list(run_shards(rows, folder / "rows", chat_pack.rows_shard, task, engine, chat_pack.RowsCounts))
     return folder / "rows", outcomes, chosen
 
 

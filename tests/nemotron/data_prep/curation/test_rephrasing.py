@@ -139,7 +139,7 @@ def document(number: int, quality: str = "low", words: int = 12) -> Document:
 RULES = (Rule("wikipedia", ("low",), 400, 512), Rule("distill", ("high",), 400, 512))
 
 
-def rephrase(folder: Path, server: Server, documents: list[Document], **settings: Any) -> Receipt:
+def rephrase(folder: Path, server: Server, documents: list[Document], **settings: Any) -> Receipt[Any]:
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "in.jsonl.zst"
     if not source.exists():
@@ -147,7 +147,9 @@ def rephrase(folder: Path, server: Server, documents: list[Document], **settings
     job = Job(endpoint(server, **settings), RULES, folder / "state", min_words=3)
     plan = plan_step([source], {})
     freeze(plan, folder / "work")
-    [receipt] = run_shards(plan, folder / "work", rephrasing.rephrase_shard, job, SerialEngine())
+    [(receipt, _)] = run_shards(
+        plan, folder / "work", rephrasing.rephrase_shard, job, SerialEngine(), rephrasing.RephrasingCounts
+    )
     return receipt
 
 
@@ -177,10 +179,10 @@ def test_documents_styles_and_what_is_sent(server: Server, tmp_path: Path) -> No
     assert len({body["seed"] for body in server.bodies}) == 2
     assert all("Authorization" not in headers for headers in server.headers)
 
-    usage = receipt.counts["usage"]["wikipedia"]
+    usage = receipt.counts.usage["wikipedia"]
     assert (usage["requests"], usage["answers"], usage["completion_tokens"]) == (1, 1, 13)
     assert usage["prompt_tokens"] == len(body["messages"][1]["content"].split())
-    table = receipt.counts["table"]
+    table = receipt.counts.table
     assert table["read"]["documents"] == 3 and table["kept"]["documents"] == 5
     assert table["noted"]["synthetic, distill"]["documents"] == 1
 
@@ -257,11 +259,11 @@ def test_every_failure_that_passes_leaves_no_trace_in_the_documents(server: Serv
     rough = rephrase(tmp_path / "rough", server, documents, timeout=0.6)
     assert [output["sha256"] for output in rough.outputs.values()] == [o["sha256"] for o in calm.outputs.values()]
     retries: Counter[str] = Counter()
-    for counts in rough.counts["usage"].values():
+    for counts in rough.counts.usage.values():
         retries.update(counts["retries"])
     expected = Counter(name.strip() for name in FAULTS for _ in range(2))
     assert retries == expected
-    assert calm.counts["table"] == rough.counts["table"]
+    assert calm.counts.table == rough.counts.table
 
 
 def test_retry_after_is_kept_to_and_holds_for_all(server: Server, tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ def test_a_refused_request_is_counted_and_not_asked_again(server: Server, tmp_pa
         with pytest.raises(RunFailed, match="1 of 4 requests failed, most by refused with status 400"):
             rephrase(tmp_path, server, documents)
     receipt = rephrase(tmp_path, server, documents, max_failed=0.25)
-    assert receipt.counts["usage"]["wikipedia"]["failures"] == {"refused with status 400": 1}
+    assert receipt.counts.usage["wikipedia"].failures == {"refused with status 400": 1}
     assert [d["id"] for d in synthetic(tmp_path)] == ["d0#wikipedia", "d2#wikipedia", "d3#wikipedia"]
     [refused] = {request_key(body) for body in server.bodies if "word1x0" in text_in(body)}
     assert server.asked[refused] == 1
@@ -362,7 +364,7 @@ def test_a_few_failures_may_be_allowed(server: Server, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="1 of 20"):
         rephrase(tmp_path / "none", server, documents)
     receipt = rephrase(tmp_path / "some", server, documents, max_failed=0.05)
-    assert receipt.counts["usage"]["wikipedia"]["failures"] == {"no connection": 1}
+    assert receipt.counts.usage["wikipedia"].failures == {"no connection": 1}
     assert len(synthetic(tmp_path / "some")) == 19
 
 
@@ -382,7 +384,7 @@ rules = (Rule("wikipedia", ("low",), 400, 512),)
 job = Job(Endpoint(sys.argv[2], "m", concurrency=3), rules, folder / "state", min_words=3)
 plan = plan_step([folder / "in.jsonl.zst"], {})
 freeze(plan, folder / "work")
-list(run_shards(plan, folder / "work", rephrasing.rephrase_shard, job, SerialEngine()))
+list(run_shards(plan, folder / "work", rephrasing.rephrase_shard, job, SerialEngine(), rephrasing.RephrasingCounts))
 """
 
 

@@ -31,6 +31,7 @@ from nemotron.data_prep.curation.step import (
     write_documents,
 )
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+from nemotron.data_prep.work.shards import restore
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -129,7 +130,7 @@ def test_tables_add_up_in_any_order_and_division(verdicts: list[tuple[int, str]]
     parts = [shuffled[begin::3] for begin in range(3)]
     total = StepTable()
     for part in parts:
-        total.merge(StepTable.from_json(json.loads(json.dumps(table_of(part).to_json()))))
+        total.merge(restore(StepTable, json.loads(json.dumps(table_of(part).to_json()))))
     assert total.to_json() == whole.to_json()
     dropped = sum(tally.documents for tally in total.dropped.values())
     assert total.read.documents == total.kept.documents + dropped == len(verdicts)

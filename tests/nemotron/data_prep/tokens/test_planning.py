@@ -73,13 +73,13 @@ def test_plain_files_are_cut_without_gap_or_overlap(sizes: list[int], num_shards
     files = [jsonl(i, size) for i, size in enumerate(sizes)]
     limit = 64 * 2**20
     plan = make_plan({}, [SourceInput("web", files)], shard_bytes=limit, num_shards=num_shards)
-    pieces = [value for shard in plan.shards for value in shard.work["pieces"]]
+    pieces = [piece for shard in plan.shards for piece in shard.work.pieces]
     for file in files:
-        spans = [(value["begin"], value["end"]) for value in pieces if value["file"]["uri"] == file.uri]
+        spans = [(piece.begin, piece.end) for piece in pieces if piece.file.uri == file.uri]
         begins, ends = zip(*spans, strict=True)
         assert begins[0] == 0 and ends[-1] in (file.size, -1)
         assert begins[1:] == ends[:-1]
-    shard_sizes = [sum(value["size"] for value in shard.work["pieces"]) for shard in plan.shards]
+    shard_sizes = [shard.work.stored_bytes for shard in plan.shards]
     if num_shards is None:
         assert max(shard_sizes) <= 1.5 * limit
         if sum(sizes) > 40 * MIN_SHARD_BYTES:
@@ -131,16 +131,16 @@ def test_caps_are_met_by_shards_from_all_over_the_source() -> None:
         for caps in ((None, None), (5, None), (1000, None), (None, 3 * MIN_CAPPED_TOKENS))
     ]
     assert len(uncapped) == len(documents) == 32
-    assert [shard.work["max_documents"] for shard in few] == [1] * 5
-    assert sum(shard.work["max_documents"] for shard in documents) == 1000
-    assert [shard.work["max_tokens"] for shard in tokens] == [MIN_CAPPED_TOKENS] * 3
-    first = [shard.work["pieces"][0]["file"]["uri"] for shard in tokens]
+    assert [shard.work.max_documents for shard in few] == [1] * 5
+    assert sum(shard.work.max_documents for shard in documents) == 1000
+    assert [shard.work.max_tokens for shard in tokens] == [MIN_CAPPED_TOKENS] * 3
+    first = [shard.work.pieces[0].file.uri for shard in tokens]
     assert len(set(first)) == 3 and first[0] < "/data/015" and first[2] > "/data/025"
 
 
 def test_sources_have_their_own_shards_and_files_of_both_are_one_input() -> None:
     files = [jsonl(0, 3_000_000)]
     plan = make_plan({"seed": 1}, [SourceInput("a", files), SourceInput("a-00000", files)], shard_bytes=2**20)
-    assert [shard.work["source"] for shard in plan.shards] == ["a"] * 3 + ["a-00000"] * 3
+    assert [shard.work.source for shard in plan.shards] == ["a"] * 3 + ["a-00000"] * 3
     assert plan.inputs == [{"uri": "/data/000.jsonl", "size": 3_000_000, "version": "1"}]
     assert len({shard.name for shard in plan.shards}) == 6

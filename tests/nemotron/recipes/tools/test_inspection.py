@@ -215,20 +215,20 @@ def test_samples_come_from_all_over_and_number_what_was_asked_for(tmp_path: Path
 # --- Plans ------------------------------------------------------------------------------------------------------------
 
 
-def write_shard(shard: Shard, shared: str, output: ShardOutput) -> dict[str, Any]:
-    if shard.work["number"] >= 37:
+def write_shard(shard: Shard[int], shared: str, output: ShardOutput) -> dict[str, int]:
+    if shard.work >= 37:
         raise RuntimeError("killed")
     write_jsonl(output.path(f"{shard.name}.jsonl"), [{"text": shared}])
     return {"documents": 2}
 
 
 def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
-    plan = Plan({"a": 1}, [], [Shard(f"web-{i:05}", {"number": i}) for i in range(128)])
+    plan = Plan({"a": 1}, [], [Shard(f"web-{i:05}", i) for i in range(128)])
     folder = tmp_path / "work"
     freeze(plan, folder)
     assert inspect(str(tmp_path)).notes[-1] == "work: 0 of 128 shards done"
     with pytest.raises(RuntimeError, match="killed"):
-        list(run_shards(plan, folder, write_shard, "text", SerialEngine()))
+        list(run_shards(plan, folder, write_shard, "text", SerialEngine(), dict[str, int]))
     report = inspect(str(folder))
     assert ".: 37 of 128 shards done" in report.notes
     assert report.tables["plans"][0]["documents"] == 74
@@ -241,7 +241,7 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"state": "running"}')
     (tmp_path / "config.yaml").write_text("a: 1")
     assert inspect(str(tmp_path)).kind == "run"
-    freeze(Plan({}, [], [Shard("s", {"number": 0})]), tmp_path / "work")
+    freeze(Plan({}, [], [Shard("s", 0)]), tmp_path / "work")
     killed = "run: not finished, and no process works on it; the same command goes on"
     assert inspect(str(tmp_path)).notes == [killed, ".: 0 of 1 shards done"]
     hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"

@@ -25,6 +25,13 @@ MOST_OPEN = 32
 """Files mapped at a time: each is an open file, of which a process may often have 256 only, and shards are many."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a task says of the columns that it wrote: how long they are."""
+
+    rows: int
+
+
 def batches(documents: Iterable[Document], max_chars: int = BATCH_CHARS) -> Iterator[list[Document]]:
     """Consecutive documents with some `max_chars` characters of text together, at least one."""
     batch: list[Document] = []

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import RunFailed
-from nemotron.data_prep.curation.deduplication.columns import Columns, Names, save_array
+from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, save_array
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups, remove_duplicates
-from nemotron.data_prep.curation.step import StepTable, plan_step, read_documents
+from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step, read_documents
 from nemotron.data_prep.work.engines import Engine
-from nemotron.data_prep.work.shards import Shard, ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
 
 Normalisation = Literal["none", "whitespace"]
 REASON = "exact duplicate"
@@ -64,20 +64,20 @@ def hash_documents(
     """The first pass: columns `high` and `low`, halves of the text's hash, and those of `Names`."""
     plan = plan_step(files, {**settings, "pass": "hashes"})
     freeze(plan, folder)
-    receipts = run_shards(plan, folder, _hash, normalisation, engine)
-    return Columns(folder, {receipt.shard: receipt.counts["documents"] for receipt in receipts})
+    receipts = run_shards(plan, folder, _hash, normalisation, engine, Rows)
+    return Columns(folder, {receipt.shard: receipt.counts.rows for receipt, _ in receipts})
 
 
-def _hash(shard: Shard, normalisation: Normalisation, output: ShardOutput) -> dict[str, Any]:
+def _hash(shard: DocumentShard, normalisation: Normalisation, output: ShardOutput) -> Rows:
     names, hashes = Names(), bytearray()
-    for document in read_documents(Path(shard.work["path"])):
+    for document in read_documents(shard.work):
         names.add(document)
         hashes += text_hash(document["text"], normalisation)
     names.save(output, shard.name)
     halves = np.frombuffer(bytes(hashes), dtype="<u8").reshape(-1, 2)
     save_array(output, f"{shard.name}.high", np.ascontiguousarray(halves[:, 0]))
     save_array(output, f"{shard.name}.low", np.ascontiguousarray(halves[:, 1]))
-    return {"documents": len(halves)}
+    return Rows(len(halves))
 
 
 def find_duplicates(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

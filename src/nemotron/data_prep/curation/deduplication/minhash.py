@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rensa import RMinHash
 
-from nemotron.data_prep.curation.deduplication.columns import Columns, Names, batches, save_array
+from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, batches, save_array
 from nemotron.data_prep.curation.deduplication.exact import check_ids
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups, remove_duplicates
 from nemotron.data_prep.curation.deduplication.text_hashes import (
@@ -43,9 +43,9 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
     span_hashes,
     window_hashes,
 )
-from nemotron.data_prep.curation.step import StepTable, plan_step, read_documents
+from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step, read_documents
 from nemotron.data_prep.work.engines import Engine
-from nemotron.data_prep.work.shards import Shard, ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
 
 REASON = "near duplicate"
 ANCHORS = 32
@@ -318,8 +318,8 @@ def deduplicate(
     folder = work_dir / "signatures"
     plan = plan_step(files, {**about, "pass": "signatures"})
     freeze(plan, folder)
-    receipts = run_shards(plan, folder, _sign, settings, engine)
-    columns = Columns(folder, {receipt.shard: receipt.counts["documents"] for receipt in receipts})
+    receipts = run_shards(plan, folder, _sign, settings, engine, Rows)
+    columns = Columns(folder, {receipt.shard: receipt.counts.rows for receipt, _ in receipts})
 
     def estimate(ones: I64, others: I64) -> Any:
         return (columns.gather("signatures", ones) == columns.gather("signatures", others)).mean(axis=1)
@@ -337,11 +337,11 @@ def deduplicate(
     return remove_duplicates(files, about, work_dir, columns, losers, keepers, REASON, engine), report
 
 
-def _sign(shard: Shard, settings: MinHashSettings, output: ShardOutput) -> dict[str, Any]:
+def _sign(shard: DocumentShard, settings: MinHashSettings, output: ShardOutput) -> Rows:
     names = Names()
     rows: list[NDArray[np.uint32]] = [signatures([], settings)]
     lengths: list[int] = []
-    for batch in batches(read_documents(Path(shard.work["path"]))):
+    for batch in batches(read_documents(shard.work)):
         texts = [document["text"] for document in batch]
         rows.append(signatures(texts, settings))
         lengths.extend(map(len, texts))
@@ -352,7 +352,7 @@ def _sign(shard: Shard, settings: MinHashSettings, output: ShardOutput) -> dict[
     save_array(output, f"{shard.name}.signatures", signed)
     save_array(output, f"{shard.name}.bands", band_hashes(signed, settings))
     save_array(output, f"{shard.name}.lengths", np.array(lengths, dtype=np.int64))
-    return {"documents": len(signed)}
+    return Rows(len(signed))
 
 
 def _choose(clusters: Clusters, columns: Columns, keys: U64) -> tuple[I64, I64, dict[str, int]]:

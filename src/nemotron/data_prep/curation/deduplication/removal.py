@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nemotron.data_prep.curation.deduplication.columns import Columns, load_array
 from nemotron.data_prep.curation.step import (
+    DocumentShard,
     DocumentWriter,
     StepTable,
     collect,
@@ -22,7 +23,7 @@ from nemotron.data_prep.curation.step import (
     read_documents,
 )
 from nemotron.data_prep.work.engines import Engine
-from nemotron.data_prep.work.shards import Shard, ShardOutput
+from nemotron.data_prep.work.shards import ShardOutput
 
 DUPLICATES = "duplicates.npy"
 
@@ -74,7 +75,7 @@ def remove_duplicates(
     return collect(plan, work_dir, _remove, _Removal(columns, reason), engine)
 
 
-def _remove(shard: Shard, job: _Removal, output: ShardOutput) -> dict[str, Any]:
+def _remove(shard: DocumentShard, job: _Removal, output: ShardOutput) -> StepTable:
     columns = job.columns
     pairs = load_array(columns.folder / DUPLICATES)
     first = int(columns.bounds[columns.shards.index(shard.name)])
@@ -82,7 +83,7 @@ def _remove(shard: Shard, job: _Removal, output: ShardOutput) -> dict[str, Any]:
     twin_of = dict(zip((pairs[0, begin:end] - first).tolist(), pairs[1, begin:end].tolist(), strict=True))
     table = StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        for row, document in enumerate(read_documents(Path(shard.work["path"]))):
+        for row, document in enumerate(read_documents(shard.work)):
             table.read.add(document)
             twin = twin_of.get(row)
             if twin is None:
@@ -90,4 +91,4 @@ def _remove(shard: Shard, job: _Removal, output: ShardOutput) -> dict[str, Any]:
                 writer.write(document)
             else:
                 table.drop(document, job.reason, f"stays: {columns.text('ids', twin)}: {columns.text('heads', twin)}")
-    return {"table": table.to_json()}
+    return table

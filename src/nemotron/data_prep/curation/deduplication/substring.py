@@ -32,7 +32,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import RunFailed
-from nemotron.data_prep.curation.deduplication.columns import MOST_OPEN, Columns, Names, batches, excerpt, save_array
+from nemotron.data_prep.curation.deduplication.columns import (
+    MOST_OPEN,
+    Columns,
+    Names,
+    Rows,
+    batches,
+    excerpt,
+    save_array,
+)
 from nemotron.data_prep.curation.deduplication.exact import check_ids
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups
 from nemotron.data_prep.curation.deduplication.text_hashes import (
@@ -47,6 +55,7 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
 )
 from nemotron.data_prep.curation.step import (
     SAMPLES_PER_REASON,
+    DocumentShard,
     DocumentWriter,
     StepTable,
     output_name,
@@ -99,6 +108,22 @@ class Cuts:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """Work of the second pass: range `number` of `count` equal ones of all hashes."""
+
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutCounts:
+    """What a task of the last pass returns."""
+
+    table: StepTable
+    cuts: Cuts
+
+
 def deduplicate(
     files: Sequence[Path], settings: SubstringSettings, work_dir: Path, engine: Engine
 ) -> tuple[StepTable, Cuts]:
@@ -119,39 +144,39 @@ def deduplicate(
     folder = work_dir / INDEX
     plan = plan_step(files, {**about, "pass": INDEX})
     freeze(plan, folder)
-    receipts = list(run_shards(plan, folder, _index, settings.min_tokens, engine))
-    columns = Columns(folder, {receipt.shard: receipt.counts["documents"] for receipt in receipts})
+    indexed = [receipt for receipt, _ in run_shards(plan, folder, _index, settings.min_tokens, engine, Rows)]
+    columns = Columns(folder, {receipt.shard: receipt.counts.rows for receipt in indexed})
     _check_keys(columns)
-    made = hashlib.sha256("".join(str(r.outputs[f"{r.shard}.high.npy"]["sha256"]) for r in receipts).encode())
+    made = hashlib.sha256("".join(r.outputs[f"{r.shard}.high.npy"].sha256 for r in indexed).encode())
 
     # Matches: a task for every range of hashes.
     count = max(1, -(-sum(path.stat().st_size for path in files) // settings.range_bytes))
-    ranges = [Shard(f"range-{number:05d}", {"number": number, "of": count}) for number in range(count)]
-    plan = Plan({**about, "pass": MATCHES, "index": made.hexdigest()}, plan.inputs, ranges)
-    freeze(plan, work_dir / MATCHES)
-    found = list(run_shards(plan, work_dir / MATCHES, _match, columns, engine))
-    matches = Columns(work_dir / MATCHES, {receipt.shard: receipt.counts["windows"] for receipt in found})
-    made.update("".join(str(sorted(receipt.outputs.items())) for receipt in found).encode())
+    ranges = [Shard(f"range-{number:05d}", HashRange(number, count)) for number in range(count)]
+    match_plan = Plan({**about, "pass": MATCHES, "index": made.hexdigest()}, plan.inputs, ranges)
+    freeze(match_plan, work_dir / MATCHES)
+    matched = [receipt for receipt, _ in run_shards(match_plan, work_dir / MATCHES, _match, columns, engine, Rows)]
+    matches = Columns(work_dir / MATCHES, {receipt.shard: receipt.counts.rows for receipt in matched})
+    made.update("".join(str(sorted(receipt.outputs.items())) for receipt in matched).encode())
 
     # Cut.
     plan = plan_step(files, {**about, "pass": "cut", "matches": made.hexdigest()})
     freeze(plan, work_dir)
     table, cuts = StepTable(), Cuts()
-    for receipt in run_shards(plan, work_dir, _cut, (columns, matches, settings), engine):
-        table.merge(StepTable.from_json(receipt.counts["table"]))
-        cuts.add(Cuts(**receipt.counts["cuts"]))
+    for receipt, _ in run_shards(plan, work_dir, _cut, (columns, matches, settings), engine, CutCounts):
+        table.merge(receipt.counts.table)
+        cuts.add(receipt.counts.cuts)
     return table, cuts
 
 
 # --- Index: a task a shard --------------------------------------------------------------------------------------------
 
 
-def _index(shard: Shard, min_tokens: int, output: ShardOutput) -> dict[str, Any]:
+def _index(shard: DocumentShard, min_tokens: int, output: ShardOutput) -> Rows:
     names = Names()
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("text", "starts", "high", "low", "at")}
     token_ends = [0]  # tokens of this shard up to the end of each document, after a 0
     size = 0  # bytes of canonical text so far
-    for batch in batches(read_documents(Path(shard.work["path"]))):
+    for batch in batches(read_documents(shard.work)):
         for document in batch:
             names.add(document)
         tokens = _Tokens([document["text"] for document in batch])
@@ -174,7 +199,7 @@ def _index(shard: Shard, min_tokens: int, output: ShardOutput) -> dict[str, Any]
     columns["token_ends"] = np.array(token_ends, dtype=np.int64)
     for name, column in columns.items():
         save_array(output, f"{shard.name}.{name}", column)
-    return {"documents": len(token_ends) - 1, "tokens": token_ends[-1]}
+    return Rows(len(token_ends) - 1)
 
 
 class _Tokens:
@@ -220,9 +245,9 @@ def _check_keys(columns: Columns) -> None:
 # --- Matches: a task a range of hashes --------------------------------------------------------------------------------
 
 
-def _match(shard: Shard, columns: Columns, output: ShardOutput) -> dict[str, Any]:
+def _match(shard: Shard[HashRange], columns: Columns, output: ShardOutput) -> Rows:
     """Note every window of the range that is not the first of its kind: its shard and token, those of the first."""
-    number, count = shard.work["number"], shard.work["of"]
+    number, count = shard.work.number, shard.work.count
     begin, end = (np.uint64(min(2**64 - 1, 2**64 * n // count)) for n in (number, number + 1))
     last = number + 1 == count
     # Copies of what is needed: a view would keep its file open, and shards are many.
@@ -269,7 +294,7 @@ def _match(shard: Shard, columns: Columns, output: ShardOutput) -> dict[str, Any
         ("first_at", at[firsts]),
     ):
         save_array(output, f"{shard.name}.{column}", values)
-    return {"windows": len(members)}
+    return Rows(len(members))
 
 
 # --- Cut: a task a shard ----------------------------------------------------------------------------------------------
@@ -296,7 +321,7 @@ class _Repeats:
         return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.at)], strict=True))
 
 
-def _cut(shard: Shard, job: tuple[Columns, Columns, SubstringSettings], output: ShardOutput) -> dict[str, Any]:
+def _cut(shard: DocumentShard, job: tuple[Columns, Columns, SubstringSettings], output: ShardOutput) -> CutCounts:
     columns, matches, settings = job
     place, size = columns.shards.index(shard.name), settings.min_tokens
     repeats = _repeats_of(place, matches)
@@ -317,7 +342,7 @@ def _cut(shard: Shard, job: tuple[Columns, Columns, SubstringSettings], output: 
 
     table, cuts = StepTable(), Cuts()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        for row, document in enumerate(read_documents(Path(shard.work["path"]))):
+        for row, document in enumerate(read_documents(shard.work)):
             table.read.add(document)
             if not touched[row]:
                 table.keep(document)
@@ -338,7 +363,7 @@ def _cut(shard: Shard, job: tuple[Columns, Columns, SubstringSettings], output: 
             sample = {"id": document["id"], "text": excerpt(passages[0]), "stays_in": twin_id}
             lost = len(document["text"].encode("utf-8", "surrogatepass")) - len(left.encode("utf-8", "surrogatepass"))
             cuts.add(Cuts(1, len(passages), int(touched[row]), lost, [sample]))
-    return {"table": table.to_json(), "cuts": vars(cuts).copy()}
+    return CutCounts(table, cuts)
 
 
 def _repeats_of(place: int, matches: Columns) -> _Repeats:

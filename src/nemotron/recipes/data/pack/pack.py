@@ -54,7 +54,7 @@ from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import RECEIPTS, freeze, run_shards
+from nemotron.data_prep.work.shards import freeze, run_shards
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import required_tokens, template_source
 from nemotron.kit.stop import stop_at_once
@@ -93,18 +93,19 @@ def main() -> None:
         # --- Records -> ids and masks, a shard a piece of a file ------------------------------------------------------
         table, samples = ConversationTable(), []
         errors: dict[str, Counter[str]] = {name: Counter() for name in settings.sources}
-        total_bytes = sum(shard.work["piece"]["size"] for shard in plan.shards)
+        total_bytes = sum(shard.work.piece.size for shard in plan.shards)
         with run.phase("tokenize"), Progress("tokenize", total_bytes, "sequences") as progress:
-            before = {path.stem for path in (work / "spool" / RECEIPTS).glob("*.json")}
-            receipts = run_shards(plan, work / "spool", chat_spool.tokenize_shard, settings, engine)
-            for shard, receipt in zip(plan.shards, receipts, strict=True):
-                for outcome, count in receipt.counts["outcomes"].items():
-                    table.count(shard.work["source"], outcome, count)
-                samples += receipt.counts["samples"]
-                errors[shard.work["source"]].update(receipt.counts["errors"])
+            task, counts_type = chat_spool.tokenize_shard, chat_spool.ChatCounts
+            receipts = run_shards(plan, work / "spool", task, settings, engine, counts_type)
+            for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
                 counts = receipt.counts
-                note = progress.found_done if shard.name in before else progress.add
-                note(rows=counts["sequences"], tokens=counts["tokens"], bytes=counts["bytes"])
+                for outcome, count in counts.outcomes.items():
+                    table.count(shard.work.source, outcome, count)
+                samples += counts.samples
+                errors[shard.work.source].update(counts.errors)
+                progress.add(
+                    rows=counts.sequences, tokens=counts.tokens, bytes=shard.work.piece.size, was_done=was_done
+                )
 
         print(table, file=sys.stderr)
         for name, outcomes in table.counts.items():
@@ -142,14 +143,13 @@ def main() -> None:
         # --- Rows, a shard a Parquet file -----------------------------------------------------------------------------
         rows_plan = chat_pack.plan_rows(plan, packed)
         freeze(rows_plan, work / "rows")
-        task = chat_pack.RowsTask(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
-        totals = {split.split: dict.fromkeys(("rows", "sequences", "tokens", "trained_tokens"), 0) for split in packed}
+        job = chat_pack.RowsTask(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
+        totals = {split.split: chat_pack.RowsCounts() for split in packed}
         with run.phase("write"), Progress("write") as progress:
-            receipts = run_shards(rows_plan, work / "rows", chat_pack.rows_shard, task, engine)
-            for shard, receipt in zip(rows_plan.shards, receipts, strict=True):
-                for name in (of_split := totals[shard.work["split"]]):
-                    of_split[name] += receipt.counts[name]
-                progress.add(rows=receipt.counts["rows"], tokens=receipt.counts["tokens"])
+            written = run_shards(rows_plan, work / "rows", chat_pack.rows_shard, job, engine, chat_pack.RowsCounts)
+            for rows_shard, (rows, was_done) in zip(rows_plan.shards, written, strict=True):
+                totals[rows_shard.work.split] += rows.counts
+                progress.add(rows=rows.counts.rows, tokens=rows.counts.tokens, was_done=was_done)
         for split in packed:
             print(f"{split.split}: {split.bins.report()}", file=sys.stderr)
 
@@ -163,9 +163,9 @@ def main() -> None:
         paths = {split.split: run.output_dir / split.split for split in packed}
         dataset = SFTPack(
             path=run.output_dir,
-            num_examples=totals["train"]["sequences"],
-            num_tokens=totals["train"]["tokens"],
-            num_loss_tokens=totals["train"]["trained_tokens"],
+            num_examples=totals["train"].sequences,
+            num_tokens=totals["train"].tokens,
+            num_loss_tokens=totals["train"].trained_tokens,
             train_path=paths["train"],
             valid_path=paths.get("valid"),
             test_path=paths.get("test"),
@@ -175,7 +175,7 @@ def main() -> None:
                 "curation": table.rows(),
                 "duplicates": chosen.duplicates,
                 "mixture": [asdict(share) for share in chosen.shares],
-                "packs": {split.split: totals[split.split] | asdict(split.bins.report()) for split in packed},
+                "packs": {split.split: asdict(totals[split.split]) | asdict(split.bins.report()) for split in packed},
                 "chat_template": cfg.chat_template,
                 "samples": samples[:100],
             },

@@ -35,7 +35,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -52,12 +51,11 @@ from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokens.indexed_dataset import token_dtype
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
 from nemotron.data_prep.tokens.planning import SourceInput, make_plan
-from nemotron.data_prep.tokens.streams import collect, link_streams, skipped_table
-from nemotron.data_prep.tokens.task import NOT_UNREADABLE, SPLITS, SourceRules, TokenizeJob, tokenize_shard
+from nemotron.data_prep.tokens.streams import link_streams, skipped_table, tokenize_sources
+from nemotron.data_prep.tokens.task import NOT_UNREADABLE, SPLITS, SourceRules, TokenizeJob
 from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import RECEIPTS, Receipt, freeze, run_shards
+from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
 from nemotron.kit.stop import stop_at_once
@@ -121,10 +119,8 @@ def main() -> None:
 
         # --- Tokenise: every shard once, and never again once it has its receipt -------------------------------------
         job = TokenizeJob(tokenizer_json, bos_id, eos_id, dtype, cfg.seed, rules)
-        total_bytes = sum(piece["size"] for shard in plan.shards for piece in shard.work["pieces"])
-        with run.phase("tokenize"), Progress("tokenize", total_bytes, "documents") as progress:
-            receipts = run_shards(plan, work_dir, tokenize_shard, job, engine)
-            streams = collect(plan, followed(receipts, work_dir, progress))
+        with run.phase("tokenize"):
+            streams = tokenize_sources(plan, work_dir, job, engine)
         print(skipped_table(streams), file=sys.stderr)
         for name, source_streams in streams.items():
             read = source_streams.read
@@ -208,18 +204,6 @@ def special_id(files: TokenizerFiles, name: str) -> int:
         what = f"names no {name}" if token is None else f"has no id for its {name} {token!r}"
         raise UserError(f"tokenizer {files.location} {what}", f"add_{name.removesuffix('_token')}=false goes without")
     return int(found)
-
-
-def followed(receipts: Iterable[Receipt], work_dir: Path, progress: Progress) -> Iterator[Receipt]:
-    """The receipts as they come in, counted: those that were there already as done before."""
-    before = {path.stem for path in (work_dir / RECEIPTS).glob("*.json")}
-    for receipt in receipts:
-        counts = receipt.counts
-        tokens = sum(counts[split]["tokens"] for split in SPLITS)
-        rows = sum(counts[split]["documents"] for split in SPLITS)
-        count = progress.found_done if receipt.shard in before else progress.add
-        count(rows=rows, tokens=tokens, bytes=counts["input_bytes"])
-        yield receipt
 
 
 def documents(files: SourceFiles, split: str) -> int:

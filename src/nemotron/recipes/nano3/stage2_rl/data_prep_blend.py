@@ -47,7 +47,19 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.rl.blend import KEYS, RECORDS, BlendJob, fetch_shard, read_shard, resolve_shard
+from nemotron.data_prep.rl.blend import (
+    KEYS,
+    RECORDS,
+    BlendJob,
+    FetchCounts,
+    FetchWork,
+    ReadCounts,
+    ResolveCounts,
+    ResolveWork,
+    fetch_shard,
+    read_shard,
+    resolve_shard,
+)
 from nemotron.data_prep.rl.gym_records import server_of
 from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
 from nemotron.data_prep.sources.documents import split_of
@@ -57,7 +69,7 @@ from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import RECEIPTS, Plan, Receipt, Shard, freeze, run_shards
+from nemotron.data_prep.work.shards import InputFile, Plan, Receipt, Shard, freeze, run_shards
 from nemotron.kit import RLPrompts, Source, open_run, print_complete
 from nemotron.kit.lineage import write_json
 from nemotron.kit.stop import stop_at_once
@@ -91,18 +103,21 @@ def main() -> None:
                 "references": {name: asdict(reference) for name, reference in sorted(references.items())},
             }
             pieces = [piece for file in files for piece in pieces_of(file, cfg.shard_bytes)]
-            shards = [Shard(f"{i:05d}", {"piece": piece.to_json()}) for i, piece in enumerate(pieces)]
-            read_plan = Plan(settings, [file.to_json() for file in files], shards)
+            shards = [Shard(f"{i:05d}", piece) for i, piece in enumerate(pieces)]
+            read_plan = Plan(settings, inputs_of(files), shards)
             freeze(read_plan, job.read_dir)
         total_bytes = sum(piece.size for piece in pieces)
 
         # --- Read: the blend comes here, and with it which rows of other collections it points to --------------------
         with run.phase("read"), Progress("read", total_bytes, "records") as progress:
-            receipts = run_shards(read_plan, job.read_dir, read_shard, job, engine)
-            read = list(followed(receipts, job.read_dir, progress))
+            read: list[Receipt[ReadCounts]] = []
+            receipts = run_shards(read_plan, job.read_dir, read_shard, job, engine, ReadCounts)
+            for piece, (receipt, was_done) in zip(pieces, receipts, strict=True):
+                progress.add(rows=receipt.counts.report.records, bytes=piece.size, was_done=was_done)
+                read.append(receipt)
         needed: dict[str, set[int]] = {}
         for receipt in read:
-            for location, numbers in receipt.counts["rows"].items():
+            for location, numbers in receipt.counts.rows.items():
                 needed.setdefault(location, set()).update(numbers)
 
         # --- Fetch: those rows, each collection once, at one commit --------------------------------------------------
@@ -110,20 +125,17 @@ def main() -> None:
             collections = {location: list_files([location], FORMATS) for location in sorted(needed)}
             fetch_plan = Plan(
                 {"locations": sorted(needed)},
-                [file.to_json() for listed in collections.values() for file in listed],
+                inputs_of(file for listed in collections.values() for file in listed),
                 [
-                    Shard(
-                        f"collection-{i}",
-                        {"files": [file.to_json() for file in listed], "rows": sorted(needed[location])},
-                    )
+                    Shard(f"collection-{i}", FetchWork(listed, sorted(needed[location])))
                     for i, (location, listed) in enumerate(collections.items())
                 ],
             )
             freeze(fetch_plan, job.fetched_dir)
-            for receipt in run_shards(fetch_plan, job.fetched_dir, fetch_shard, job, engine):
-                location = list(collections)[int(receipt.shard.removeprefix("collection-"))]
-                found, wanted = receipt.counts["found"], receipt.counts["wanted"]
-                print(f"{location}: {found} of the {wanted} rows that are pointed to", file=sys.stderr)
+            fetches = run_shards(fetch_plan, job.fetched_dir, fetch_shard, job, engine, FetchCounts)
+            for location, (fetch, _) in zip(collections, fetches, strict=True):
+                rows = f"{fetch.counts.found} of the {fetch.counts.wanted} rows"
+                print(f"{location}: {rows} that are pointed to", file=sys.stderr)
 
         # --- Resolve: every record whole, and checked for what its environment asks for ------------------------------
         fetched = {location: RECORDS.format(f"collection-{i}") for i, location in enumerate(collections)}
@@ -131,24 +143,24 @@ def main() -> None:
             {"read": read_plan.digest, "fetched": fetch_plan.digest, "check_fields": cfg.check_fields},
             [],
             [
-                Shard(
-                    receipt.shard,
-                    {"piece": piece.to_json(), "rows": receipt.counts["rows"], "fetched": fetched},
-                )
+                Shard(receipt.shard, ResolveWork(piece, receipt.counts.rows, fetched))
                 for receipt, piece in zip(read, pieces, strict=True)
             ],
         )
         resolved_dir = work / "resolved"
         freeze(resolve_plan, resolved_dir)
         with run.phase("resolve"), Progress("resolve", total_bytes, "records") as progress:
-            receipts = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine)
-            resolved = list(followed(receipts, resolved_dir, progress))
+            resolved: list[Receipt[ResolveCounts]] = []
+            results = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine, ResolveCounts)
+            for piece, (result, was_done) in zip(pieces, results, strict=True):
+                progress.add(rows=result.counts.report.records, bytes=piece.size, was_done=was_done)
+                resolved.append(result)
 
         # --- Split: the last rows, or a share by hash; what is held out keeps its like out of training ----------------
         report = ReadReport()
-        for receipt in (*read, *resolved):
-            report.add(ReadReport.from_json(receipt.counts["report"]))
-        report.records = num_records = sum(receipt.counts["report"]["records"] for receipt in resolved)
+        for of_shard in [receipt.counts.report for receipt in read] + [result.counts.report for result in resolved]:
+            report.add(of_shard)
+        report.records = num_records = sum(result.counts.report.records for result in resolved)
         print(f"{report}", file=sys.stderr)
         if num_records <= cfg.valid_rows:
             raise UserError(f"valid_rows={cfg.valid_rows} leaves nothing to train on: there are {num_records} records")
@@ -238,16 +250,12 @@ def known_references(cfg: BlendConfig) -> dict[str, Reference]:
     return references
 
 
-def followed(receipts: Iterable[Receipt], folder: Path, progress: Progress) -> Iterator[Receipt]:
-    """The receipts as they come in, counted: those that were there already as done before."""
-    before = {path.stem for path in (folder / RECEIPTS).glob("*.json")}
-    for receipt in receipts:
-        count = progress.found_done if receipt.shard in before else progress.add
-        count(rows=receipt.counts["report"]["records"], bytes=receipt.counts["input_bytes"])
-        yield receipt
+def inputs_of(files: Iterable[SourceFile]) -> list[InputFile]:
+    """What a plan says of the files that it reads."""
+    return [InputFile(file.uri, file.size, file.version) for file in files]
 
 
-def keys_of(receipts: Iterable[Receipt], folder: Path) -> Iterator[tuple[str, str, str | None]]:
+def keys_of(receipts: Iterable[Receipt[ResolveCounts]], folder: Path) -> Iterator[tuple[str, str, str | None]]:
     """(agent, key of the prompt, key of the question) of every record, in order."""
     for receipt in receipts:
         with (folder / KEYS.format(receipt.shard)).open(encoding="utf-8") as file:
@@ -256,7 +264,7 @@ def keys_of(receipts: Iterable[Receipt], folder: Path) -> Iterator[tuple[str, st
                 yield agent, prompt, question
 
 
-def lines_of(receipts: Iterable[Receipt], folder: Path) -> Iterator[bytes]:
+def lines_of(receipts: Iterable[Receipt[ResolveCounts]], folder: Path) -> Iterator[bytes]:
     """Every record as it is written, in order."""
     for receipt in receipts:
         with (folder / RECORDS.format(receipt.shard)).open("rb") as file:

@@ -70,13 +70,13 @@ def test_substring(tmp_path: Path, repeated: int, bytes_a_window: int) -> None:
     folders = [tmp_path / name for name in ("index", "matches", "parts")]
     for folder in folders:
         folder.mkdir()
-    shard, index = Shard("x", {"path": str(tmp_path / "x.jsonl.zst")}), ShardOutput(folders[0], folders[2])
+    shard, index = Shard("x", tmp_path / "x.jsonl.zst"), ShardOutput(folders[0], folders[2])
     substring._index(shard, 50, index)  # so that the tables are made
     assert peak(lambda: substring._index(shard, 50, index)) < 70 * tokens
     assert sum(int(file["bytes"]) for file in index.commit().values()) < 36 * tokens
     columns = Columns(folders[0], {"x": len(documents)})
     matches = ShardOutput(folders[1], folders[2])
     assert (
-        peak(lambda: substring._match(Shard("range", {"number": 0, "of": 1}), columns, matches))
+        peak(lambda: substring._match(Shard("range", substring.HashRange(0, 1)), columns, matches))
         < bytes_a_window * tokens
     )

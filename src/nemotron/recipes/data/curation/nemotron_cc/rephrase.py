@@ -92,10 +92,11 @@ def main() -> None:
         table, usage = StepTable(), {rule.style: rephrasing.Usage() for rule in rules}
         with run.phase("rephrase"):
             freeze(plan, work_dir)
-            for receipt in run_shards(plan, work_dir, rephrasing.rephrase_shard, job, SerialEngine()):
-                table.merge(StepTable.from_json(receipt.counts["table"]))
-                for style, counts in receipt.counts["usage"].items():
-                    usage[style].merge(counts)
+            task, engine = rephrasing.rephrase_shard, SerialEngine()
+            for receipt, _ in run_shards(plan, work_dir, task, job, engine, rephrasing.RephrasingCounts):
+                table.merge(receipt.counts.table)
+                for style, of_shard in receipt.counts.usage.items():
+                    usage[style].merge(of_shard)
         print(table, file=sys.stderr)
         for style, total in usage.items():
             print(

@@ -180,11 +180,11 @@ def test_documents_styles_and_what_is_sent(server: Server, tmp_path: Path) -> No
     assert all("Authorization" not in headers for headers in server.headers)
 
     usage = receipt.counts.usage["wikipedia"]
-    assert (usage["requests"], usage["answers"], usage["completion_tokens"]) == (1, 1, 13)
-    assert usage["prompt_tokens"] == len(body["messages"][1]["content"].split())
+    assert (usage.requests, usage.answers, usage.completion_tokens) == (1, 1, 13)
+    assert usage.prompt_tokens == len(body["messages"][1]["content"].split())
     table = receipt.counts.table
-    assert table["read"]["documents"] == 3 and table["kept"]["documents"] == 5
-    assert table["noted"]["synthetic, distill"]["documents"] == 1
+    assert table.read.documents == 3 and table.kept.documents == 5
+    assert table.noted["synthetic, distill"].documents == 1
 
 
 def test_a_long_document_goes_in_parts_and_comes_back_as_one(server: Server, tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ def test_every_failure_that_passes_leaves_no_trace_in_the_documents(server: Serv
 
     server.fault = fault
     rough = rephrase(tmp_path / "rough", server, documents, timeout=0.6)
-    assert [output["sha256"] for output in rough.outputs.values()] == [o["sha256"] for o in calm.outputs.values()]
+    assert [output.sha256 for output in rough.outputs.values()] == [o.sha256 for o in calm.outputs.values()]
     retries: Counter[str] = Counter()
     for counts in rough.counts.usage.values():
-        retries.update(counts["retries"])
+        retries.update(counts.retries)
     expected = Counter(name.strip() for name in FAULTS for _ in range(2))
     assert retries == expected
     assert calm.counts.table == rough.counts.table

@@ -23,7 +23,7 @@ from nemotron.data_prep.tokens.planning import (
     make_plan,
     share_out,
 )
-from nemotron.data_prep.work.shards import freeze
+from nemotron.data_prep.work.shards import InputFile, freeze
 
 SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=60)
 
@@ -142,5 +142,5 @@ def test_sources_have_their_own_shards_and_files_of_both_are_one_input() -> None
     files = [jsonl(0, 3_000_000)]
     plan = make_plan({"seed": 1}, [SourceInput("a", files), SourceInput("a-00000", files)], shard_bytes=2**20)
     assert [shard.work.source for shard in plan.shards] == ["a"] * 3 + ["a-00000"] * 3
-    assert plan.inputs == [{"uri": "/data/000.jsonl", "size": 3_000_000, "version": "1"}]
+    assert plan.inputs == [InputFile("/data/000.jsonl", 3_000_000, "1")]
     assert len({shard.name for shard in plan.shards}) == 6

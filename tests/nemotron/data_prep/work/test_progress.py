@@ -38,7 +38,7 @@ def test_rates_share_and_eta(clock: Clock) -> None:
 
 def test_what_a_resumed_run_found_is_part_of_the_share_and_not_of_the_rates(clock: Clock) -> None:
     progress = Progress("tokenize", 1000_000, stream=io.StringIO(), clock=clock)
-    progress.found_done(rows=50, tokens=60, bytes=500_000)
+    progress.add(rows=50, tokens=60, bytes=500_000, was_done=True)
     clock.now += 10
     progress.add(rows=10, tokens=20, bytes=100_000)
     assert progress.line() == "tokenize   60% of 1 MB  1 rows/s  2 tokens/s  0.0 MB/s  ETA 0:40"

@@ -73,7 +73,7 @@ def test_substring(tmp_path: Path, repeated: int, bytes_a_window: int) -> None:
     shard, index = Shard("x", tmp_path / "x.jsonl.zst"), ShardOutput(folders[0], folders[2])
     substring._index(shard, 50, index)  # so that the tables are made
     assert peak(lambda: substring._index(shard, 50, index)) < 70 * tokens
-    assert sum(int(file["bytes"]) for file in index.commit().values()) < 36 * tokens
+    assert sum(file.bytes for file in index.commit().values()) < 36 * tokens
     columns = Columns(folders[0], {"x": len(documents)})
     matches = ShardOutput(folders[1], folders[2])
     assert (

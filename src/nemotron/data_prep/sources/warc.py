@@ -37,7 +37,7 @@ from nemotron.data_prep.sources.streams import DamagedError, decompressed
 
 _WITH_BODY = ("response", "resource", "conversion")
 HTML_TYPES = ("text/html", "application/xhtml+xml")
-_READ, _SCAN = 1 << 16, 1 << 20  # bytes at a time, of a gzip member and in search of the next one
+_READ, _SCAN = 1 << 14, 1 << 20  # bytes at a time, of a gzip member and in search of the next one
 _MAX_HEADER = 1 << 16  # bytes of a record's header, HTTP's included
 _HINT = "pip install -e '.[curation]'"
 # Python has codecs of these names and no browser does; some of them decode to what is no Unicode.
@@ -163,75 +163,81 @@ def read_records(source: SourceFile, max_body_bytes: int) -> Iterator[WarcRecord
     with open_binary(source) as file:
         begin = file.read(4)
         file.seek(0)
-        compressed = begin.startswith(GZIP_MAGIC)
         if begin == ZSTD_MAGIC:
-            yield from _read_stream(cast("io.BufferedReader[Any]", decompressed(file, "zstd")), max_body_bytes)
-            return
-        offset: int | None = 0
-        rest = b""  # of the file, read beyond the member before
-        while offset is not None and offset < source.size:
-            if not rest:
-                file.seek(offset)
-            member = _Member(file, rest)
-            stream = io.BufferedReader(member) if compressed else cast("io.BufferedReader[Any]", file)
-            begin_of_record, number, held, rest = offset, 0, None, b""
-            try:
-                while (parts := _read_parts(stream, max_body_bytes + _MAX_HEADER)) is not None:
-                    if held is not None:
-                        yield held
-                    held = _parsed(parts, begin_of_record, number, max_body_bytes)
-                    number += 1
-                    if not compressed:
-                        begin_of_record, number = file.tell(), 0
-                        yield held
-                        held = None  # else held back until the member has ended well: its checksum comes last
-                if held is not None:
-                    yield held
-                offset, rest = (member.end, member.rest) if compressed else (None, b"")
-            except (DamagedError, zlib.error, EOFError) as error:
-                yield WarcRecord(begin_of_record, number, kind="", problem=_one_line(str(error)))
-                offset = _next_record(file, begin_of_record + 1, compressed=compressed)
+            yield from _stream_records(cast("io.BufferedReader[Any]", decompressed(file, "zstd")), max_body_bytes)
+        elif begin.startswith(GZIP_MAGIC):
+            yield from _member_records(file, source.size, max_body_bytes)
+        else:
+            yield from _plain_records(cast("io.BufferedReader[Any]", file), source.size, max_body_bytes)
 
 
-def _read_stream(stream: io.BufferedReader[Any], max_body_bytes: int) -> Iterator[WarcRecord]:
-    """The records of a stream in which nothing can be searched."""
+def _stream_records(stream: io.BufferedReader[Any], max_body_bytes: int) -> Iterator[WarcRecord]:
+    """The records of a stream in which no other place can be sought."""
     number = 0
     try:
         while (parts := _read_parts(stream, max_body_bytes + _MAX_HEADER)) is not None:
             yield _parsed(parts, 0, number, max_body_bytes)
             number += 1
     except DamagedError as error:
-        yield WarcRecord(0, number, kind="", problem=_one_line(str(error)))
+        yield _damaged(0, number, error)
+
+
+def _plain_records(file: io.BufferedReader[Any], size: int, max_body_bytes: int) -> Iterator[WarcRecord]:
+    offset: int | None = 0
+    while offset is not None and offset < size:
+        file.seek(offset)
+        try:
+            while (parts := _read_parts(file, max_body_bytes + _MAX_HEADER)) is not None:
+                yield _parsed(parts, offset, 0, max_body_bytes)
+                offset = file.tell()
+        except DamagedError as error:
+            yield _damaged(offset, 0, error)
+            position = _find(file, b"\nWARC/1.", offset)
+            offset = None if position is None else position + 1
+
+
+def _member_records(file: BinaryIO, size: int, max_body_bytes: int) -> Iterator[WarcRecord]:
+    offset: int | None = 0
+    while offset is not None and offset < size:
+        file.seek(offset)
+        member = _Member(file)
+        stream = io.BufferedReader(member)
+        number, last = 0, None
+        try:
+            while (parts := _read_parts(stream, max_body_bytes + _MAX_HEADER)) is not None:
+                if last is not None:
+                    yield last
+                last = _parsed(parts, offset, number, max_body_bytes)
+                number += 1
+        except (DamagedError, zlib.error, EOFError) as error:
+            yield _damaged(offset, number, error)
+            offset = _find(file, b"\x1f\x8b\x08", offset + 1)
+        else:  # only now is the last one known to be whole: the checksum stands at the member's end
+            if last is not None:
+                yield last
+            offset = member.end
 
 
 class _Member(io.RawIOBase):
-    """One gzip member of a file, decompressed as it is read.
+    """The gzip member that begins where a file is now, decompressed as it is read. `end`: where the next one begins."""
 
-    `begun`: its first bytes, where they were read already. Once it is read, `end` is where the next one begins and
-    `rest` what was read of that.
-    """
-
-    def __init__(self, file: BinaryIO, begun: bytes) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._begun = begun
         self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self.end, self.rest = 0, b""
+        self.end = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._inflate.eof:
-            data = self._inflate.unconsumed_tail or self._begun or self._file.read(_READ)
-            self._begun = b""
+            data = self._inflate.unconsumed_tail or self._file.read(_READ)
             if not data:
                 raise EOFError("the file ends in the middle of a gzip member")
             if part := self._inflate.decompress(data, len(buffer)):
                 buffer[: len(part)] = part
                 return len(part)
-        if not self.end:
-            self.rest = self._inflate.unused_data
-            self.end = self._file.tell() - len(self.rest)
+        self.end = self._file.tell() - len(self._inflate.unused_data)
         return 0
 
 
@@ -306,6 +312,10 @@ def _parsed(parts: _Parts, offset: int, number: int, max_body_bytes: int) -> War
     return WarcRecord(offset, number, kind, url, date, status_code, content_type.lower(), body, encoding)
 
 
+def _damaged(offset: int, number: int, error: Exception) -> WarcRecord:
+    return WarcRecord(offset, number, kind="", problem=_one_line(str(error)))
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:100]
 
@@ -319,16 +329,14 @@ def _is_text(body: bytes) -> bool:
     return True
 
 
-def _next_record(file: BinaryIO, begin: int, *, compressed: bool) -> int | None:
-    """Where the next record begins at or after byte `begin`: a gzip member or a plain header; None: nowhere."""
-    mark = b"\x1f\x8b\x08" if compressed else b"\nWARC/1."
+def _find(file: BinaryIO, mark: bytes, begin: int) -> int | None:
+    """Where `mark` stands first from byte `begin` on; None: nowhere."""
     file.seek(begin)
-    before, offset = b"", begin
+    tail, offset = b"", begin
     while chunk := file.read(_SCAN):
-        window = before + chunk
-        place = window.find(mark)
-        if place >= 0:
-            return offset - len(before) + place + (not compressed)
+        window = tail + chunk
+        if (place := window.find(mark)) >= 0:
+            return offset - len(tail) + place
         offset += len(chunk)
-        before = window[-len(mark) + 1 :]
+        tail = window[-len(mark) + 1 :]
     return None

@@ -8,15 +8,15 @@ the work folder, so that nothing is asked of the Hub twice and a run that was ki
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.rl.gym_records import agent_of, problem_of, prompt_key, question_key
-from nemotron.data_prep.rl.placeholders import Reference, is_placeholder, pointer_of, resolve_placeholders
+from nemotron.data_prep.rl.placeholders import UNRESOLVED, Reference, fill, is_placeholder, pointer_of
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import read_piece, row_id, where
@@ -90,13 +90,12 @@ def read_shard(shard: Shard[Piece], job: BlendJob, output: ShardOutput) -> ReadC
     with output.path(RECORDS.format(shard.name)).open("w", encoding="utf-8", newline="\n") as file:
         for row in read_piece(piece, job.reading, report):
             if is_placeholder(row.value):
-                pointer = pointer_of(row.value, job.references)
-                if not isinstance(pointer, str):
-                    rows.setdefault(job.references[pointer[0]].location, set()).add(pointer[1])
-                elif job.reading.on_error == "stop":  # now, not when everything has been fetched
-                    name = row.value.get("dataset")
-                    hint = did_you_mean(str(name), job.references, "known") if name not in job.references else None
-                    raise UserError(f"{where(piece, row.index)}: {pointer}", hint)
+                try:
+                    name, number = pointer_of(row.value, job.references)
+                    rows.setdefault(job.references[name].location, set()).add(number)
+                except UserError as error:
+                    if job.reading.on_error == "stop":  # now, not when everything has been fetched
+                        raise UserError(f"{where(piece, row.index)}: {error.message}", error.hint) from error
             file.write(json.dumps([row.index, row.value], ensure_ascii=False) + "\n")
     needed = {location: sorted(numbers) for location, numbers in sorted(rows.items())}
     return ReadCounts(report, needed)
@@ -125,63 +124,51 @@ def resolve_shard(shard: Shard[ResolveWork], job: BlendJob, output: ShardOutput)
 
     UserError: a placeholder that cannot be filled in, or a record that lacks what Gym asks for, under `stop`.
     """
-    piece = shard.work.piece
-    stop = job.reading.on_error == "stop"
+    piece, stop = shard.work.piece, job.reading.on_error == "stop"
     report = ReadReport()
-
-    def place(index: int) -> str:
-        return where(piece, index) if stop else row_id(piece, index)
-
-    def read(location: str) -> Iterable[Mapping[str, Any]]:
-        return _fetched(job.fetched_dir / shard.work.fetched[location], set(shard.work.rows[location]))
-
-    rows = resolve_placeholders(
-        _SavedRows(job.read_dir / RECORDS.format(shard.name)),
-        job.references,
-        report=report,
-        where=place,
-        on_error=job.reading.on_error,
-        read=read,
-    )
+    fetched = {
+        location: _fetched_rows(job.fetched_dir / shard.work.fetched[location], set(numbers))
+        for location, numbers in shard.work.rows.items()
+    }
     with (
         output.path(RECORDS.format(shard.name)).open("w", encoding="utf-8", newline="\n") as records,
         output.path(KEYS.format(shard.name)).open("w", encoding="utf-8", newline="\n") as keys,
     ):
-        for row in rows:
-            problem = problem_of(row.value, check_fields=job.check_fields)
-            if problem is not None:
-                reason, detail = problem
-                if stop:
-                    raise UserError(f"{place(row.index)}: {detail}", "on_error=skip leaves such records out")
-                report.skip(reason, place(row.index), detail)
-                continue
-            agent = agent_of(row.value)
-            assert agent is not None
-            report.records += 1
-            records.write(json.dumps(row.value, ensure_ascii=False) + "\n")
-            keys.write(json.dumps([agent, prompt_key(row.value), question_key(row.value)], ensure_ascii=False) + "\n")
+        for row in _read_rows(job.read_dir / RECORDS.format(shard.name)):
+            record, problem = row.value, None
+            hint: str | None = "on_error=skip leaves such records out"
+            if is_placeholder(record):
+                try:
+                    record = fill(record, job.references, fetched)
+                except UserError as error:
+                    problem, hint = (UNRESOLVED, error.message), error.hint
+            problem = problem or problem_of(record, check_fields=job.check_fields)
+            if problem is None:
+                agent = agent_of(record)
+                assert agent is not None
+                report.records += 1
+                records.write(json.dumps(record, ensure_ascii=False) + "\n")
+                keys.write(json.dumps([agent, prompt_key(record), question_key(record)], ensure_ascii=False) + "\n")
+            elif stop:
+                raise UserError(f"{where(piece, row.index)}: {problem[1]}", hint)
+            else:
+                report.skip(problem[0], row_id(piece, row.index), problem[1])
     return ResolveCounts(report)
 
 
-class _SavedRows:
-    """The rows that `read_shard` wrote, to be gone through any number of times."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __iter__(self) -> Iterator[Row]:
-        with self._path.open(encoding="utf-8") as file:
-            for line in file:
-                yield Row(*json.loads(line))
+def _read_rows(path: Path) -> Iterator[Row]:
+    """The rows that `read_shard` wrote."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield Row(*json.loads(line))
 
 
-def _fetched(path: Path, wanted: set[int]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a collection from its first on; those that nobody asks for are empty."""
-    position = 0
+def _fetched_rows(path: Path, wanted: set[int]) -> dict[int, Mapping[str, Any]]:
+    """Number -> row, of those that `fetch_shard` wrote, as far as this piece points to them."""
+    rows = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
             number, _, text = line.partition("\t")
             if int(number) in wanted:
-                yield from repeat({}, int(number) - position)
-                yield json.loads(text)
-                position = int(number) + 1
+                rows[int(number)] = json.loads(text)
+    return rows

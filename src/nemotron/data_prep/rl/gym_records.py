@@ -4,9 +4,9 @@
      "agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"},
      "question": "What is 2+2?", "expected_answer": "4"}
 
-`responses_create_params` is a request of the OpenAI Responses API, `agent_ref.name` the agent that gets it, and what
-else there is goes to the resources server that gives the reward. Of six servers it is known what they ask for; records
-for others are checked as far as the first two fields.
+`responses_create_params` is a request of the OpenAI Responses API, `agent_ref.name` the agent that gets it. The other
+fields go to the resources server that gives the reward. The fields of six servers are checked; of records for other
+servers, the first two fields are.
 
 Source: NeMo Gym's pages on data (docs.nvidia.com/nemo/gym, "Prepare Data") and the request classes of its resources
 servers (`resources_servers/*/app.py`, commit 07d6b0d).
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nemo_runspec.errors import nearest
@@ -36,7 +36,7 @@ def agent_of(record: Mapping[str, Any]) -> str | None:
 
 def server_of(agent: str) -> str | None:
     """The resources server whose fields are checked: `mcqa` of `mcqa_simple_agent`. None: one that is not known."""
-    return next((server for server in _ASKED if agent == server or agent.startswith(f"{server}_")), None)
+    return next((server for server in _FIELDS if agent == server or agent.startswith(f"{server}_")), None)
 
 
 def problem_of(record: Mapping[str, Any], *, check_fields: bool = True) -> tuple[str, str] | None:
@@ -52,14 +52,14 @@ def problem_of(record: Mapping[str, Any], *, check_fields: bool = True) -> tuple
         guess = nearest("agent_ref", [name for name in record if name != "agent_ref"])
         return NO_AGENT, "agent_ref.name is missing" + (f", did you mean {guess!r}?" if guess else "")
     server = server_of(agent) if check_fields else None
-    problem = _ASKED[server](record) if server else None
+    problem = _field_problem(record, server) if server else None
     return None if problem is None else (NOT_FOR_SERVER, f"{server}: {problem}")
 
 
 def prompt_key(record: Mapping[str, Any]) -> str:
     """The same for two records whose `input` reads the same but for case and spacing: 16 hex digits."""
-    asked = record["responses_create_params"]["input"]
-    return _key(_read([{"role": "user", "content": asked}] if isinstance(asked, str) else asked))
+    items = record["responses_create_params"]["input"]
+    return _key(_text_of([{"role": "user", "content": items}] if isinstance(items, str) else items))
 
 
 def question_key(record: Mapping[str, Any]) -> str | None:
@@ -72,14 +72,14 @@ def _key(text: str) -> str:
     return hashlib.blake2b(" ".join(text.casefold().split()).encode(), digest_size=8).hexdigest()
 
 
-def _read(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """What a model reads of an input's items, one after another."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "\n".join(_read(item) for item in value)
+        return "\n".join(_text_of(item) for item in value)
     if isinstance(value, Mapping) and "role" in value:
-        return f"{value['role']}: {_read(value.get('content', ''))}"
+        return f"{value['role']}: {_text_of(value.get('content', ''))}"
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
         return str(value["text"])
     return json.dumps(value, sort_keys=True)
@@ -89,12 +89,12 @@ def _prompt_problem(record: Mapping[str, Any]) -> str | None:
     params = record.get("responses_create_params")
     if not isinstance(params, Mapping):
         return "responses_create_params is missing" if params is None else "responses_create_params is not an object"
-    asked = params.get("input")
-    if isinstance(asked, str):
-        return None if asked.strip() else "input is empty"
-    if not isinstance(asked, list) or not asked:
-        return "input is neither text nor a list of messages" if asked else "input is missing or empty"
-    for number, item in enumerate(asked):
+    items = params.get("input")
+    if isinstance(items, str):
+        return None if items.strip() else "input is empty"
+    if not isinstance(items, list) or not items:
+        return "input is neither text nor a list of messages" if items else "input is missing or empty"
+    for number, item in enumerate(items):
         if not isinstance(item, Mapping):
             return f"input[{number}] is not an object"
         if "role" in item and item["role"] not in _ROLES:
@@ -108,66 +108,52 @@ def _prompt_problem(record: Mapping[str, Any]) -> str | None:
 
 # --- What the servers ask for -----------------------------------------------------------------------------------------
 
+_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "math_with_judge": {"question": "text", "expected_answer": "text"},
+    "mcqa": {"expected_answer": "text", "options": "a list, if anything"},
+    "code_gen": {
+        "verifier_metadata.unit_tests.inputs": "a list of texts",
+        "verifier_metadata.unit_tests.outputs": "a list of texts",
+    },
+    "instruction_following": {"instruction_id_list": "there", "prompt": "there", "kwargs": "there", "id": "a number"},
+    "structured_outputs": {"schema_str": "text"},
+    "workplace_assistant": {
+        "ground_truth": "text or a list",
+        "id": "a number",
+        "category": "text",
+        "environment_name": "text",
+    },
+}
+"""Server -> field, with dots for nested ones -> what it has to be."""
 
-def _math_with_judge(record: Mapping[str, Any]) -> str | None:
-    return _not_text(record, "question") or _not_text(record, "expected_answer")
 
-
-def _mcqa(record: Mapping[str, Any]) -> str | None:
-    options = record.get("options")
-    if options is not None and not isinstance(options, list):
-        return "options is not a list"
-    return _not_text(record, "expected_answer")
-
-
-def _code_gen(record: Mapping[str, Any]) -> str | None:
+def _field_problem(record: Mapping[str, Any], server: str) -> str | None:
     metadata = record.get("verifier_metadata")
-    tests = metadata.get("unit_tests") if isinstance(metadata, Mapping) else None
-    if not isinstance(tests, Mapping):
-        return "verifier_metadata.unit_tests is missing"
-    for name in ("inputs", "outputs"):
-        values = tests.get(name)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            return f"verifier_metadata.unit_tests.{name} is not a list of texts"
+    if server == "instruction_following" and isinstance(metadata, Mapping):
+        record = {**record, **metadata}  # the published blends have its fields at the top level, others here
+    for path, kind in _FIELDS[server].items():
+        value: Any = record
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is None and kind != "a list, if anything":
+            return f"{path} is missing"
+        if not _is(value, kind):
+            return f"{path} is not {kind}"
     return None
 
 
-def _instruction_following(record: Mapping[str, Any]) -> str | None:
-    metadata = record.get("verifier_metadata")
-    # The published blends have these fields at the top level.
-    given = {**record, **metadata} if isinstance(metadata, Mapping) else record
-    missing = [name for name in ("instruction_id_list", "prompt", "kwargs") if name not in given]
-    return f"{missing[0]} is missing" if missing else _not_a_number(record, "id")
-
-
-def _structured_outputs(record: Mapping[str, Any]) -> str | None:
-    return _not_text(record, "schema_str")
-
-
-def _workplace_assistant(record: Mapping[str, Any]) -> str | None:
-    if not isinstance(record.get("ground_truth"), str | list):
-        return "ground_truth is neither text nor a list"
-    return _not_a_number(record, "id") or _not_text(record, "category") or _not_text(record, "environment_name")
-
-
-def _not_text(record: Mapping[str, Any], name: str) -> str | None:
-    if isinstance(record.get(name), str):
-        return None
-    return f"{name} is {'missing' if record.get(name) is None else 'not text'}"
-
-
-def _not_a_number(record: Mapping[str, Any], name: str) -> str | None:
-    value = record.get(name)
-    if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value.isdecimal()):
-        return None
-    return f"{name} is {'missing' if value is None else 'not a whole number'}"
-
-
-_ASKED: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
-    "math_with_judge": _math_with_judge,
-    "mcqa": _mcqa,
-    "code_gen": _code_gen,
-    "instruction_following": _instruction_following,
-    "structured_outputs": _structured_outputs,
-    "workplace_assistant": _workplace_assistant,
-}
+def _is(value: Any, kind: str) -> bool:
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "text or a list":
+            return isinstance(value, str | list)
+        case "a list, if anything":
+            return value is None or isinstance(value, list)
+        case "a list of texts":
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        case "a number":  # a whole one, or its digits
+            return (isinstance(value, int) and not isinstance(value, bool)) or (
+                isinstance(value, str) and value.isdecimal()
+            )
+    return True  # it is there

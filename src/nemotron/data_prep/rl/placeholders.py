@@ -23,12 +23,11 @@ Source: the blends' cards on huggingface.co, and what their companion scripts `c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean
-from nemotron.data_prep.sources.reading import ReadReport, Row
 
 FIELD = "_hf_placeholder"
 UNRESOLVED = "placeholder not resolved"
@@ -70,141 +69,59 @@ def is_placeholder(record: Mapping[str, Any]) -> bool:
     return bool(record.get(FIELD))
 
 
-def resolve_placeholders(
-    rows: Iterable[Row],
-    references: Mapping[str, Reference] = PUBLISHED,
-    *,
-    report: ReadReport,
-    where: Callable[[int], str] = lambda index: f"record {index + 1}",
-    on_error: Literal["stop", "skip"] = "stop",
-    read: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
-) -> Iterator[Row]:
-    """The rows, in order and with their index, each placeholder filled in; records of other kinds as they are.
+def pointer_of(record: Mapping[str, Any], references: Mapping[str, Reference]) -> tuple[str, int]:
+    """The name of the collection that a placeholder record points to, and the number of the row in it, from 0.
 
-    Goes through `rows` twice, first for what is pointed to: they must be something that can be iterated again (a list,
-    an object with `__iter__`), and an iterator is a TypeError. Each collection is read once, up to the last row that is
-    needed; in memory are the questions and answers of the rows that are needed, no more.
-
-    `where(index)`: how messages name a record. `read(location)`: the rows of a collection in order, by default what
-    `list_files` and `read_piece` give.
-
-    What is not right is a UserError that names the record under `stop`; under `skip` the record is left out and
-    counted in `report`: a placeholder that is not complete, a collection or a row that is not there, a template that
-    does not say where the question goes, a row whose question is not wrapped in the known prompt or has no answer.
+    UserError: it does not say, or the collection is not known.
     """
-    if iter(rows) is rows:
-        raise TypeError("rows are gone through twice: give something that can be iterated again")
-    needed: dict[str, set[int]] = {}
-    for row in rows:
-        if is_placeholder(row.value):
-            pointer = pointer_of(row.value, references)
-            if not isinstance(pointer, str):
-                needed.setdefault(pointer[0], set()).add(pointer[1])
-    found = _fetch(needed, references, read or _read_rows)
-    return _resolved(rows, references, found, report, where, on_error)
-
-
-def _resolved(
-    rows: Iterable[Row],
-    references: Mapping[str, Reference],
-    found: Mapping[str, Mapping[int, Mapping[str, Any]]],
-    report: ReadReport,
-    where: Callable[[int], str],
-    on_error: Literal["stop", "skip"],
-) -> Iterator[Row]:
-    for row in rows:
-        if not is_placeholder(row.value):
-            yield row
-            continue
-        filled = _fill(row.value, references, found)
-        if not isinstance(filled, str):
-            yield Row(row.index, filled)
-        elif on_error == "stop":
-            name = row.value.get("dataset")
-            hint = did_you_mean(str(name), references, "known") if name not in references else None
-            raise UserError(f"{where(row.index)}: {filled}", hint)
-        else:
-            report.skip(UNRESOLVED, where(row.index), filled)
-
-
-def _fetch(
-    needed: Mapping[str, set[int]],
-    references: Mapping[str, Reference],
-    read: Callable[[str], Iterable[Mapping[str, Any]]],
-) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """name -> row -> the part of it that matters. Names that share a collection share one reading of it."""
-    wanted: dict[str, set[int]] = {}
-    for name, numbers in needed.items():
-        wanted.setdefault(references[name].location, set()).update(numbers)
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for location, numbers in wanted.items():
-        last, part = max(numbers), found.setdefault(location, {})
-        for number, row in enumerate(read(location)):
-            if number in numbers:
-                part[number] = {"prompt": row.get("prompt"), "reward_model": row.get("reward_model")}
-            if number == last:
-                break
-    return {name: found[references[name].location] for name in needed}
-
-
-def _read_rows(location: str) -> Iterator[Mapping[str, Any]]:
-    from nemotron.data_prep.sources.locations import list_files
-    from nemotron.data_prep.sources.pieces import pieces_of
-    from nemotron.data_prep.sources.reader import read_piece
-    from nemotron.data_prep.sources.reading import Reading
-
-    columns = {"prompt": "prompt", "reward_model": "reward_model"}
-    reading = Reading(columns=columns, required=(), present=("prompt", "reward_model"))
-    for file in list_files([location]):
-        for piece in pieces_of(file, 64 << 20):
-            for row in read_piece(piece, reading, ReadReport()):
-                yield row.value
-
-
-def pointer_of(record: Mapping[str, Any], references: Mapping[str, Reference]) -> tuple[str, int] | str:
-    """What a placeholder record says: the name of its collection and the row there, or what is wrong with it."""
     placeholder, name = record[FIELD], record.get("dataset")
     if not isinstance(placeholder, Mapping):
-        return f"{FIELD} is {type(placeholder).__name__}, not an object"
+        raise UserError(f"{FIELD} is {type(placeholder).__name__}, not an object")
     if not isinstance(name, str) or name not in references:
-        return f"placeholder of an unknown collection: dataset is {name!r}"
+        hint = did_you_mean(str(name), references, "known")
+        raise UserError(f"placeholder of an unknown collection: dataset is {name!r}", hint)
     number = placeholder.get("row")
     if isinstance(number, str) and number.isdecimal():
         number = int(number)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        return f"{FIELD}.row is {number!r}, not a row number"
+        raise UserError(f"{FIELD}.row is {number!r}, not a row number")
     return name, number
 
 
-def _fill(
+def fill(
     record: Mapping[str, Any],
     references: Mapping[str, Reference],
-    found: Mapping[str, Mapping[int, Mapping[str, Any]]],
-) -> dict[str, Any] | str:
-    """The record with its question and answer, or what is wrong."""
-    pointer = pointer_of(record, references)
-    if isinstance(pointer, str):
-        return pointer
-    name, number = pointer
+    rows: Mapping[str, Mapping[int, Mapping[str, Any]]],
+) -> dict[str, Any]:
+    """A placeholder record with its question and answer; whatever else it holds stays.
+
+    `rows`: location of a collection -> number -> the row, of which `prompt` and `reward_model` are used.
+
+    UserError: a placeholder that is not complete, a collection or a row that is not there, a template that does not say
+    where the question goes, a row whose question is not wrapped in the known prompt or that has no answer.
+    """
+    name, number = pointer_of(record, references)
     reference = references[name]
-    source = found[name].get(number)
-    if source is None:
-        return f"{reference.location} has no row {number}"
-    at = f"{reference.location} row {number}"
-    question = _question(source.get("prompt"), reference)
+    row = rows.get(reference.location, {}).get(number)
+    if row is None:
+        raise UserError(f"{reference.location} has no row {number}")
+    question = _question(row.get("prompt"), reference)
     if question is None:
-        return f"{at}: its prompt is not the one that the blend was made from"
-    answer = _answer(source.get("reward_model"), reference)
+        raise UserError(f"{reference.location} row {number}: its prompt is not the one that the blend was made from")
+    answer = _answer(row.get("reward_model"), reference)
     if answer is None:
-        return f"{at} has no answer that can be read"
-    asked = _ask(question, record[FIELD].get("question_template"))
-    if asked is None:
-        return f"{FIELD}.question_template does not say where the question goes: give one of prefix, suffix, template"
-    filled = {key: value for key, value in record.items() if key != FIELD}
-    filled["question"] = asked if reference.before else question
-    filled["expected_answer"] = answer
-    filled["responses_create_params"] = {"input": [{"role": "user", "content": asked}]}
-    return filled
+        raise UserError(f"{reference.location} row {number} has no answer that can be read")
+    prompt = _prompt(question, record[FIELD].get("question_template"))
+    if prompt is None:
+        raise UserError(
+            f"{FIELD}.question_template does not say where the question goes: give one of prefix, suffix, template"
+        )
+    return {
+        **{key: value for key, value in record.items() if key != FIELD},
+        "question": prompt if reference.before else question,
+        "expected_answer": answer,
+        "responses_create_params": {"input": [{"role": "user", "content": prompt}]},
+    }
 
 
 def _question(prompt: Any, reference: Reference) -> str | None:
@@ -233,16 +150,16 @@ def _answer(reward_model: Any, reference: Reference) -> str | None:
     return raw.strip() or None if isinstance(raw, str) else None
 
 
-def _ask(question: str, template: Any) -> str | None:
+def _prompt(question: str, template: Any) -> str | None:
     """The question as the blend asks it. None: the template gives no place for it, or two."""
     if not isinstance(template, Mapping):
         return None
-    given = {key: text for key, text in template.items() if text}
-    if len(given) != 1 or not all(isinstance(text, str) for text in given.values()):
+    parts = {key: text for key, text in template.items() if text}
+    if len(parts) != 1 or not all(isinstance(text, str) for text in parts.values()):
         return None
-    if "prefix" in given:
-        return f"{given['prefix']}{question}".removesuffix("\n\n")
-    if "suffix" in given:
-        return f"{question}{given['suffix']}"
-    whole = given.get("template", "")
+    if "prefix" in parts:
+        return f"{parts['prefix']}{question}".removesuffix("\n\n")
+    if "suffix" in parts:
+        return f"{question}{parts['suffix']}"
+    whole = parts.get("template", "")
     return whole.replace(_MARK, question) if whole.count(_MARK) == 1 else None

@@ -289,7 +289,11 @@ BROKEN = [
         "unknown collection: dataset is 'nano_v3_sft_profiled_dapo'",
         "placeholder not resolved",
     ),
-    ({**choice(0), "expected_answer": 3}, "mcqa: expected_answer is not text", "not what its environment asks for"),
+    (
+        {**choice(0), "expected_answer": 3},
+        "mcqa: expected_answer is not text",
+        "not what its environment asks for",
+    ),
     ({**choice(0), "agent_ref": None}, "agent_ref.name is missing", "no agent in agent_ref"),
     ({"agent_ref": {"name": "x"}}, "responses_create_params is missing", "no prompt in responses_create_params"),
 ]

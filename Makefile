@@ -44,15 +44,15 @@ test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/lint_commands.py
 
 format: $(VENV)/installed-dev
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples
 
 install: $(VENV)/installed
 install-dev: $(VENV)/installed-dev

@@ -1,4 +1,4 @@
-"""examples/forks/skypilot: its patch fits the project as it is, its page works, and the real `sky` accepts its task.
+"""examples/forks/skypilot: the real `sky` accepts its task, and starts a job on two nodes of Slurm.
 
 `sky` gets a HOME, an API server and a port of its own; it knows the login node of the Slurm of these tests.
 """
@@ -28,8 +28,7 @@ from .sshd import LoginNode
 
 ROOT = Path(__file__).parents[2]
 FORK = ROOT / "examples/forks/skypilot"
-PATCH = FORK / "skypilot.patch"
-BASH = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STAGE = "src/nemotron/recipes/nano3/stage0_pretrain"
 SKY = shutil.which("sky", path=f"{ROOT / '.venv-skypilot/bin'}:{os.environ.get('PATH', '')}")
 needs_sky = pytest.mark.skipif(
     SKY is None, reason="no program sky: `make test-cluster` installs it, or: pipx install skypilot==0.14.1"
@@ -47,93 +46,40 @@ secrets = ["HF_TOKEN"]
 """
 
 
-def bash(folder: Path, script: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a script in a checkout as somebody would who has it installed; stops at the first command that fails."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": path} | (environment or {})
-    command = ["bash", "-ec", script]
-    return subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-
-
-def checkout(folder: Path) -> Path:
-    """The project as it is, what is not committed included, as the one commit of a new repository."""
-    listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT)
-    for name in filter(None, listed.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    done = bash(folder, "git init -q; git add -A; git -c user.name=t -c user.email=t@example.org commit -qm all")
-    assert done.returncode == 0, done.stderr
-    return folder
+JOB = """
+# /// script
+# [tool.runspec]
+# schema = "1"
+# name = "mine/job"
+# [tool.runspec.run]
+# launch = "torchrun"
+# ///
+import os, socket, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+token = "the token" if os.environ["HF_TOKEN"] == "canary-1" else "no token"
+print(f"rank {dist.get_rank()} of {int(total)} on {socket.gethostname()} with {token}", flush=True)
+dist.barrier()
+sys.exit(int(os.environ.get("EXIT_CODE", 0)))
+"""
+NEMOTRON = [sys.executable, "-c", "from nemotron.cli.main import main; main()"]
 
 
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project after the commands of the page, with env.toml."""
-    folder = checkout(tmp_path_factory.mktemp("fork") / "project")
-    done = bash(folder, f"git apply --check {PATCH}")
-    if done.returncode:
-        pytest.fail(
-            f"the patch does not fit any more; the end of {FORK}/README.md says how to renew it:\n{done.stderr}"
-        )
+    """The sources after the command of the page, with a small script beside that of the stage, and env.toml."""
+    folder = tmp_path_factory.mktemp("fork")
+    for name in ("src", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (command,) = re.findall(r"^cp .*$", (FORK / "README.md").read_text(), re.MULTILINE)
+    subprocess.run(command, shell=True, cwd=folder, check=True)
+    (folder / STAGE / "job.py").write_text(JOB)
+    (folder / STAGE / "config" / "job.yaml").write_text("run: {script: job.py}\n")
     (folder / "env.toml").write_text(ENV_TOML)
-    for script in BASH.findall((FORK / "README.md").read_text()):
-        done = bash(folder, script, {"HF_TOKEN": "canary-1"})
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
     return folder
-
-
-def test_the_fork_knows_nothing_of_nemo_run(fork: Path) -> None:
-    assert bash(fork, "git grep --cached -inP 'nemo[-_ ]run\\b' -- src || true").stdout == ""
-
-
-def test_the_patch_is_what_the_page_makes_of_it(tmp_path: Path) -> None:
-    """The recipe for bringing it up to date, where there is nothing to merge, gives the same patch."""
-    folder = checkout(tmp_path / "project")
-    page = (FORK / "README.md").read_text().partition("## Bring the patch up to date")[2]
-    (commands,) = re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    done = bash(folder, commands.replace("/tmp/", f"{tmp_path}/"))
-    assert done.returncode == 0, done.stderr
-    again = folder / PATCH.relative_to(ROOT)
-    # Not the names of blobs and the numbers of lines: what is around the changes may have moved.
-    before, after = (re.sub(r"^(index|@@) .*\n", "", path.read_text(), flags=re.M) for path in (PATCH, again))
-    assert before == after
-    assert bash(folder, "git status --porcelain").stdout in ("", f" M {PATCH.relative_to(ROOT)}\n")
-
-
-def nemotron(fork: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from nemotron.cli.main import main; main()", "nano3", *words]
-    env = os.environ | {"PYTHONPATH": str(fork / "src"), "HF_TOKEN": "canary-1"} | environment
-    return subprocess.run(command, cwd=fork, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-
-
-def dry_run(fork: Path, *words: str) -> str:
-    done = nemotron(fork, {}, *words, "--run", "sky", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "canary-1" not in done.stdout + done.stderr
-    return done.stdout
-
-
-def test_a_pipeline_plans_a_task_for_each_step(fork: Path) -> None:
-    said = dry_run(fork, "pipe", "-c", "tiny")
-    assert re.findall(r"^\[\d/7\] (\S+)", said, re.M) == [
-        "data-pretrain",
-        "pretrain",
-        "data-sft",
-        "sft",
-        "data-rl",
-        "rl",
-        "eval",
-    ]
-    assert len(re.findall(r"^sky launch ", said, re.M)) == 7
-    assert re.findall(r"^num_nodes: (\d)", said, re.M) == ["1", "2", "1", "2", "1", "2", "1"]
-
-
-def test_without_sky_it_says_so(fork: Path) -> None:
-    done = nemotron(fork, {"PATH": "/usr/bin:/bin"}, "pretrain", "-c", "tiny", "--run", "sky")
-    assert done.returncode == 2
-    says = "error: profile sky: executor skypilot needs the program sky, which is not installed"
-    assert done.stderr.splitlines()[0] == says
 
 
 @contextlib.contextmanager
@@ -182,7 +128,14 @@ def end_all(variable: str, title: str) -> None:
 
 @needs_sky
 def test_the_real_sky_plans_the_task(fork: Path, login_node: LoginNode, tmp_path: Path) -> None:
-    said = dry_run(fork, "pretrain", "-c", "tiny")
+    dry_run = subprocess.run(
+        [*NEMOTRON, "nano3", "pretrain", "-c", "tiny", "--run", "sky", "--dry-run"],
+        cwd=fork, env=os.environ | {"PYTHONPATH": str(fork / "src"), "HF_TOKEN": "canary-1"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert dry_run.returncode == 0, dry_run.stderr
+    said = dry_run.stdout
+    assert "canary-1" not in said + dry_run.stderr
     parts = re.split(r"\n\n# (?=[a-z])", said.partition("# submitted with\n")[2])
     command, task, launch = parts[0], *(part.partition("\n")[2] for part in parts[1:3])
     assert command.startswith("sky launch ") and "--secret HF_TOKEN" in command
@@ -199,27 +152,6 @@ def test_the_real_sky_plans_the_task(fork: Path, login_node: LoginNode, tmp_path
     assert "Considered resources (2 nodes)" in done.stdout
     assert re.search(r"^ Slurm \(test\) +- +2 ", done.stdout, re.M)
     assert "Dryrun finished" in done.stdout
-
-
-JOB = """
-# /// script
-# [tool.runspec]
-# schema = "1"
-# name = "mine/job"
-# [tool.runspec.run]
-# launch = "torchrun"
-# ///
-import os, socket, sys
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-token = "the token" if os.environ["HF_TOKEN"] == "canary-1" else "no token"
-print(f"rank {dist.get_rank()} of {int(total)} on {socket.gethostname()} with {token}", flush=True)
-dist.barrier()
-sys.exit(int(os.environ.get("EXIT_CODE", 0)))
-"""
 
 
 @needs_sky
@@ -247,9 +179,7 @@ def test_a_real_job_on_two_nodes_of_slurm(fork: Path, tmp_path: Path, startup_co
     for program in ("uv", "curl"):
         (tmp_path / program).chmod(0o755)
     desk = tmp_path / "desk"
-    (desk / "config").mkdir(parents=True)
-    (desk / "config" / "default.yaml").write_text("value: 1\n")
-    (desk / "job.py").write_text(JOB)
+    desk.mkdir()
     output = f'RUNSPEC_OUTPUT_ROOT = "{tmp_path}/output"'
     (desk / "env.toml").write_text(
         f"{ENV_TOML}startup_commands = [{json.dumps(startup_command)}]\nenv = {{ {output} }}\n"
@@ -267,7 +197,7 @@ def test_a_real_job_on_two_nodes_of_slurm(fork: Path, tmp_path: Path, startup_co
     assert well["code"] == 0, well["said"]
     ranks = sorted(re.findall(r"rank (\d of 2 on node\d) with the token", well["said"]))
     assert ranks == ["0 of 2 on node1", "1 of 2 on node2"]
-    assert failed["code"] == 1 and "error: the job of mine-job-default-" in failed["said"], failed["said"]
+    assert failed["code"] == 1 and "error: the job of mine-job-job-" in failed["said"], failed["said"]
     assert "canary-1" not in well["said"] + failed["said"]
     assert left == ""
 
@@ -282,7 +212,7 @@ def on_slurm(folder: str, fork: str) -> None:
         environment = stack.enter_context(sky_environment(here / "home", login_node))
         results: list[object] = []
         for profile in ("sky", "fails"):
-            command = [sys.executable, "-m", "nemo_runspec", "run", "job.py", "--run", profile]
+            command = [*NEMOTRON, "nano3", "pretrain", "-c", "job", "--run", profile]
             done = subprocess.run(
                 command, cwd=here / "desk", env=environment | {"PYTHONPATH": f"{fork}/src"}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

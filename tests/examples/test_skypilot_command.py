@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
-from nemo_runspec.env import Env
 from nemo_runspec.errors import Interrupted
 from nemo_runspec.execution.launch_script import Launch
 from nemo_runspec.execution.node import Place, place
+from nemo_runspec.profile import Env
 
 ROOT = Path(__file__).resolve().parents[2]
 FORK = ROOT / "examples/forks/skypilot"

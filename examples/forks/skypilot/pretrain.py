@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.display import display_job
-from nemo_runspec.env import Env
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, Interrupted, RunFailed, UserError, report
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.local import execute_local
@@ -40,6 +39,7 @@ from nemo_runspec.job import (
     save_configs,
 )
 from nemo_runspec.packaging import contents
+from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
 from nemotron.cli.recipe_dir import recipe_dir
 

@@ -1,4 +1,4 @@
-"""The curation as a user starts it: all steps, what was planted is found, a second run skips, kills change nothing."""
+"""The curation as a user starts it: all steps, a second run that skips, kills that change nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 def digests(root: Path) -> dict[str, str]:
     registry = Registry(root / "artifacts")
     found = {name: registry.resolve(name).digest for name in registry.names()}
-    assert len(found) == 11
+    assert len(found) == 10
     return found
 
 
@@ -62,26 +62,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def metrics(root: Path, step: str) -> dict[str, Any]:
-    metrics: dict[str, Any] = Registry(root / "artifacts").resolve(f"nemotron_cc-{step}-data-tiny").record["metrics"]
+    name = "nemotron_cc-data-tiny" if step == "decontaminate" else f"nemotron_cc-{step}-data-tiny"
+    metrics: dict[str, Any] = Registry(root / "artifacts").resolve(name).record["metrics"]
     return metrics
-
-
-def test_what_was_planted_is_found(root: Path) -> None:
-    extract = metrics(root, "extract")["planted"]
-    assert extract["line_recall"] > 0.97
-    assert extract["line_precision"] > 0.95
-    assert extract["pages_lost"] == 0
-    language = metrics(root, "language")["planted"]
-    assert language["accuracy"] > 0.99
-    assert language["drop"]["recall"] > 0.99
-    assert language["drop"]["precision"] > 0.99
-
-
-def test_what_cannot_be_read_is_counted(root: Path) -> None:
-    table = metrics(root, "extract")["table"]
-    broken = {"empty page", "not HTML", "page too large", "status 4xx", "damaged record"}
-    assert broken <= set(table["dropped"])
-    assert table["read"]["documents"] == metrics(root, "crawl")["pages"]
 
 
 def test_no_document_is_lost_between_steps(root: Path) -> None:
@@ -95,20 +78,23 @@ def test_no_document_is_lost_between_steps(root: Path) -> None:
         "quality",
         "pii",
         "heuristics",
+        "decontaminate",
     ):
         table = metrics(root, step)["table"]
         dropped = sum(tally["documents"] for tally in table["dropped"].values())
         assert table["read"]["documents"] == table["kept"]["documents"] + dropped, step
         assert out is None or table["read"]["documents"] == out, step
         out = table["kept"]["documents"]
+        assert dropped or step in ("substring_dedup", "pii"), f"{step} has nothing to show"
 
 
 def test_the_table_at_the_end_fits_on_a_screen(root: Path) -> None:
     output = (root / "output.txt").read_text(encoding="utf-8")
     table = output[output.index("What each step has dropped") :]
     assert len(table.strip().split("\n")) <= 40
-    for step in ("extract", "language", "exact_dedup", "rephrase"):
+    for step in ("extract", "language", "exact_dedup", "decontaminate"):
         assert step in table
+    assert "left out: rephrase, which needs a model behind an endpoint" in table
 
 
 def test_a_second_run_skips_every_step(root: Path) -> None:
@@ -123,7 +109,7 @@ def test_kills_change_nothing(root: Path, tmp_path: Path) -> None:
     rng = random.Random(5)
     for _ in range(6):
         process = start(tmp_path, "-c", "tiny")
-        time.sleep(rng.uniform(2, 9))
+        time.sleep(rng.uniform(1, 6))
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -13,23 +13,6 @@ killed goes on where it was: a shard with a receipt is not done again (see `shar
 **Documents** are JSON objects, one a line, in zstd-compressed files `documents/NAME.jsonl.zst`. Each has `id` (unique;
 says where it is from) and `text`, strings both; web documents have `url`, and steps add `source`, `language`,
 `language_score`, `quality`, `bucket` and so on.
-
-**Planted truth** (`truth.jsonl` of the demo crawl) says of every page what was planted in it, so that a step can report
-precision and recall: one line a page, `{"url": ..., "planted": [{"kind": ..., ...}, ...]}`. Kinds and their details:
-
-    language            language (ISO 639-1); on every page that is in one
-    quality             level: 2 explanatory, 1 plain, 0 poor; on every English page that is not broken
-    exact_duplicate_of  url of the page with the same main text
-    near_duplicate_of   url, jaccard (true Jaccard similarity of word 5-grams of the two main texts)
-    boilerplate         passage (its text, a line of its own in the main text), passage_id; on every page that has it
-    pii                 type (email, phone, ip, credit_card, ssn, iban), value (as it stands in the text),
-                        hard_negative: true where it only looks like one and has to stay
-    low_quality         type (keyword_list, spam, symbol_soup, repeated_lines, placeholder, stub)
-    contaminated        set (file stem below evaluation/), item (its id), text (what stands in the main text)
-    broken              type (empty, no_main_text, not_html, invalid_bytes, not_found, huge, truncated)
-
-Beside it lie `main_text.jsonl` (`{"url", "text"}`: the main text as planted, before any markup) and
-`evaluation/SET.jsonl` (`{"id", "question", "answer"}`), the sets that nothing may be trained on.
 """
 
 from __future__ import annotations
@@ -438,77 +421,3 @@ def _link(path: Path, target: Path) -> None:
         os.link(path, target)
     except OSError:
         shutil.copyfile(path, target)
-
-
-# --- Planted truth --------------------------------------------------------------------------------------------------
-
-
-TRUTH = "truth.jsonl"
-Planted = dict[str, Any]
-
-
-def read_truth(folder: Path) -> dict[str, list[Planted]]:
-    """url -> what was planted in that page, from the payload of the demo crawl."""
-    from nemotron.data_prep.work.jsonl import read_jsonl
-
-    return {row["url"]: row["planted"] for _, row in read_jsonl(folder / TRUTH)}
-
-
-def urls_of(files: Iterable[Path]) -> set[str]:
-    """The urls of all documents in some shards."""
-    return {str(document.get("url", document["id"])) for path in files for document in read_documents(path)}
-
-
-def share_text(share: float | None) -> str:
-    """`0.9500`; `none` where there was nothing to divide by."""
-    return "none" if share is None else f"{share:.4f}"
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Precision and recall of a step on planted cases.
-
-    `planted`: cases in what the step read; `found`: of these, those that it found; `reported`: all that it reported,
-    `false`: of these, those where none was planted. None where there is nothing to divide by.
-    """
-
-    planted: int
-    found: int
-    reported: int
-    false: int
-
-    @property
-    def precision(self) -> float | None:
-        """Share of what was reported that had been planted."""
-        return None if not self.reported else 1 - self.false / self.reported
-
-    @property
-    def recall(self) -> float | None:
-        """Share of what was planted that was found."""
-        return None if not self.planted else self.found / self.planted
-
-    def to_json(self) -> dict[str, Any]:
-        """For metrics."""
-        counts = {"planted": self.planted, "found": self.found, "reported": self.reported, "false": self.false}
-        return {**counts, "precision": self.precision, "recall": self.recall}
-
-    def __str__(self) -> str:
-        """`recall 0.950 (19 of 20), precision 1.000 (19 of 19)`."""
-        recall = "none planted" if self.recall is None else f"{self.recall:.3f} ({self.found} of {self.planted})"
-        right = self.reported - self.false
-        precision = "none" if self.precision is None else f"{self.precision:.3f} ({right} of {self.reported})"
-        return f"recall {recall}, precision {precision}"
-
-
-def score_drops(
-    before: set[str], after: set[str], truth: Mapping[str, list[Planted]], is_case: Callable[[Planted], bool]
-) -> Score:
-    """How well what a step dropped fits what was planted.
-
-    Args:
-        before: urls that the step read; after: urls that it kept.
-        is_case: whether something planted is a case of what the step is to drop.
-    """
-    cases = {url for url in before if any(is_case(planted) for planted in truth.get(url, []))}
-    gone = before - after
-    return Score(len(cases), len(cases & gone), len(gone), len(gone - cases))

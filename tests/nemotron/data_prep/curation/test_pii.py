@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.pii import KINDS, PLACEHOLDERS, find, iban_is_valid, luhn, redact
-from nemotron.data_prep.curation.pii_cases import cases, measure
+
+from .pii_cases import cases, measure
 
 
 def kinds_in(text: str) -> list[tuple[str, str]]:

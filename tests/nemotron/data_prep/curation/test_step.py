@@ -25,9 +25,6 @@ from nemotron.data_prep.curation.step import (
     plan_step,
     publish_step,
     read_documents,
-    read_truth,
-    score_drops,
-    urls_of,
     write_documents,
 )
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
@@ -233,7 +230,7 @@ def test_a_dot_in_a_name_is_part_of_it(tmp_path: Path) -> None:
     assert [shard.name for shard in plan_step(files, {}).shards] == ["crawl.2023", "crawl.2024"]
 
 
-# --- Publishing and scores ------------------------------------------------------------------------------------------
+# --- Publishing -----------------------------------------------------------------------------------------------------
 
 
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int) -> Any:
@@ -250,7 +247,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int) -> An
 def test_a_step_publishes_its_shards_with_table_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = published(tmp_path, monkeypatch, 15)
     assert dataset.num_examples == 25
-    assert urls_of(list_documents(dataset.path)) == {f"https://a.example/{n}" for n in range(15, 40)}
+    urls = {document["url"] for path in list_documents(dataset.path) for document in read_documents(path)}
+    assert urls == {f"https://a.example/{n}" for n in range(15, 40)}
     metrics = dataset.version.record["metrics"]
     assert metrics["extra"] == 1
     assert metrics["table"]["dropped"]["too small"]["documents"] == 15
@@ -263,16 +261,3 @@ def test_a_step_that_keeps_nothing_fails_and_says_why(tmp_path: Path, monkeypatc
         published(tmp_path, monkeypatch, 100)
     assert failed.value.hint == "most frequent reason: too small"
     assert (tmp_path / "work").exists()
-
-
-def test_precision_and_recall_of_drops(tmp_path: Path) -> None:
-    truth_file = tmp_path / "truth.jsonl"
-    kinds = {"a": "spam", "b": "spam", "c": "fine", "d": "fine", "elsewhere": "spam"}
-    truth_file.write_text("".join(json.dumps({"url": u, "planted": [{"kind": k}]}) + "\n" for u, k in kinds.items()))
-    truth = read_truth(tmp_path)
-    # Of two planted (a, b) one is gone; of two that are gone (a, c) one was planted. What was never read does not.
-    score = score_drops({"a", "b", "c", "d"}, {"b", "d"}, truth, lambda case: case["kind"] == "spam")
-    assert (score.recall, score.precision) == (0.5, 0.5)
-    assert str(score) == "recall 0.500 (1 of 2), precision 0.500 (1 of 2)"
-    nothing = score_drops({"d"}, {"d"}, truth, lambda case: case["kind"] == "spam")
-    assert (nothing.recall, nothing.precision) == (None, None)

@@ -6,7 +6,7 @@ import typer
 
 from nemo_runspec.help import recipe_command
 from nemo_runspec.job import CONTEXT_SETTINGS
-from nemotron.cli.commands.data.curate import CURATION, SCRIPTS, STEPS, curate
+from nemotron.cli.commands.data.curate import CURATION, STEPS, curate
 from nemotron.cli.commands.data.curate_step import curate_step
 from nemotron.cli.commands.data.inspect import inspect
 from nemotron.cli.commands.data.pack import pack
@@ -29,7 +29,5 @@ data.command("preview")(preview)
 curation = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_settings=WORDS)
 curation.callback(help=curate.__doc__)(curate)
 for step, about in STEPS.items():
-    curation.command(step, help=about, cls=recipe_command(CURATION / SCRIPTS[step]), context_settings=WORDS)(
-        curate_step
-    )
+    curation.command(step, help=about, cls=recipe_command(CURATION / f"{step}.py"), context_settings=WORDS)(curate_step)
 data.add_typer(curation, name="curate")

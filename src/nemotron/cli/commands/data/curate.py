@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CURATION = recipe_dir("data/curation/nemotron_cc")
-# In the published order; `crawl` makes the demo's pages and has no config for a crawl of one's own.
+# In the published order; `crawl` is the demo's pages and has no config for a crawl of one's own.
 STEPS = {
-    "crawl": "Make a small crawl offline, with planted cases that the other steps are measured on.",
+    "crawl": "Publish the small crawl that comes with this recipe.",
     "extract": "Find the main text of crawled pages.",
     "language": "Tell the language of every document and keep the wanted ones.",
     "exact_dedup": "Of documents with equal text, keep one.",
@@ -39,8 +39,11 @@ STEPS = {
     "decontaminate": "Drop or cut what overlaps with evaluation sets.",
     "rephrase": "Write synthetic documents from kept ones, with a model behind an endpoint.",
 }
-SCRIPTS = {step: "make_crawl.py" if step == "crawl" else f"{step}.py" for step in STEPS}
 _REASONS = 3  # that the table names for each step
+_NO_ENDPOINT = (
+    "left out: rephrase, which needs a model behind an endpoint; with one: "
+    "nemotron data curate rephrase -c tiny endpoint.base_url=… endpoint.model=…"
+)
 
 
 def curate(ctx: typer.Context) -> None:
@@ -50,7 +53,8 @@ def curate(ctx: typer.Context) -> None:
     table of what each step has dropped and why.
 
     \b
-    Reads WARC files; writes nemotron_cc-STEP-data-CONFIG, the last one nemotron_cc-data-CONFIG.
+    Reads WARC files; writes nemotron_cc-STEP-data-CONFIG, the last one nemotron_cc-data-CONFIG. With -c tiny that is
+    decontaminate: rephrase needs an endpoint, and runs where rephrase:endpoint.base_url=… names one.
 
     \b
     Options, anywhere on the line:
@@ -90,10 +94,13 @@ def _take_start(words: list[str]) -> str | None:
 
 def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
     # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
-    steps = [Step(step, CURATION / SCRIPTS[step]) for step in STEPS]
+    steps = [Step(step, CURATION / f"{step}.py") for step in STEPS]
     if (cfg.config_name or "default") not in list_configs(CURATION / "config" / "crawl"):
         steps = steps[1:]
     steps = with_overrides(steps, cfg.overrides)
+    is_offline = cfg.config_name == "tiny" and start != "rephrase" and not steps[-1].overrides
+    if is_offline:
+        steps = steps[:-1]
     if start is not None:
         names = [step.name for step in steps]
         if start not in names:
@@ -106,6 +113,8 @@ def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
     # 3. What came of it.
     if results:
         _show_table(results)
+    if is_offline:
+        typer.echo(_NO_ENDPOINT)
     return next((result.exit_code for result in results if result.exit_code), DONE)
 
 

@@ -21,7 +21,7 @@ from nemo_runspec.job import (
     parse_runspec,
     save_configs,
 )
-from nemotron.cli.commands.data.curate import CURATION, SCRIPTS
+from nemotron.cli.commands.data.curate import CURATION
 
 
 def curate_step(ctx: typer.Context) -> None:
@@ -31,7 +31,7 @@ def curate_step(ctx: typer.Context) -> None:
 
 def _execute_curate_step(cfg: RecipeConfig, step: str) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
-    spec = parse_runspec(CURATION / SCRIPTS[step])
+    spec = parse_runspec(CURATION / f"{step}.py")
     train_config = parse_config(cfg, spec)
     spec = parse_runspec(CURATION / train_config.run.script)  # another script, if the config names one
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml; local without a profile

@@ -31,29 +31,15 @@ goes with its whole document; GPT-3 cut 200 characters around it.
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 from collections.abc import Iterator
-from itertools import chain, islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.curation import decontamination as steps
-from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits, words
-from nemotron.data_prep.curation.step import (
-    Score,
-    collect,
-    list_documents,
-    plan_step,
-    publish_step,
-    read_documents,
-    read_truth,
-    score_drops,
-    urls_of,
-)
+from nemotron.data_prep.curation.decontamination import Decontaminator, drop_shard, hit_shard, leaks_of
+from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.pieces import pieces_of
@@ -66,8 +52,6 @@ from nemotron.stack.environments import evaluation_prompts
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.quality_schema import DecontaminateConfig
-
-TRIALS = 200  # leaks that are tried out
 
 
 def main() -> None:
@@ -93,26 +77,15 @@ def main() -> None:
         settings = {"step": "decontaminate", "evaluation_files": versions, **cfg.model_dump(exclude={"run"})}
         plan = plan_step(files, settings)
         with run.phase("look"):
-            collect(plan, hit_dir, steps.hit_shard, protected, engine)
-            leaks = steps.leaks_of(plan, hit_dir, decontaminator)
+            collect(plan, hit_dir, hit_shard, protected, engine)
+            leaks = leaks_of(plan, hit_dir, decontaminator)
         with run.phase("drop"):
-            table = collect(plan, work_dir, steps.drop_shard, leaks, engine)
+            table = collect(plan, work_dir, drop_shard, leaks, engine)
         print(table, file=sys.stderr)
-
-        # --- Measure: leaks that are tried out here, and what was planted -------------------------------------------
-        tried = _try(files, [*texts, *prompts], decontaminator, cfg)
-        print(f"leaks tried out: {tried}", file=sys.stderr)
-        metrics: dict[str, Any] = {"protected_ngrams": grams, "tried": tried.to_json()}
-        if cfg.run.truth:
-            truth = read_truth(Dataset.load(cfg.run.truth).path)
-            before, after = urls_of(files), urls_of(list_documents(work_dir))
-            score = score_drops(before, after, truth, lambda case: case["kind"] == "contaminated")
-            metrics["planted"] = score.to_json()
-            print(f"planted leaks: {score}", file=sys.stderr)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         raw = [Source(name=file.uri, detail=f"evaluation set, version {file.version}") for file in evaluation_files]
-        dataset = publish_step(table, work_dir, run.output_dir, metrics, sources=raw)
+        dataset = publish_step(table, work_dir, run.output_dir, {"protected_ngrams": grams}, sources=raw)
         shutil.rmtree(hit_dir, ignore_errors=True)
         print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
@@ -129,29 +102,6 @@ def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
                 yield " ".join(found)
     if empty:
         raise UserError(f"{file.uri}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
-
-
-def _try(files: list[Path], texts: list[str], decontaminator: Decontaminator, cfg: DecontaminateConfig) -> Score:
-    """Put protected texts, otherwise written, into documents, and into others the same words in another order."""
-    draw = random.Random(cfg.seed)
-    long = [text for text in texts if len(words(text)) >= cfg.ngram]
-    some = islice(chain.from_iterable(map(read_documents, files)), TRIALS)
-    documents = [document["text"] for document in some]
-    hasher, protected = GramHasher(), decontaminator.protected()
-    clean = [text for text in documents if not len(hits(text, protected, hasher))]
-    if not long or not clean:
-        return Score(0, 0, 0, 0)
-    found = false = 0
-    for _ in range(TRIALS):
-        leak, host = words(draw.choice(long)), draw.choice(clean).split()
-        place = draw.randrange(len(host) + 1)
-        shuffled = draw.sample(leak, len(leak))
-        for words_in, is_leak in ((leak, True), (shuffled, False)):
-            written = ", ".join(word.upper() if draw.random() < 0.5 else word for word in words_in)
-            hit = bool(len(hits(" ".join([*host[:place], written, *host[place:]]), protected, hasher)))
-            found += hit and is_leak
-            false += hit and not is_leak
-    return Score(TRIALS, found, found + false, false)
 
 
 if __name__ == "__main__":

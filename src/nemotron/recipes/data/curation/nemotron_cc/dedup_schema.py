@@ -22,7 +22,6 @@ class StepRun(Group):
 
     config: str = Field("", description="name of this config; filled in")
     data: str = Field(description="artifact read: documents")
-    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
     output: str = Field(description="artifact written: documents")
 
 

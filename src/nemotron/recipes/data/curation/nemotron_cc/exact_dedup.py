@@ -33,13 +33,12 @@ of memory a document.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import exact
-from nemotron.data_prep.curation.deduplication.planted import score_exact
-from nemotron.data_prep.curation.step import list_documents, publish_step, read_truth, urls_of
+from nemotron.data_prep.curation.step import list_documents, publish_step
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.stop import stop_at_once
@@ -61,16 +60,8 @@ def main() -> None:
             table = exact.deduplicate(files, cfg.normalisation, work_dir, engine)
         print(table, file=sys.stderr)
 
-        # --- Measure: what was planted is known ---------------------------------------------------------------------
-        metrics: dict[str, Any] = {}
-        if cfg.run.truth:
-            truth = read_truth(Dataset.load(cfg.run.truth).path)
-            score = score_exact(urls_of(files), urls_of(list_documents(work_dir)), truth)
-            print(f"planted exact duplicates: {score}", file=sys.stderr)
-            metrics["planted"] = score.to_json()
-
         # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        dataset = publish_step(table, work_dir, run.output_dir)
         print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 

@@ -34,13 +34,12 @@ are cut from: lower-cased, with one space for every run of whitespace.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import minhash
-from nemotron.data_prep.curation.deduplication.planted import score_near
-from nemotron.data_prep.curation.step import list_documents, publish_step, read_truth, urls_of
+from nemotron.data_prep.curation.step import list_documents, publish_step
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.stop import stop_at_once
@@ -66,24 +65,8 @@ def main() -> None:
         sizes = ", ".join(f"{count} of {size}" for size, count in report["clusters"].items())
         print(f"clusters: {sizes or 'none'}; {report['comparisons']}", file=sys.stderr)
 
-        # --- Measure: what was planted is known, with its true similarity -------------------------------------------
-        metrics: dict[str, Any] = {"minhash": report}
-        if cfg.run.truth:
-            truth = read_truth(Dataset.load(cfg.run.truth).path)
-            planted = score_near(urls_of(files), urls_of(list_documents(work_dir)), truth)
-            metrics["planted"] = planted
-            for row in planted["recall"]:
-                low, high = row["from"], row["from"] + 0.1
-                expected = [minhash.found_probability(s, settings) for s in (low, high)]
-                print(
-                    f"planted pairs of similarity {low:.1f} to {high:.1f}: {row['found']} of {row['planted']} found "
-                    f"({row['recall']:.3f}; S-curve {expected[0]:.3f} to {expected[1]:.3f})",
-                    file=sys.stderr,
-                )
-            print(f"of {planted['gone']} dropped, {planted['with_twin']} have a planted twin", file=sys.stderr)
-
         # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        dataset = publish_step(table, work_dir, run.output_dir, {"minhash": report})
         print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 

@@ -32,20 +32,12 @@ Simplified against the paper: no filter by the perplexity of a language model.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import heuristics
-from nemotron.data_prep.curation.step import (
-    filter_shards,
-    list_documents,
-    plan_step,
-    publish_step,
-    read_truth,
-    score_drops,
-    urls_of,
-)
+from nemotron.data_prep.curation.step import filter_shards, list_documents, plan_step, publish_step
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.stop import stop_at_once
@@ -74,25 +66,8 @@ def main() -> None:
             table = filter_shards(plan, work_dir, heuristics.judge, settings, engine)
         print(table, file=sys.stderr)
 
-        # --- Measure: what was planted is known ---------------------------------------------------------------------
-        metrics: dict[str, Any] = {}
-        if cfg.run.truth:
-            truth = read_truth(Dataset.load(cfg.run.truth).path)
-            before, after = urls_of(files), urls_of(list_documents(work_dir))
-            score = score_drops(before, after, truth, lambda case: case["kind"] == "low_quality")
-            metrics["planted"] = score.to_json()
-            print(f"planted worthless pages: {score}", file=sys.stderr)
-            kinds = sorted(
-                {case["type"] for cases in truth.values() for case in cases if case["kind"] == "low_quality"}
-            )
-            for kind in kinds:
-                of_kind = {url for url in before if any(case.get("type") == kind for case in truth.get(url, []))}
-                gone = len(of_kind - after)
-                metrics.setdefault("planted_types", {})[kind] = {"read": len(of_kind), "dropped": gone}
-                print(f"  {kind:<15} {gone} of {len(of_kind)} dropped", file=sys.stderr)
-
         # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        dataset = publish_step(table, work_dir, run.output_dir)
         print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 

@@ -22,10 +22,9 @@
     nemotron data curate quality -c tiny
     python quality.py --config tiny min_bucket=5
 
-Two classifiers are trained, on hashed words and on the surface of a page, and applied to all documents. Each one's
-scores are cut into 20 buckets of equal size, the larger bucket wins, and buckets are grouped into labels. In the demo
-crawl the planted quality of a page says what is good; pages for training and for measuring are told apart by the hash
-of their url, and near copies are gone by now.
+Two classifiers learn from labelled pages (`training`), on hashed words and on the surface of a page, and are applied to
+all documents. Each one's scores are cut into 20 buckets of equal size, the larger bucket wins, and buckets are grouped
+into labels. Some of the labelled pages, chosen by the hash of their text, are held out to measure on.
 
 Simplified against the paper: its three classifiers are two regressions on text embeddings, fitted to
 language models' grades of educational value, and the fastText model of DCLM; these two learn in seconds on a CPU. What
@@ -39,7 +38,6 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,56 +45,46 @@ import numpy as np
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import quality
-from nemotron.data_prep.curation.step import (
-    collect,
-    list_documents,
-    plan_step,
-    publish_step,
-    read_documents,
-    read_truth,
-)
-from nemotron.data_prep.sources.documents import split_of, stable_hash
+from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
+from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.shards import Plan
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.quality_schema import QualityConfig, TrainingConfig
 
+Page = tuple[int, str, bool]
+"""A labelled page: hash of its text, the text, whether it is good."""
+
 
 def main() -> None:
     """Train the classifiers, score, label and publish the documents."""
     cfg: QualityConfig = load_script_config(__file__, inputs=read_pipe)
     training, labels = cfg.training, {str(label): low for label, low in cfg.labels.items()}
+    settings = quality.TrainSettings(
+        training.hash_bits,
+        training.max_words,
+        training.regularisation,
+        training.num_trees,
+        training.tree_depth,
+        training.tree_rate,
+        cfg.seed,
+    )
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         files = list_documents(Dataset.load(cfg.run.data).path)
         score_dir, work_dir = run.dir / "scores", run.dir / "work"
 
-        # --- Labelled pages: planted, or documents of one's own -----------------------------------------------------
-        planted = _planted_levels(Dataset.load(cfg.run.truth).path) if cfg.run.truth else {}
+        # --- Learn from one part of the labelled pages --------------------------------------------------------------
         with run.phase("train"):
-            own = _own_pages(training) if training.positive else _planted_pages(files, planted, cfg)
-            # Of many, those with the smallest hashes: the same ones whatever order they came in.
-            chosen = heapq.nsmallest(training.max_documents, own)
-            ensemble = quality.train(
-                [text for _, text, _ in chosen],
-                [good for _, _, good in chosen],
-                quality.TrainSettings(
-                    training.hash_bits,
-                    training.max_words,
-                    training.regularisation,
-                    training.num_trees,
-                    training.tree_depth,
-                    training.tree_rate,
-                    cfg.seed,
-                ),
-            )
+            learned = _labelled_pages(training, "train", cfg.seed)
+            texts, good = [text for _, text, _ in learned], [is_good for *_, is_good in learned]
+            ensemble = quality.train(texts, good, settings)
             ensemble.save(run.dir / "classifier")
 
         # --- Scores of all documents; where the buckets begin follows from them -------------------------------------
@@ -109,13 +97,15 @@ def main() -> None:
             table = collect(plan, work_dir, quality.label_shard, buckets, engine)
         print(table, file=sys.stderr)
 
-        # --- Measure on pages that were not trained on --------------------------------------------------------------
+        # --- Measure on the other part ------------------------------------------------------------------------------
         metrics: dict[str, Any] = {
             "thresholds": dict(zip(quality.CLASSIFIERS, thresholds, strict=True)),
-            "trained_on": {"good": sum(good for *_, good in chosen), "other": sum(not good for *_, good in chosen)},
+            "trained_on": {"good": sum(good), "other": len(good) - sum(good)},
         }
-        if planted:
-            metrics["held_out"] = _measure(plan, score_dir, planted, chosen, thresholds, cfg)
+        held_out = _labelled_pages(training, "valid", cfg.seed)
+        if len({is_good for *_, is_good in held_out}) == 2:
+            longer_is_better = quality.auc(_log_lengths(texts), np.array(good)) >= 0.5
+            metrics["held_out"] = _measure(ensemble, buckets, held_out, longer_is_better)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         model = {f"classifier/{name}": run.dir / "classifier" / name for name in (quality.WEIGHTS, quality.DESCRIPTION)}
@@ -125,71 +115,46 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-Page = tuple[int, str, bool]
-"""Hash of where a page is from, its text, whether it is good."""
+def _labelled_pages(training: TrainingConfig, part: Split, seed: int) -> list[Page]:
+    """The pages to learn from ("train") or to measure on ("valid"); of equal texts all are in one part.
+
+    Of many, those whose texts have the smallest hashes: the same ones whatever order they came in.
+    """
+    pages = (page for page in _read_pages(training) if split_of(page[1], training.held_out_fraction, seed) == part)
+    return heapq.nsmallest(training.max_documents, pages)
 
 
-def _planted_levels(truth_dir: Path) -> dict[str, int]:
-    truth = read_truth(truth_dir)
-    return {url: case["level"] for url, cases in truth.items() for case in cases if case["kind"] == "quality"}
-
-
-def _planted_pages(files: list[Path], planted: dict[str, int], cfg: QualityConfig) -> Iterator[Page]:
-    """The pages of the training part whose quality was planted."""
-    for path in files:
-        for document in read_documents(path):
-            url = str(document.get("url", ""))
-            if url in planted and split_of(url, cfg.training.held_out_fraction, cfg.seed) == "train":
-                yield stable_hash("quality", url), document["text"], planted[url] >= cfg.training.positive_level
-
-
-def _own_pages(training: TrainingConfig) -> Iterator[Page]:
-    """Documents of one's own, good and other ones."""
+def _read_pages(training: TrainingConfig) -> Iterator[Page]:
     for patterns, good in ((training.positive, True), (training.negative, False)):
         for file in list_files(patterns):
             for piece in pieces_of(file, 64 * 2**20):
                 for row in read_piece(piece, Reading(), ReadReport()):
-                    yield stable_hash("quality", file.uri, str(piece.begin), str(row.index)), row.value["text"], good
+                    yield stable_hash("quality", row.value["text"]), row.value["text"], good
 
 
 def _measure(
-    plan: Plan,
-    score_dir: Path,
-    planted: dict[str, int],
-    trained: list[Page],
-    thresholds: list[list[float]],
-    cfg: QualityConfig,
+    ensemble: quality.Ensemble, buckets: quality.Buckets, pages: list[Page], longer_is_better: bool
 ) -> dict[str, Any]:
-    """AUC beside that of length alone, calibration, and the share of good pages by label; all on held-out pages."""
-    scores, levels, sizes = [], [], []
-    for document, score in quality.scored_documents(plan, score_dir):
-        url = str(document.get("url", ""))
-        if url in planted and split_of(url, cfg.training.held_out_fraction, cfg.seed) == "valid":
-            scores.append(score)
-            levels.append(planted[url])
-            sizes.append(math.log(1 + len(document["text"])))
-    if not scores:
-        return {"pages": 0, "good": 0}
-    table, good = np.array(scores), np.array(levels) >= cfg.training.positive_level
-    buckets = quality.ensemble_bucket(quality.to_buckets(table, thresholds))
-    # Length alone: whether longer or shorter is better is learned on the training pages, as the classifiers are.
-    lengths = np.array([math.log(1 + len(text)) for _, text, _ in trained])
-    longer = quality.auc(lengths, np.array([is_good for *_, is_good in trained])) >= 0.5
+    """AUC beside that of length alone, calibration, and the share of good pages by label.
+
+    Args:
+        longer_is_better: of the pages that the classifiers learned from, which "length alone" learns from as well.
+    """
+    texts, good = [text for _, text, _ in pages], np.array([is_good for *_, is_good in pages])
+    scores = ensemble.scores(texts)
+    bucket = quality.ensemble_bucket(quality.to_buckets(scores, buckets.thresholds))
     candidates = {
-        "ensemble": buckets.astype(np.float64),
-        **{name: table[:, column] for column, name in enumerate(quality.CLASSIFIERS)},
-        "length alone": np.array(sizes) * (1 if longer else -1),
+        "ensemble": bucket.astype(np.float64),
+        **{name: scores[:, column] for column, name in enumerate(quality.CLASSIFIERS)},
+        "length alone": _log_lengths(texts) * (1 if longer_is_better else -1),
     }
-    aucs = {name: quality.auc_interval(values, good, seed=cfg.seed)._asdict() for name, values in candidates.items()}
-    reliability = {name: quality.reliability(table[:, column], good) for column, name in enumerate(quality.CLASSIFIERS)}
-    by_label = quality.quality_by_label(buckets, good, {str(label): low for label, low in cfg.labels.items()})
+    aucs = {name: quality.auc_interval(values, good) for name, values in candidates.items()}
+    by_label = quality.quality_by_label(bucket, good, buckets.labels)
+    reliability = {name: quality.reliability(scores[:, i], good) for i, name in enumerate(quality.CLASSIFIERS)}
 
     print(f"held-out pages: {len(good)}, good ones: {int(good.sum())}", file=sys.stderr)
-    for name, interval in aucs.items():
-        print(
-            f"  AUC {name:<13} {interval['value']:.3f}  ({interval['low']:.3f} to {interval['high']:.3f})",
-            file=sys.stderr,
-        )
+    for name, (value, low, high) in aucs.items():
+        print(f"  AUC {name:<13} {value:.3f}  ({low:.3f} to {high:.3f})", file=sys.stderr)
     for row in by_label:
         share = "none" if not row["pages"] else f"{row['good']:.2f}  ({row['low']:.2f} to {row['high']:.2f})"
         print(f"  {row['label']:<12} {row['pages']:>5} pages, good: {share}", file=sys.stderr)
@@ -200,12 +165,16 @@ def _measure(
     return {
         "pages": len(good),
         "good": int(good.sum()),
-        "auc": aucs,
+        "auc": {name: interval._asdict() for name, interval in aucs.items()},
         "by_label": by_label,
         "rises_with_label": quality.rises(by_label),
         "reliability": reliability,
         "calibration_error": {name: quality.calibration_error(rows) for name, rows in reliability.items()},
     }
+
+
+def _log_lengths(texts: list[str]) -> np.ndarray:
+    return np.array([math.log(1 + len(text)) for text in texts])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ class StepRun(Group):
 
     config: str = Field("", description="name of this config; filled in")
     data: str = Field(description="artifact read: documents")
-    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
     output: str = Field(description="artifact written: documents")
 
 
@@ -63,20 +62,20 @@ class QualityRun(StepRun):
     """Names of what is read and written."""
 
     script: Literal["quality.py"] = Field("quality.py", description="the script that this config is for")
+    crawl: str | None = Field(None, description="artifact that `training` names files in; null: files of your own")
 
 
 class TrainingConfig(Group):
     """What the classifiers learn from, and how."""
 
-    positive: list[str] = Field(
-        [], description="documents of good quality: files, folders or globs; empty: by planted truth"
-    )
-    negative: list[str] = Field([], description="documents of any other quality: files, folders or globs")
-    positive_level: int = Field(2, ge=1, le=2, description="planted level from which a page is good: 2 explains")
+    positive: list[str] = Field(min_length=1, description="documents of good quality: files, folders or globs")
+    negative: list[str] = Field(min_length=1, description="documents of any other quality: files, folders or globs")
     held_out_fraction: float = Field(
-        0.3, gt=0, lt=1, description="share of pages, by the hash of their url, to measure on"
+        0.3, ge=0, lt=1, description="share of these documents, by the hash of their text, to measure on; 0: none"
     )
-    max_documents: int = Field(50_000, ge=100, description="documents trained on at most, those of the smallest hashes")
+    max_documents: int = Field(
+        50_000, ge=100, description="documents trained on, and measured on, at most: those of the smallest hashes"
+    )
     hash_bits: int = Field(18, ge=8, le=24, description="words and pairs of words have 2**hash_bits weights")
     max_words: int = Field(2000, ge=50, description="words of a document, from its beginning, that are looked at")
     regularisation: float = Field(10.0, gt=0, description="inverse strength (C) of the logistic regression")
@@ -87,8 +86,6 @@ class TrainingConfig(Group):
 
     @model_validator(mode="after")
     def _files_exist_and_note_state(self) -> Self:
-        if bool(self.positive) != bool(self.negative):
-            raise ValueError("positive and negative go together: name both, or neither")
         self.state = _state_of([*self.positive, *self.negative])
         return self
 
@@ -98,7 +95,7 @@ class QualityConfig(Group):
 
     run: QualityRun
     seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    training: TrainingConfig
     labels: dict[Label, int] = Field(
         default_factory=lambda: dict(LABELS),
         description="label -> its lowest bucket of 0 to 19; the borders are this recipe's",
@@ -112,12 +109,6 @@ class QualityConfig(Group):
         if not lows or lows[0] != 0 or lows[-1] > 19 or len(set(lows)) != len(lows):
             raise ValueError("the lowest buckets must be different, between 0 and 19, and one of them 0")
         return labels
-
-    @model_validator(mode="after")
-    def _something_to_learn_from(self) -> Self:
-        if not self.training.positive and self.run.truth is None:
-            raise ValueError("nothing to learn from: set training.positive and training.negative, or run.truth")
-        return self
 
 
 # --- pii.py -----------------------------------------------------------------------------------------------------------
@@ -142,11 +133,6 @@ class PiiConfig(Group):
     )
     keep_reserved: bool = Field(
         True, description="addresses that no person can have stay: example.com (RFC 2606), private and documentation IP"
-    )
-    cases_per_kind: int = Field(200, ge=0, description="made-up cases of each type, right and wrong, to measure on")
-    least_recall: float = Field(0.95, ge=0, le=1, description="on these cases, of every type; below it the step fails")
-    least_precision: float = Field(
-        0.98, ge=0, le=1, description="on these cases, of every type; below it the step fails"
     )
 
 
@@ -241,6 +227,7 @@ class DecontaminateRun(StepRun):
     """Names of what is read and written."""
 
     script: Literal["decontaminate.py"] = Field("decontaminate.py", description="the script that this config is for")
+    crawl: str | None = Field(None, description="artifact that `evaluation` names files in; null: files of your own")
 
 
 class DecontaminateConfig(Group):
@@ -260,7 +247,6 @@ class DecontaminateConfig(Group):
         13, ge=5, le=50, description="words in common that make a leak (Brown et al. 2020, appendix C: 13)"
     )
     boilerplate_documents: int = Field(10, ge=0, description="an n-gram in more documents than this is no leak (ibid.)")
-    seed: int = Field(0, ge=0, description="of the documents that leaks are tried on")
     state: str = Field("", description="digest over the files' sizes and times of change, filled in")
 
     @model_validator(mode="after")
@@ -280,15 +266,10 @@ class RephraseRun(StepRun):
     script: Literal["rephrase.py"] = Field("rephrase.py", description="the script that this config is for")
 
 
-STAND_IN = "stand-in"
-
-
 def _is_endpoint(value: str) -> str:
     parts = urlsplit(value)
-    if value == STAND_IN:
-        return value
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{STAND_IN}, or an address such as http://localhost:8000/v1")
+        raise ValueError("not an address such as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
             "no user, password or query in it: the address is kept in records; a key goes into api_key_env"
@@ -299,9 +280,7 @@ def _is_endpoint(value: str) -> str:
 class EndpointConfig(Group):
     """An OpenAI-compatible endpoint, and how patiently it is asked."""
 
-    base_url: Annotated[str, AfterValidator(_is_endpoint)] = Field(
-        description="ends before /chat/completions; stand-in: a local program that is no model (see stand_in.py)"
-    )
+    base_url: Annotated[str, AfterValidator(_is_endpoint)] = Field(description="ends before /chat/completions")
     model: str = Field(min_length=1, description="as the endpoint calls it")
     api_key_env: str | None = Field(
         None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="name of the environment variable with the API key"

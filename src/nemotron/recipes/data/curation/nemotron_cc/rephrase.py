@@ -19,7 +19,6 @@
 # ///
 """Nemotron-CC, step 10: documents -> the documents, and synthetic ones that a language model made of them.
 
-    nemotron data curate rephrase -c tiny
     nemotron data curate rephrase -c tiny endpoint.base_url=http://localhost:8000/v1 endpoint.model=my-model
     python rephrase.py --config tiny styles.distill=null
 
@@ -28,16 +27,12 @@ shorter version, a textbook passage and a list of facts. Real documents lie in `
 `documents/NAME-synthetic`, with `rephrased_from`, `model` and a `source` of their own for the blend. A run that is
 stopped asks nothing again that was answered, nor does one that is given more patience (endpoint.max_failed, .timeout).
 
-In the tiny config the endpoint is a stand-in: a small program in this process that takes sentences from the text by
-fixed rules. IT IS NO MODEL; with it, this step shows that everything around the model works, and nothing else.
-
 Simplified against the paper: its prompts are in its appendix, ours are our own; it cut texts by tokens, here it is
 words; questions are not sampled by the length of the text, all good ones (eight at most) are kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -50,7 +45,6 @@ from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.stop import stop_at_once
-from nemotron.recipes.data.curation.nemotron_cc import stand_in
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.quality_schema import RephraseConfig
@@ -59,7 +53,6 @@ if TYPE_CHECKING:
 def main() -> None:
     """Reword documents and publish both kinds."""
     cfg: RephraseConfig = load_script_config(__file__, inputs=read_pipe)
-    is_stand_in = cfg.endpoint.base_url == "stand-in"
     rephrasing.api_key(cfg.endpoint.api_key_env)  # a missing key is refused before any work
     rules = tuple(
         rephrasing.Rule(style, tuple(rule["labels"]), rule["max_input_words"], rule["max_output_tokens"])
@@ -67,25 +60,19 @@ def main() -> None:
         if rule is not None
     )
 
-    with contextlib.ExitStack() as stack:
-        run = stack.enter_context(open_run(cfg, script=__file__))
-        if (done := run.published()) is not None:  # stopped between publishing and the end: nothing is asked twice
-            print_complete({"data": Dataset.load(done.ref)})
+    with open_run(cfg, script=__file__) as run:
+        if (published := run.published()) is not None:  # stopped between publishing and the end: ask nothing twice
+            print_complete({"data": Dataset.load(published.ref)})
             return
         files = list_documents(Dataset.load(cfg.run.data).path)
         work_dir = run.dir / "work"
-        given = cfg.endpoint.model_dump()
-        if is_stand_in:
-            given["base_url"] = stack.enter_context(stand_in.serve())
-            given["model"] = stand_in.MODEL
-            print(f"{given['model']}: {stand_in.NOTE}", file=sys.stderr)
-        endpoint = rephrasing.Endpoint(**given)
+        endpoint = rephrasing.Endpoint(**cfg.endpoint.model_dump())
 
         # --- Ask and check, shard after shard -----------------------------------------------------------------------
         # In this process, whatever cluster there is: the endpoint does the work, and so the bound on requests at a
         # time holds for all of them. How patiently it is asked decides nothing about the documents.
-        decides = cfg.model_dump(exclude={"run": True, "endpoint": set(given) - {"base_url", "model"}})
-        plan = plan_step(files, {"step": "rephrase", **decides})
+        asked = {"base_url": endpoint.base_url, "model": endpoint.model}
+        plan = plan_step(files, {"step": "rephrase", **asked, **cfg.model_dump(exclude={"run", "endpoint"})})
         # Beside the run, not in it: a run with more patience, which is another one, asks nothing again.
         answers_dir = run.dir.with_name(f"answers-{plan.digest[:10]}")
         job = rephrasing.Job(endpoint, rules, answers_dir, cfg.temperature, cfg.top_p, cfg.seed, cfg.min_words)
@@ -115,12 +102,10 @@ def main() -> None:
 
         # --- Publish ------------------------------------------------------------------------------------------------
         metrics: dict[str, Any] = {
-            "endpoint": {"base_url": cfg.endpoint.base_url, "model": endpoint.model, "is_a_model": not is_stand_in},
+            "endpoint": {"base_url": cfg.endpoint.base_url, "model": endpoint.model},
             "sampling": {"temperature": cfg.temperature, "top_p": cfg.top_p, "seed": cfg.seed},
             "usage": {style: total.to_json() for style, total in usage.items()},
         }
-        if is_stand_in:
-            metrics["endpoint"]["note"] = stand_in.NOTE
         dataset = publish_step(table, work_dir, run.output_dir, metrics)
         shutil.rmtree(answers_dir, ignore_errors=True)
         print(f"{dataset.ref}: {dataset.num_examples} documents, synthetic ones included", file=sys.stderr)

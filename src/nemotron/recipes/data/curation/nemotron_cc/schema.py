@@ -1,4 +1,4 @@
-"""Every knob of make_crawl.py, extract.py and language.py. Imports only the standard library and pydantic.
+"""Every knob of crawl.py, extract.py and language.py. Imports only the standard library and pydantic.
 
 "paper" is Nemotron-CC, arXiv 2412.02595. The other steps' knobs: dedup_schema.py and quality_schema.py.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import platform
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,38 +19,22 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-# --- make_crawl.py ----------------------------------------------------------------------------------------------------
+# --- crawl.py ---------------------------------------------------------------------------------------------------------
 
 
 class CrawlRun(Group):
     """Names of what is written."""
 
-    script: Literal["make_crawl.py"] = Field("make_crawl.py", description="the script that this config is for")
+    script: Literal["crawl.py"] = Field("crawl.py", description="the script that this config is for")
     config: str = Field("", description="name of this config; filled in")
-    output: str = Field(description="artifact written: WARC files and what was planted in them")
+    output: str = Field(description="artifact written: WARC files, labelled pages, evaluation sets")
 
 
 class CrawlConfig(Group):
-    """`nemotron data curate crawl`: a small crawl with planted cases, made offline."""
+    """`nemotron data curate crawl`: the small crawl that comes with this recipe."""
 
     run: CrawlRun
-    seed: int = Field(1, ge=0, description="of every random choice")
-    lists: str = Field("", description="digest over the files that say what stands on the pages, filled in")
-    python: str = Field(
-        default_factory=platform.python_version,
-        description="version of the interpreter, filled in: another one has another library, so it is another crawl",
-    )
-    num_pages: int = Field(1500, ge=400, le=20_000, description="pages before duplicates and broken ones are added")
-    num_files: int = Field(6, ge=1, description="WARC files that the pages are spread over")
-
-    @model_validator(mode="after")
-    def _note_lists(self) -> Self:
-        # They are no part of the script, whose bytes count, and decide about every page.
-        digest = hashlib.sha256()
-        for name in ("crawl_pages.py", "crawl_texts.py", "crawl_texts.yaml"):
-            digest.update(Path(__file__).with_name(name).read_bytes())
-        self.lists = digest.hexdigest()[:16]
-        return self
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="over the files of demo_crawl/, which must be these")
 
 
 # --- extract.py -------------------------------------------------------------------------------------------------------
@@ -90,7 +73,6 @@ class ExtractRun(Group):
     script: Literal["extract.py"] = Field("extract.py", description="the script that this config is for")
     config: str = Field("", description="name of this config; filled in")
     data: str | None = Field(None, description="artifact whose WARC files are read; null: only `warc` of one's own")
-    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
     output: str = Field(description="artifact written: documents")
 
 
@@ -121,7 +103,6 @@ class StepRun(Group):
 
     config: str = Field("", description="name of this config; filled in")
     data: str = Field(description="artifact read: documents")
-    truth: str | None = Field(None, description="artifact with planted truth, for precision and recall; null: none")
     output: str = Field(description="artifact written: documents")
 
 

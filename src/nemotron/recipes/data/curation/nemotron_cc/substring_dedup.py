@@ -34,13 +34,12 @@ words for tokens.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import substring
-from nemotron.data_prep.curation.deduplication.planted import score_passages
-from nemotron.data_prep.curation.step import list_documents, publish_step, read_truth
+from nemotron.data_prep.curation.step import list_documents, publish_step
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.stop import stop_at_once
@@ -64,21 +63,8 @@ def main() -> None:
         print(table, file=sys.stderr)
         print(cuts, file=sys.stderr)
 
-        # --- Measure: what was planted is known ---------------------------------------------------------------------
-        metrics: dict[str, Any] = {"cuts": vars(cuts)}
-        if cfg.run.truth:
-            truth = read_truth(Dataset.load(cfg.run.truth).path)
-            planted = score_passages(files, list_documents(work_dir), truth)
-            metrics["planted"] = planted
-            for name, row in planted.items():
-                print(
-                    f"planted passage {name}, {row['tokens']} tokens: in {row['before']} documents before, "
-                    f"{row['after']} after",
-                    file=sys.stderr,
-                )
-
         # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        dataset = publish_step(table, work_dir, run.output_dir, {"cuts": vars(cuts)})
         print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 

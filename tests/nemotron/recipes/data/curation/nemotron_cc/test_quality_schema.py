@@ -1,11 +1,8 @@
-"""The knobs of quality.py to rephrase.py say what the modules that do the work have; and the stand-in's answers."""
+"""The knobs of quality.py to rephrase.py say what the modules that do the work have."""
 
 from __future__ import annotations
 
-import json
 import typing
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ from pydantic import ValidationError
 
 from nemotron.data_prep.curation import heuristics, pii, rephrasing
 from nemotron.recipes.data.curation.nemotron_cc import quality_schema as schema
-from nemotron.recipes.data.curation.nemotron_cc import stand_in
 
 CONFIGS = Path(schema.__file__).parent / "config"
 STEPS = ("quality", "pii", "heuristics", "decontaminate", "rephrase")
@@ -44,9 +40,14 @@ def test_configs_are_valid_and_steps_read_what_the_step_before_wrote(step: str, 
     if given.get("training", {}).get("positive"):
         given["training"] |= {"positive": [str(file)], "negative": [str(file)]}
     checked = getattr(schema, f"{step.title()}Config").model_validate(given)
-    before = ("substring_dedup", *STEPS)[STEPS.index(step)]
-    assert checked.run.data == f"nemotron_cc-{before}-data-{name}"
-    assert checked.run.output == f"nemotron_cc-{step}-data-{name}".replace("rephrase-", "")
+    # The last step of all names the corpus; without an endpoint that is decontaminate.
+    last = {
+        "tiny": ["nemotron_cc-data-tiny", "nemotron_cc-rephrased-data-tiny"],
+        "default": ["nemotron_cc-decontaminate-data-default", "nemotron_cc-data-default"],
+    }
+    outputs = [f"nemotron_cc-{before}-data-{name}" for before in ("substring_dedup", *STEPS[:-2])] + last[name]
+    place = STEPS.index(step)
+    assert [checked.run.data, checked.run.output] == outputs[place : place + 2]
     if name == "default":  # as published, and that is what the fields have by themselves
         own = {
             key: value for key, value in given.items() if key in ("run", "training", "evaluation", "endpoint", "styles")
@@ -89,7 +90,7 @@ def test_misspelt_labels_are_refused() -> None:
         "https://key@host/v1",
         "https://user:key@host/v1",
         "https://host/v1?api-key=secret",
-        "standin",
+        "stand-in",
     ],
 )
 def test_an_address_with_a_secret_in_it_is_refused(url: str) -> None:
@@ -98,17 +99,16 @@ def test_an_address_with_a_secret_in_it_is_refused(url: str) -> None:
 
 
 def test_good_addresses() -> None:
-    for url in ("stand-in", "http://localhost:8000/v1", "https://host.org/v1/", "http://[::1]:8000/v1"):
+    for url in ("http://localhost:8000/v1", "https://host.org/v1/", "http://[::1]:8000/v1"):
         assert schema.EndpointConfig(base_url=url, model="m").base_url == url
 
 
 def test_labels_must_cover_all_buckets() -> None:
-    run = {"data": "a", "output": "b", "truth": "t"}
+    config = {"run": {"data": "a", "output": "b"}, "training": {"positive": ["art://a:1"], "negative": ["art://b:1"]}}
+    schema.QualityConfig.model_validate(config)
     for labels in ({}, {"low": 1}, {"low": 0, "high": 20}, {"low": 0, "high": 0}, {"low": 0, "best": 19}):
         with pytest.raises(ValidationError):
-            schema.QualityConfig.model_validate({"run": run, "labels": labels})
-    with pytest.raises(ValidationError, match="nothing to learn from"):
-        schema.QualityConfig.model_validate({"run": run | {"truth": None}})
+            schema.QualityConfig.model_validate(config | {"labels": labels})
 
 
 def test_changed_files_are_another_config(tmp_path: Path) -> None:
@@ -124,36 +124,3 @@ def test_changed_files_are_another_config(tmp_path: Path) -> None:
     # What lies in an artifact counts by the digest of that, wherever the registry is.
     (tmp_path / "artifact.json").write_text("{}")
     assert not schema.DecontaminateConfig.model_validate({"run": run, "evaluation": [str(file)]}).state
-
-
-# --- The stand-in ---
-
-PAGE = """Heaps
-Home News Shop
-A heap is a binary tree in which no parent is larger than its children. It has no gaps.
-Small heaps are kept in lists. The first of a list is its smallest element. Nobody knows why the sea is salty."""
-
-
-@pytest.mark.parametrize("style", list(rephrasing.STYLES))
-def test_its_answers_are_sentences_of_the_text_in_the_form_asked_for(style: str) -> None:
-    said = stand_in.answer(style, PAGE)
-    text, reason = rephrasing.accept(rephrasing.STYLES[style], PAGE, said, "stop")
-    assert text is not None, reason
-    assert said == stand_in.answer(style, PAGE)
-    assert "Home News Shop" not in said
-    if style != "diverse_qa":
-        for line in said.split("\n"):
-            assert all(sentence.strip(" -.") in PAGE for sentence in line.split(". "))
-
-
-def test_it_answers_on_this_machine_only_and_refuses_what_is_no_request() -> None:
-    with stand_in.serve() as url:
-        assert url.startswith("http://127.0.0.1:")
-        answer = rephrasing.Client(rephrasing.Endpoint(url, "any")).ask(
-            {"messages": rephrasing.messages(rephrasing.STYLES["knowledge_list"], PAGE)}
-        )
-        assert answer.text.startswith("- ") and answer.finish_reason == "stop" and answer.completion_tokens
-        for path, payload, status in (("/chat/completions", b"{", 400), ("/completions", b"{}", 404)):
-            with pytest.raises(urllib.error.HTTPError) as error:
-                urllib.request.urlopen(url + path, payload, 5)
-            assert error.value.code == status and json.loads(error.value.read())["error"]

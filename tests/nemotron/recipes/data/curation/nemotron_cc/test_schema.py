@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from pydantic import ValidationError
 
 from nemotron.recipes.data.curation.nemotron_cc import schema
-
-FOLDER = Path(schema.__file__).parent
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"copy_of_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where pydantic looks annotations up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_other_sentences_are_another_crawl(tmp_path: Path) -> None:
-    config = {"run": {"output": "crawl"}}
-    before = schema.CrawlConfig.model_validate(config).lists
-    for name in ("crawl_pages.py", "crawl_texts.py", "crawl_texts.yaml"):
-        copy = tmp_path / name.replace(".", "_")
-        shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        assert load(copy / "schema.py").CrawlConfig.model_validate(config).lists == before
-        with (copy / name).open("a") as file:
-            file.write("# more\n")
-        assert load(copy / "schema.py").CrawlConfig.model_validate(config).lists != before
 
 
 def extraction(location: Path | str, data: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What the pages of the demo crawl say: explanations from the standard library, and sentences put together from lists.
+"""What the pages of a made-up crawl say: explanations from the standard library, and sentences put together from lists.
 
 Everything is drawn from a `random.Random`, so that the same seed gives the same text. Three pools of English: what
 explains something (paragraphs of docstrings), what tells of everyday things, and what only wants to be clicked on. Six

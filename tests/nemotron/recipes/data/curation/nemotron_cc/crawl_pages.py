@@ -1,4 +1,18 @@
-"""The pages of the demo crawl: what stands on them, what was planted, how they look as HTML and as WARC records."""
+"""Pages of a made-up crawl: what stands on them, what was planted, how they look as HTML and as WARC records.
+
+Of each page is known what was planted in it (`Page.planted`), so that the steps' precision and recall can be measured:
+
+    language            language (ISO 639-1); on every page that is in one
+    quality             level: 2 explanatory, 1 plain, 0 poor; on every English page that is not broken
+    exact_duplicate_of  url of the page with the same main text
+    near_duplicate_of   url, jaccard (true Jaccard similarity of word 5-grams of the two main texts)
+    boilerplate         passage (its text, a line of its own in the main text), passage_id; on every page that has it
+    pii                 type (email, phone, ip, credit_card, ssn, iban), value (as it stands in the text),
+                        hard_negative: true where it only looks like one and has to stay
+    low_quality         type (keyword_list, spam, symbol_soup, repeated_lines, placeholder, stub)
+    contaminated        set (of the evaluation sets), item (its id), text (what stands in the main text)
+    broken              type (empty, no_main_text, not_html, invalid_bytes, not_found, huge, truncated)
+"""
 
 from __future__ import annotations
 
@@ -11,9 +25,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import words
-from nemotron.recipes.data.curation.nemotron_cc import crawl_texts as texts
+
+from . import crawl_texts as texts
 
 DATE = "2026-01-01T00:00:00Z"  # of every record: two crawls of one seed are the same bytes
 SHINGLE_WORDS = 5
@@ -64,7 +78,7 @@ def make_pages(num_pages: int, seed: int, sets: dict[str, list[dict[str, str]]])
     for number, page in enumerate(take(0.06)):
         _plant_personal(page, texts.PII_TYPES[number % len(texts.PII_TYPES)], random, hard_negative=True)
     for number, page in enumerate(take(0.08)):
-        passage = number % len(texts.BOILERPLATE)
+        passage = number // 3 % len(texts.BOILERPLATE)  # on three pages at least, however few there are
         _insert(page, texts.BOILERPLATE[passage], random)
         page.planted.append({"kind": "boilerplate", "passage_id": passage, "passage": texts.BOILERPLATE[passage]})
     items = [(name, item) for name, rows in sets.items() for item in rows]
@@ -260,15 +274,9 @@ def render(page: Page) -> str:
 
 
 def write_warc(path: Path, pages: Iterable[Page]) -> None:
-    """Write pages as one gzipped WARC file, a member a record. A page that is broken as "truncated" ends the file.
-
-    UserError: warcio is not installed.
-    """
-    try:
-        from warcio.statusandheaders import StatusAndHeaders
-        from warcio.warcwriter import WARCWriter
-    except ImportError:
-        raise UserError("WARC files need warcio", "pip install -e '.[curation]'") from None
+    """Write pages as one gzipped WARC file, a member a record. A page that is broken as "truncated" ends the file."""
+    from warcio.statusandheaders import StatusAndHeaders
+    from warcio.warcwriter import WARCWriter
 
     with path.open("wb") as file:
         writer = WARCWriter(file, gzip=True)

@@ -1,0 +1,179 @@
+"""What the steps of `nemotron data curate` find of what was planted in 1,830 made-up pages: precision and recall.
+
+`pytest -s` prints the numbers that the recipe's README states.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from nemo_runspec.artifacts import Registry, Version
+from nemotron.data_prep.curation import quality
+from nemotron.data_prep.curation.step import list_documents, read_documents
+from nemotron.data_prep.sources.documents import split_of
+
+from . import crawl_texts, planted_scores
+from .crawl_pages import Page, make_pages
+from .make_demo_crawl import level_of, write_crawl, write_labelled, write_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+for module in ("warcio", "trafilatura", "py3langid", "sklearn"):
+    pytest.importorskip(module)
+
+PAGES, HELD_OUT = 1500, 0.4
+CODE = "from nemotron.cli.main import main; main()"
+
+
+class Curated(NamedTuple):
+    """The planted pages by url, and what each step has published."""
+
+    pages: dict[str, Page]
+    registry: Registry
+
+    def version(self, step: str) -> Version:
+        return self.registry.resolve(
+            "nemotron_cc-data-tiny" if step == "decontaminate" else f"nemotron_cc-{step}-data-tiny"
+        )
+
+    def texts(self, step: str) -> dict[str, str]:
+        files = list_documents(self.version(step).path)
+        return {document["url"]: document["text"] for file in files for document in read_documents(file)}
+
+    @property
+    def truth(self) -> dict[str, list[dict[str, object]]]:
+        return {url: page.planted for url, page in self.pages.items()}
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory: pytest.TempPathFactory) -> Curated:
+    """All steps under their tiny configs, over pages of which half of the English ones also teach the classifiers."""
+    root = tmp_path_factory.mktemp("planted")
+    sets = crawl_texts.evaluation_sets(Random("evaluation 1"))
+    pages = write_crawl(root / "warc", make_pages(PAGES, 1, sets), 6)
+    write_labelled(root / "labelled", [page for page in pages if not is_held_out(page.url)])
+    for name, rows in sets.items():
+        write_rows(root / "evaluation" / f"{name}.jsonl", rows)
+    words = [
+        "data", "curate", "-c", "tiny", "--from", "extract",
+        "extract:run.data=null", f"extract:warc=[{root}/warc]",
+        "quality:run.crawl=null", f"quality:training.positive=[{root}/labelled/good.jsonl.gz]",
+        f"quality:training.negative=[{root}/labelled/other.jsonl.gz]", "quality:training.held_out_fraction=0",
+        "quality:min_bucket=1", "decontaminate:run.crawl=null", f"decontaminate:evaluation=[{root}/evaluation]",
+    ]  # fmt: skip
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("RUNSPEC_", "NEMOTRON_"))}
+    env |= {"NO_COLOR": "1", "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts")}
+    process = subprocess.run(
+        [sys.executable, "-c", CODE, *words], cwd=root, env=env, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr[-3000:]
+    print("\n" + process.stdout[process.stdout.index("What each step has dropped") :])
+    return Curated({page.url: page for page in pages}, Registry(root / "artifacts"))
+
+
+def is_held_out(url: str) -> bool:
+    return split_of(url, HELD_OUT, seed=0) == "valid"
+
+
+def test_main_text_is_found_and_no_good_page_is_lost(curated: Curated) -> None:
+    after = curated.texts("extract")
+    good = {url: page.text for url, page in curated.pages.items() if not page.broken}
+    score = planted_scores.lines(after, good)
+    kept = Counter(page.broken for url, page in curated.pages.items() if page.broken and url in after)
+    print(f"\nextract: lines of main text: {score}; broken pages kept: {dict(kept)}")
+    assert score.recall > 0.97 and score.precision > 0.95
+    assert good.keys() <= after.keys()
+    table = curated.version("extract").record["metrics"]["table"]
+    assert {"empty page", "not HTML", "page too large", "status 4xx", "damaged record"} <= set(table["dropped"])
+    assert table["read"]["documents"] == len(curated.pages)
+
+
+def test_other_languages_go_and_nothing_else(curated: Curated) -> None:
+    before = {url: text for url, text in curated.texts("extract").items() if curated.pages[url].language}
+    score = planted_scores.drops(
+        before,
+        curated.texts("language"),
+        curated.truth,
+        lambda case: case["kind"] == "language" and case["language"] != "en",
+    )
+    print(f"\nlanguage: {score}")
+    assert score.recall > 0.99 and score.precision > 0.99
+
+
+def test_copies_go_and_one_of_each_stays(curated: Curated) -> None:
+    score = planted_scores.exact_duplicates(curated.texts("language"), curated.texts("exact_dedup"), curated.truth)
+    print(f"\nexact_dedup: {score}")
+    assert score.recall == 1.0 and score.precision > 0.97
+
+
+def test_near_copies_go_from_a_similarity_of_08_on(curated: Curated) -> None:
+    tenths = planted_scores.near_duplicates(curated.texts("exact_dedup"), curated.texts("fuzzy_dedup"), curated.truth)
+    print(f"\nfuzzy_dedup, found of planted by similarity: { {k: f'{f} of {p}' for k, (p, f) in tenths.items()} }")
+    for similarity, (planted, found) in tenths.items():
+        if similarity >= 0.8:
+            assert found == planted
+        elif similarity < 0.6:
+            assert found == 0
+
+
+def test_of_a_passage_one_document_is_left(curated: Curated) -> None:
+    before, after = curated.texts("fuzzy_dedup").values(), curated.texts("substring_dedup").values()
+    for passage in crawl_texts.BOILERPLATE:
+        assert planted_scores.documents_with(passage, before) > 10
+        assert planted_scores.documents_with(passage, after) == 1
+
+
+def test_quality_tells_explanations_from_the_rest_where_length_does_not(curated: Curated) -> None:
+    held_out = [
+        (text, level_of(curated.pages[url]) == 2)
+        for url, text in curated.texts("substring_dedup").items()
+        if is_held_out(url) and level_of(curated.pages[url]) is not None
+    ]
+    texts, good = [text for text, _ in held_out], np.array([is_good for _, is_good in held_out])
+    version = curated.version("quality")
+    scores = quality.Ensemble.load(version.path / "classifier").scores(texts)
+    thresholds = [version.record["metrics"]["thresholds"][name] for name in quality.CLASSIFIERS]
+    buckets = quality.ensemble_bucket(quality.to_buckets(scores, thresholds)).astype(float)
+    auc, length = quality.auc_interval(buckets, good), quality.auc(np.array([len(text) for text in texts]), good)
+    print(f"\nquality: {len(good)} held-out pages, {good.sum()} good; AUC {auc}; length alone {length:.3f}")
+    assert len(good) > 250 and auc.low > 0.9
+    assert 0.4 < length < 0.6
+
+
+def test_personal_data_is_replaced_and_lookalikes_stay(curated: Curated) -> None:
+    before, after = curated.texts("quality"), curated.texts("pii")
+    scores = planted_scores.personal_data(before, curated.truth)
+    print("\n" + "\n".join(f"pii {kind:<12} {score}" for kind, score in scores.items()))
+    assert set(scores) == set(crawl_texts.PII_TYPES)
+    assert all(score.recall >= 0.95 and score.precision >= 0.98 for score in scores.values())
+    lookalikes = [
+        (url, case["value"]) for url in before for case in curated.truth[url]
+        if case["kind"] == "pii" and case["hard_negative"] and case["value"] in before[url]
+    ]  # fmt: skip
+    assert len(lookalikes) > 50 and all(value in after[url] for url, value in lookalikes)
+
+
+def test_worthless_pages_go(curated: Curated) -> None:
+    before, after = curated.texts("pii"), curated.texts("heuristics")
+    score = planted_scores.drops(before, after, curated.truth, lambda case: case["kind"] == "low_quality")
+    print(f"\nheuristics: {score}")
+    assert score.recall > 0.8 and score.precision > 0.8
+
+
+def test_leaks_go_and_nothing_else(curated: Curated) -> None:
+    score = planted_scores.drops(
+        curated.texts("heuristics"),
+        curated.texts("decontaminate"),
+        curated.truth,
+        lambda case: case["kind"] == "contaminated",
+    )
+    print(f"\ndecontaminate: {score}")
+    assert score.planted > 30 and (score.recall, score.precision) == (1.0, 1.0)

@@ -34,8 +34,8 @@ from nemotron.recipes.tools.model_files import (
     write_manifest,
 )
 from nemotron.stack.evaluation import load_tokenizer
-from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.config import read_config
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import load_config, read_config
 from nemotron.stack.models.published.hub import (
     DTYPES,
     Written,
@@ -53,7 +53,7 @@ KEPT_KEYS = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_tok
 
 def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size: int) -> None:
     """Fill the empty `folder` with the model: weights, config, tokenizer, generation config, model card, manifest."""
-    config = NemotronHConfig.load(model.path)
+    config = load_config(model.path)
     with torch.device("meta"):
         state = NemotronH(config).state_dict()
     stored = checked_weights(model.path, state)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
-from nemotron.stack.models.config import CONFIG_FILE
+from nemotron.stack.models.published.config_json import CONFIG_FILE
 from nemotron.stack.models.published.hub import INDEX_FILE
 
 TOKENIZER_FILES = (

@@ -25,8 +25,8 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Model, Source
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
 from nemotron.stack.evaluation import load_tokenizer
-from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.config import read_config, unknown_keys
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import load_config, read_config, unknown_keys
 from nemotron.stack.models.published.hub import checked_weights
 
 
@@ -61,10 +61,10 @@ def check(folder: Path) -> tuple[int, int]:
     """Check everything that can be checked; returns the number of parameters, total and active.
 
     Raises:
-        UserError: what `NemotronHConfig.load`, `checked_weights` and `check_manifest` refuse; a tensor whose bytes are
+        UserError: what `load_config`, `checked_weights` and `check_manifest` refuse; a tensor whose bytes are
             not those of its sha256; no tokenizer.json, or one with more tokens than the model.
     """
-    config = NemotronHConfig.load(folder)
+    config = load_config(folder)
     check_manifest(folder)
     with torch.device("meta"):
         model = NemotronH(config)

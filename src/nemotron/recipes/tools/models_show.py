@@ -21,7 +21,8 @@ from nemo_runspec.artifacts.naming import SCHEME, hint_for
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, nearest, run_main
-from nemotron.stack.models.config import BLOCK_NAMES, CONFIG_FILE, NemotronHConfig
+from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
+from nemotron.stack.models.published.config_json import CONFIG_FILE, load_config
 from nemotron.stack.models.published.memory import (
     BITS_PER_WEIGHT,
     TRAINING_BYTES,
@@ -52,14 +53,14 @@ def find_model(name: str | None) -> tuple[str, NemotronHConfig]:
         return f"preset {name}", PRESETS[name]
     path = Path(name)
     if path.is_dir() or ("/" in name and not name.startswith(SCHEME)):
-        return str(path), NemotronHConfig.load(path)
+        return str(path), load_config(path)
     registry = Registry.default()
     artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
     if name.startswith(SCHEME) or artifact in artifacts or hint_for(artifact):
         version = registry.resolve(name)
         if not (version.fetch(CONFIG_FILE) / CONFIG_FILE).is_file():
             raise UserError(f"artifact {version.ref} is no model: a {version.record['type']} has no {CONFIG_FILE}")
-        return f"artifact {version.ref}", NemotronHConfig.load(version.path)
+        return f"artifact {version.ref}", load_config(version.path)
     near = nearest(name, [*PRESETS, *artifacts])
     raise UserError(
         f"no preset, directory or artifact '{name}'", presets if near is None else f"did you mean {near}? {presets}"

@@ -24,6 +24,7 @@ from nemotron.stack.models.layers import RMSNorm
 from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.mtp import MTP, shift_left
 from nemotron.stack.models.published import hub
+from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
 
 # Shapes: B batch, L length, D hidden, V vocabulary.
@@ -209,7 +210,7 @@ class NemotronH(nn.Module):
                 have; tensors are missing, unexpected, or not of the shape that the config says.
         """
         path = Path(path)
-        config = NemotronHConfig.load(path)
+        config = load_config(path)
         with torch.device("meta"):
             model = cls(config)
         hub.load_weights(model, path, hub.parse_dtype(dtype), device)

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig, PretrainConfig
 from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import config_from_dict
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 
@@ -35,7 +36,7 @@ def test_pretrain_configs_keep_the_published_schedule(name: str) -> None:
     assert cfg.optimizer.min_lr == pytest.approx(0.01 * cfg.optimizer.lr)  # 1e-3 -> 1e-5
     assert (cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2) == (0.9, 0.95)
     assert (cfg.optimizer.weight_decay, cfg.optimizer.clip_grad) == (0.1, 1.0)
-    NemotronHConfig.from_dict(cfg.model.model_dump())
+    config_from_dict(cfg.model.model_dump())
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])
@@ -46,7 +47,7 @@ def test_sft_configs_validate(name: str) -> None:
 
 
 def test_default_architecture_is_the_published_one() -> None:
-    config = NemotronHConfig.from_dict(ModelConfig().model_dump())
+    config = config_from_dict(ModelConfig().model_dump())
     pattern = config.hybrid_override_pattern
     assert [pattern.count(symbol) for symbol in "ME*-"] == [23, 23, 6, 0]
     with torch.device("meta"):

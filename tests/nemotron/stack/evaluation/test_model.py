@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from nemo_runspec.errors import UserError
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.evaluation import evaluate_model, load_tokenizer, model_generate_fn
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import config_from_dict
 
 PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]
 
@@ -35,7 +36,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> NemotronH:
     torch.manual_seed(0)
-    config = NemotronHConfig.from_dict(
+    config = config_from_dict(
         {
             "hybrid_override_pattern": "M*E",
             "vocab_size": tokenizer.get_vocab_size(),

@@ -67,7 +67,8 @@ from nemotron.stack.evaluation import (
     token_byte_lengths,
     trigram_bits_per_byte,
 )
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import config_from_dict
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import (
     Ranks,
@@ -142,7 +143,7 @@ def train(
     device, steps, batch_size = ranks.device, cfg.train.train_iters, cfg.train.global_batch_size
     # ---- model: the same seed on every rank, hence the same initial weights
     torch.manual_seed(cfg.rng.seed)
-    config = NemotronHConfig.from_dict(cfg.model.model_dump())
+    config = config_from_dict(cfg.model.model_dump())
     model = NemotronH(config)
     if cfg.dist.use_torch_fsdp2:  # each rank keeps a slice of every weight, else all of it
         shard_model(model, ranks, bf16=cfg.mixed_precision == "bf16_mixed")

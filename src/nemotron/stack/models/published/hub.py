@@ -31,7 +31,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nemo_runspec.errors import UserError, did_you_mean
-from nemotron.stack.models.config import CONFIG_FILE, FIXED, MODEL_TYPE, NemotronHConfig
+from nemotron.stack.models.config import NemotronHConfig
+from nemotron.stack.models.published.config_json import CONFIG_FILE, FIXED, MODEL_TYPE
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

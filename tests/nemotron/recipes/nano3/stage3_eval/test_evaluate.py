@@ -14,7 +14,8 @@ import torch
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, Results, RLPrompts
 from nemotron.stack.environments import FAMILIES, generate_tasks, plain_text
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import config_from_dict
 
 ROOT = Path(__file__).parents[5]
 SCRIPT = ROOT / "src/nemotron/recipes/nano3/stage3_eval/evaluate.py"
@@ -30,7 +31,7 @@ SMALL = [
 def model(seed: int) -> NemotronH:
     torch.manual_seed(seed)
     return NemotronH(
-        NemotronHConfig.from_dict(
+        config_from_dict(
             {
                 "hybrid_override_pattern": "M*E",
                 "vocab_size": 400,

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from nemo_runspec.errors import UserError
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.config import FIXED, unknown_keys
 from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.published.config_json import FIXED, config_from_dict, load_config, unknown_keys
 from nemotron.stack.models.published.hub import Written, parse_size, save_model, write_directory
 
 Make = Callable[..., NemotronH]
@@ -254,7 +254,7 @@ def edit(path: Path, **values: Any) -> None:
 
 def test_the_published_config_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED_NANO_3))
-    config = NemotronHConfig.load(tmp_path)
+    config = load_config(tmp_path)
     assert (config.mamba_inner_size, config.n_routed_experts, config.moe_latent_size) == (4096, 128, None)
     with torch.device("meta"):
         total, active = NemotronH(config).num_parameters()
@@ -273,7 +273,7 @@ def test_our_config_json_is_ours_in_transformers_too(make_model: Make, tmp_path:
     for name, value in FIXED.items():
         assert getattr(theirs, name) == value, name
     theirs.save_pretrained(tmp_path)
-    assert NemotronHConfig.load(tmp_path) == config
+    assert load_config(tmp_path) == config
 
 
 OTHER = {
@@ -287,7 +287,7 @@ def test_features_that_this_model_does_not_have_are_refused_by_name(tmp_path: Pa
     value = OTHER[type(FIXED[key])](FIXED[key])
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED_NANO_3 | {key: value}))
     with pytest.raises(UserError, match=rf"config\.json: {key} {json.dumps(value)}: this model has"):
-        NemotronHConfig.load(tmp_path)
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -315,22 +315,22 @@ def test_configs_that_cannot_be_are_refused(tmp_path: Path, values: dict[str, An
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED_NANO_3))
     edit(tmp_path / "config.json", **values)
     with pytest.raises(UserError) as refused:
-        NemotronHConfig.load(tmp_path)
+        load_config(tmp_path)
     assert said in refused.value.message and "config.json" in refused.value.message
     assert "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize("limit", [[0.0, math.inf], [0.0, {"__float__": "Infinity"}]])
 def test_a_limit_that_limits_nothing_is_fine(limit: list[Any]) -> None:
-    NemotronHConfig.from_dict(PUBLISHED_NANO_3 | {"time_step_limit": limit})
+    config_from_dict(PUBLISHED_NANO_3 | {"time_step_limit": limit})
 
 
 def test_other_names_of_the_same_fields() -> None:
     old = {key: value for key, value in PUBLISHED_NANO_3.items() if key not in ("head_dim", "hybrid_override_pattern")}
     blocks = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
     names = [blocks[symbol] for symbol in PUBLISHED_NANO_3["hybrid_override_pattern"]]
-    other = NemotronHConfig.from_dict(old | {"attention_head_dim": 128, "layers_block_type": names})
-    assert other == NemotronHConfig.from_dict(PUBLISHED_NANO_3)
+    other = config_from_dict(old | {"attention_head_dim": 128, "layers_block_type": names})
+    assert other == config_from_dict(PUBLISHED_NANO_3)
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------

@@ -12,18 +12,24 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nemo_runspec.artifacts.naming import parse_reference
 from nemo_runspec.errors import UserError
 
-if TYPE_CHECKING:
-    from nemotron.kit.artifact import Artifact
+
+class Saved(Protocol):
+    """An artifact that has been saved."""
+
+    @property
+    def uri(self) -> str:
+        """`art://name:3`."""
+
 
 _read: dict[str, str] | None = None  # stdin can be read once
 
 
-def print_complete(artifacts: Mapping[str, Artifact | str]) -> None:
+def print_complete(artifacts: Mapping[str, Saved | str]) -> None:
     """Print the map of what this script made, as the last line of stdout, and close the pipe behind it.
 
     Args:

@@ -1,8 +1,10 @@
-"""`*`: causal grouped-query attention without any positional embedding (Mamba layers carry the order)."""
+"""`*`: causal grouped-query attention without any positional embedding (Mamba layers carry the order).
+
+Next: `mamba2.py`.
+"""
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import AttentionCache
 from nemotron.stack.models.kernels.linear import Linear
 
-# Shapes: B batch, L length, S key slots, D hidden, A query heads, J key/value heads, X head_dim.
+# Shapes: B batch, L length, D hidden, A query heads, J key/value heads, X head_dim.
 
 
 class Attention(nn.Module):
@@ -47,26 +49,6 @@ class Attention(nn.Module):
             q_BALX, k_BJLX, v_BJLX, attn_mask=attention_mask, is_causal=attention_mask is None, enable_gqa=True
         )
         return self.o_proj(out_BALX.transpose(1, 2).flatten(-2))
-
-    def extend(self, x_BTD: Tensor, attention_mask: Tensor, cache: AttentionCache, slots_BT: Tensor) -> Tensor:
-        """T further tokens a row at once, rows of different lengths: [B, T, D] -> [B, T, D].
-
-        Args:
-            x_BTD: [B, T, D].
-            attention_mask: bool [B, 1, T, S] over the first S slots, True where a query may look.
-            cache: receives keys and values before it is read.
-            slots_BT: int64 [B, T], where each row writes.
-        """
-        q_BATX = self.q_proj(x_BTD).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-        rows_B1 = torch.arange(len(slots_BT), device=slots_BT.device).unsqueeze(1)
-        for cached_BJSX, projection in ((cache.k, self.k_proj), (cache.v, self.v_proj)):
-            new_BTJX = projection(x_BTD).unflatten(-1, (self.num_kv_heads, self.head_dim))
-            cached_BJSX[rows_B1, :, slots_BT] = new_BTJX.to(cached_BJSX.dtype)  # autocast may have lowered it
-        num_slots = attention_mask.shape[-1]
-        out_BATX = F.scaled_dot_product_attention(
-            q_BATX, cache.k[:, :, :num_slots], cache.v[:, :, :num_slots], attn_mask=attention_mask, enable_gqa=True
-        )
-        return self.o_proj(out_BATX.transpose(1, 2).flatten(-2))
 
 
 def packing_mask(seq_idx_BL: Tensor) -> Tensor:

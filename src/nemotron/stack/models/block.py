@@ -1,4 +1,4 @@
-"""One residual block of the pattern: x + mixer(norm(x))."""
+"""One residual block of the pattern: x + mixer(norm(x)). Next: `mtp.py`, or `nemotron_h.py` for a model without it."""
 
 from __future__ import annotations
 

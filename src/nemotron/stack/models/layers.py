@@ -1,4 +1,7 @@
-"""The small parts that every block shares: RMSNorm and the squared ReLU."""
+"""The small parts that every block shares: RMSNorm, the squared ReLU, and the dense feed-forward layer.
+
+`Linear` of `kernels/linear.py` is `nn.Linear` without bias. Next: `attention.py`.
+"""
 
 from __future__ import annotations
 

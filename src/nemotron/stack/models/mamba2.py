@@ -4,15 +4,16 @@ Per head, with scalar decay a_t = exp(dt_t A) and state h of shape [P, N]:
 
     h_t = a_t h_{t-1} + dt_t x_t B_t^T          y_t = h_t C_t + D x_t
 
-`ssd.py` computes it for whole sequences, `step` for one token.
+`ssd.py` computes it for whole sequences, `decoding/` token by token.
 
 Shapes: B batch, L length, D hidden, H heads, P head_dim, I = H P inner width, G groups (B and C are shared by H/G
-heads, like keys in GQA), N state size, K conv width, C chunks, Q chunk length.
+heads, like keys in GQA), N state size, K conv width, c conv channels.
+
+`causal_conv_silu` and `chunk_scan` take a CUDA kernel where one is installed; what they compute otherwise is
+`DepthwiseConv` below with a SiLU, and the scan of `ssd.py`, which is next.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -51,11 +52,11 @@ class Mamba2(nn.Module):
             seq_idx_BL: document index of each token; neither the convolution nor the state crosses a change of it.
             cache: receives the states after the last token.
         """
-        z_BLI, xBC_BLc, dt_BLH = self._project(x_BLD)
+        z_BLI, xBC_BLc, dt_BLH = self.project(x_BLD)
         if cache is not None:
             cache.conv = self._last_inputs(xBC_BLc, seq_idx_BL, len(cache.conv))
         xBC_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
-        x_BLHP, B_BLGN, C_BLGN = self._split(xBC_BLc)
+        x_BLHP, B_BLGN, C_BLGN = self.split(xBC_BLc)
         with torch.autocast(x_BLD.device.type, enabled=False):  # the state sums over the whole past: fp32
             y_BLHP, state_BHPN = chunk_scan(
                 x_BLHP, dt_BLH, -torch.exp(at_least_fp32(self.A_log)), B_BLGN, C_BLGN, self.chunk_size, seq_idx_BL
@@ -67,38 +68,14 @@ class Mamba2(nn.Module):
         y_BLHP = y_BLHP + self.D.unsqueeze(-1) * x_BLHP
         return self.out_proj(self.norm(y_BLHP.flatten(-2), z_BLI))
 
-    def extend(self, x_BTD: Tensor, cache: MambaCache) -> tuple[Tensor, PendingTokens]:
-        """T further tokens a row at once, [B, T, D] -> [B, T, D], of which only some may come to stay.
-
-        The cache is read, not changed: `PendingTokens.accept` moves its states on by as many tokens as hold. One chunk
-        of the scan, with a state before it: y_i = exp(c_i) C_i h + sum_(j <= i) exp(c_i - c_j) (C_i B_j) dt_j x_j.
-        """
-        z_BTI, xBC_BTc, dt_BTH = self._project(x_BTD)
-        inputs_BSc = torch.cat([*(x_Bc.unsqueeze(1) for x_Bc in cache.conv), xBC_BTc], dim=1)
-        windows_BTcK = inputs_BSc.unfold(1, self.conv1d.weight.shape[-1], 1)
-        xBC_BTc = F.silu((windows_BTcK * self.conv1d.weight.squeeze(1)).sum(-1) + self.conv1d.bias)
-        x_BTHP, B_BTGN, C_BTGN = self._split(xBC_BTc)
-        with torch.autocast(x_BTD.device.type, enabled=False):  # as in the scan
-            heads = (self.num_groups, self.num_heads // self.num_groups)  # H = G h: heads of a group share B and C
-            B_BGTN, C_BGTN = (at_least_fp32(t).transpose(1, 2) for t in (B_BTGN, C_BTGN))
-            dtx_BGhTP = (at_least_fp32(x_BTHP) * dt_BTH.unsqueeze(-1)).unflatten(2, heads).permute(0, 2, 3, 1, 4)
-            c_BTH = (dt_BTH * -torch.exp(at_least_fp32(self.A_log))).cumsum(1)
-            c_BGhT = c_BTH.transpose(1, 2).unflatten(1, heads)
-            future_TT = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=torch.bool, device=x_BTD.device).triu(1)
-            decay_BGhTT = (c_BGhT.unsqueeze(-1) - c_BGhT.unsqueeze(-2)).masked_fill_(future_TT, float("-inf")).exp_()
-            among_BGhTP = (decay_BGhTT * (C_BGTN @ B_BGTN.transpose(-1, -2)).unsqueeze(2)) @ dtx_BGhTP
-            from_state_BGhTP = (C_BGTN @ cache.ssm).unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
-            y_BGhTP = torch.addcmul(among_BGhTP, from_state_BGhTP, c_BGhT.exp().unsqueeze(-1))
-        y_BTHP = y_BGhTP.permute(0, 3, 1, 2, 4).flatten(2, 3).to(x_BTHP.dtype) + self.D.unsqueeze(-1) * x_BTHP
-        out_BTD: Tensor = self.out_proj(self.norm(y_BTHP.flatten(-2), z_BTI))
-        return out_BTD, PendingTokens(inputs_BSc, c_BGhT, dtx_BGhTP, B_BGTN)
-
-    def _project(self, x_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate z [B, L, I], input of the convolution [B, L, c] and fp32 step sizes dt [B, L, H]."""
         z, xBC, dt = self.in_proj(x_BLD).split([self.inner_size, self.conv_size, self.num_heads], dim=-1)
         # fp32 step sizes: their errors add up over the whole past.
         return z, xBC, F.softplus(at_least_fp32(dt) + at_least_fp32(self.dt_bias))
 
-    def _split(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, L, H, P], B and C [B, L, G, N] from the output of the convolution [B, L, c]."""
         gn = self.num_groups * self.state_size
         x, B, C = xBC.split([self.inner_size, gn, gn], dim=-1)
         groups = (self.num_groups, self.state_size)
@@ -113,36 +90,6 @@ class Mamba2(nn.Module):
         missing = max(0, count - xBC_BLc.shape[1])
         last_BKc = F.pad(xBC_BLc[:, xBC_BLc.shape[1] - count + missing :], (0, 0, missing, 0))
         return [x_Bc.clone() for x_Bc in last_BKc.unbind(1)]  # not views that keep the whole sequence alive
-
-
-@dataclass
-class PendingTokens:
-    """T tokens that `Mamba2.extend` has read but not yet written into the states.
-
-    inputs: of the convolution, the cached ones first [B, K-1+T, c]. c: log-decay up to and with each token
-    [B, G, h, T]. dtx: dt x [B, G, h, T, P]. B: [B, G, T, N]. H = G h.
-    """
-
-    inputs: Tensor
-    c: Tensor
-    dtx: Tensor
-    B: Tensor
-
-    def accept(self, cache: MambaCache, counts_B: Tensor) -> None:
-        """Move the states on by the first `counts` tokens of each row (int64 [B], 0 .. T); the others never were.
-
-        h = exp(c_n) h + sum_(j <= n) exp(c_n - c_j) dt_j x_j B_j^T for the last accepted token n: the state is written
-        once, whatever the number of tokens.
-        """
-        row_B = torch.arange(len(counts_B), device=counts_B.device)
-        cache.conv = [self.inputs[row_B, counts_B + i] for i in range(len(cache.conv))]
-        count_B111 = counts_B.view(-1, 1, 1, 1)
-        last_BGh1 = F.pad(self.c, (1, 0)).take_along_dim(count_B111, dim=-1)  # no token, no decay
-        rejected_B11T = torch.arange(self.c.shape[-1], device=counts_B.device) >= count_B111
-        to_last_BGhT = (last_BGh1 - self.c).masked_fill_(rejected_B11T, float("-inf")).exp_()
-        added_BGNi = self.B.transpose(-1, -2) @ (self.dtx * to_last_BGhT.unsqueeze(-1)).transpose(2, 3).flatten(3)
-        decay_BG1i = last_BGh1.exp().expand(-1, -1, -1, self.dtx.shape[-1]).flatten(2).unsqueeze(2)
-        cache.ssm.mul_(decay_BG1i).add_(added_BGNi)
 
 
 class DepthwiseConv(nn.Module):

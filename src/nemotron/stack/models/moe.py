@@ -5,7 +5,7 @@ bias is added for the *choice* of the top-k only; the weights are the unbiased s
 and scaled. After each optimiser step the bias of under-loaded experts rises and that of over-loaded ones falls.
 
 Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices,
-S rows sorted by expert.
+S rows sorted by expert. Next: `block.py`.
 """
 
 from __future__ import annotations

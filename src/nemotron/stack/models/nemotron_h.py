@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models.attention import packing_mask
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import Cache
-from nemotron.stack.models.decoding.steps import compute_dtype, prepare
 from nemotron.stack.models.kernels.linear import Linear, linear
 from nemotron.stack.models.layers import RMSNorm
 from nemotron.stack.models.moe import MoE
@@ -55,7 +53,7 @@ class Backbone(nn.Module):
 
 
 class NemotronH(nn.Module):
-    """A Nemotron-H language model; `forward` trains and scores, `prefill` and `step` decode with a cache."""
+    """A Nemotron-H language model. `forward` trains and scores; `decoding/` generates, with a cache."""
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
@@ -87,7 +85,7 @@ class NemotronH(nn.Module):
             detach_mtp: gradients of `mtp_logits` reach the multi-token prediction block only, not embedding, trunk and
                 head (`mtp_detach_heads` of Megatron-Core; pretraining lets them through).
         """
-        hidden_BLD, balances = self._run(input_ids_BL, seq_idx_BL, None)
+        hidden_BLD, balances = self.hidden_states(input_ids_BL, seq_idx_BL)
         logits = self.lm_head(hidden_BLD if select_BL is None else hidden_BLD[select_BL])
         mtp_logits: list[Tensor] = []
         if mtp_depths is None:
@@ -105,33 +103,13 @@ class NemotronH(nn.Module):
         balance = torch.stack(balances).mean() if balances else hidden_BLD.new_zeros((), dtype=torch.float32)
         return NemotronHOutput(logits, balance, mtp_logits)
 
-    def prefill(self, input_ids_BL: Tensor, is_token_BL: Tensor, capacity: int) -> tuple[Tensor, Cache]:
-        """Read left-padded prompts at once. Returns logits of the last position [B, V] and the filled cache.
+    def hidden_states(
+        self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The backbone: hidden states after the final norm [B, L, D], and the load-balancing loss of each `E` block.
 
-        Padding is treated as a document of its own (index 0, the prompt is 1), which is exactly what packing isolates.
+        `cache` receives the state of every block after the last token, from which decoding goes on.
         """
-        weight = self.lm_head.weight
-        cache = Cache.allocate(self.config, len(input_ids_BL), capacity, compute_dtype(weight), weight.device)
-        is_padded = not bool(is_token_BL.all())
-        if is_padded:
-            cache.key_mask_BS = F.pad(is_token_BL, (0, capacity - is_token_BL.shape[1]), value=True)
-        hidden_BLD, _ = self._run(input_ids_BL, is_token_BL.long() if is_padded else None, cache)
-        cache.length = input_ids_BL.shape[1]
-        logits_BV: Tensor = self.lm_head(hidden_BLD[:, -1])
-        return logits_BV, cache
-
-    @torch.no_grad()
-    def step(self, input_ids_B: Tensor, cache: Cache) -> Tensor:
-        """One more token a row: int64 [B] -> logits [B, V]; the cache moves on by one slot. No gradient, see `decode`.
-
-        The first step after `prefill` prepares the weights: after a change of weights, a new prefill is needed.
-        """
-        if cache.step is None:
-            cache.step = prepare(self, cache)
-        return cache.step(input_ids_B)
-
-    def _run(self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None) -> tuple[Tensor, list[Tensor]]:
-        """The backbone: hidden states after the final norm [B, L, D], and the load-balancing loss of each `E` block."""
         mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL)
         x_BLD = self.backbone.embeddings(input_ids_BL)
         balances: list[Tensor] = []

@@ -9,7 +9,7 @@ the cost linear: inside a chunk the quadratic form (matmuls), between chunks the
 written down as well: it is the same few matmuls, where autograd would make a dozen more passes over [Q, Q] tensors.
 
 Shapes: B batch, L length, H heads, P head_dim, G groups (B and C are shared by h = H/G heads, like keys in GQA),
-N state size, C chunks, Q chunk length.
+N state size, C chunks, Q chunk length. Next: `moe.py`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.moe import MoE
 
 LATENT = {"moe_latent_size": 9, "n_routed_experts": 7, "num_experts_per_tok": 3, "routed_scaling_factor": 5.0}
@@ -84,10 +85,10 @@ def test_decoding_equals_the_whole_sequence(make_model: Callable[..., NemotronH]
     ids = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         whole = model(ids).logits
-        logits, cache = model.prefill(ids[:, :9], torch.ones(3, 9, dtype=torch.bool), 17)
+        logits, cache = prefill(model, ids[:, :9], torch.ones(3, 9, dtype=torch.bool), 17)
         for t in range(9, 17):
             torch.testing.assert_close(logits, whole[:, t - 1], atol=1e-11, rtol=1e-11)
-            logits = model.step(ids[:, t], cache)
+            logits = step(model, ids[:, t], cache)
         torch.testing.assert_close(logits, whole[:, -1], atol=1e-11, rtol=1e-11)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding.steps import prefill
 
 transformers = pytest.importorskip("transformers")
 
@@ -115,7 +116,7 @@ def test_left_padding(make_model: Callable[..., NemotronH], pattern: str) -> Non
     with torch.no_grad():
         expected = reference_of(model)(ids, attention_mask=is_token.long()).logits
         packed = model(ids, is_token.long()).logits
-        last, _ = model.prefill(ids, is_token, 19)
+        last, _ = prefill(model, ids, is_token, 19)
     torch.testing.assert_close(packed[is_token], expected[is_token], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(last, expected[:, -1], atol=1e-5, rtol=1e-5)
 

@@ -1,1 +1,1 @@
-"""Decoding: the cache, one step of every block, sampling, speculation."""
+"""Decoding: the cache, one token through every block, sampling, several tokens at once, speculative decoding."""

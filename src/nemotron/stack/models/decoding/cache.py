@@ -52,7 +52,7 @@ class Cache:
     """Cache of a whole model for a batch of B rows and up to `capacity` tokens a row (padding included).
 
     key_mask_BS: bool [B, capacity], False where a slot holds padding; None when no row is padded. step: what
-    `NemotronH.step` calls, prepared by its first call.
+    `steps.step` calls, prepared by its first call.
     """
 
     layers: list[AttentionCache | MambaCache | None]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.nemotron_h import NemotronH
 
@@ -82,7 +83,7 @@ def generate(
     model.eval()
     try:
         stop = torch.tensor(list(stop_token_ids), device=device)
-        logits_BV, cache = model.prefill(input_ids.to(device), is_token.to(device), width + max_new_tokens)
+        logits_BV, cache = prefill(model, input_ids.to(device), is_token.to(device), width + max_new_tokens)
         if samples_per_prompt > 1:
             copies = torch.arange(len(prompts), device=device).repeat_interleave(samples_per_prompt)
             cache.keep_rows(copies)
@@ -90,7 +91,7 @@ def generate(
         rows = torch.arange(total, device=device)  # which completion each row of the batch is
         done_B = torch.zeros(total, dtype=torch.bool, device=device)
         records: list[tuple[Tensor, ...]] = []  # of each step: rows, tokens, and what their probabilities follow from
-        for step in range(max_new_tokens):
+        for index in range(max_new_tokens):
             logits_BV = at_least_fp32(logits_BV)
             probs_BV = torch.softmax(logits_BV, dim=-1)
             next_B = _choose(logits_BV, probs_BV, temperature, top_p, generator)
@@ -99,7 +100,7 @@ def generate(
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
             done_B |= torch.isin(next_B, stop)
             num_rows, num_done = len(rows), int(done_B.sum())
-            if num_done == num_rows or step + 1 == max_new_tokens:
+            if num_done == num_rows or index + 1 == max_new_tokens:
                 break
             poll()
             num_kept = num_rows - num_done
@@ -109,7 +110,7 @@ def generate(
                 keep = done_B.int().argsort(stable=True)[:num_kept]
                 rows, next_B, done_B = rows[keep], next_B[keep], done_B[keep]
                 cache.keep_rows(keep)
-            logits_BV = model.step(next_B, cache)
+            logits_BV = step(model, next_B, cache)
     finally:
         model.train(was_training)
 

@@ -20,21 +20,16 @@ Shapes: B batch, L prompt length, T tokens read at once, D hidden, V vocabulary,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention, packing_mask
-from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.cache import AttentionCache, Cache, MambaCache
 from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation
+from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.layers import at_least_fp32
-from nemotron.stack.models.mamba2 import Mamba2, PendingTokens
-from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.mtp import MTP, shift_left
 from nemotron.stack.models.nemotron_h import NemotronH
 
@@ -264,67 +259,3 @@ def _record(
 def _block_config(config: NemotronHConfig) -> NemotronHConfig:
     """A config whose pattern is that of the multi-token prediction block: what its cache is shaped by."""
     return replace(config, hybrid_override_pattern=config.mtp_hybrid_override_pattern)
-
-
-class CachedStack:
-    """Residual blocks with their cache: the trunk, or the multi-token prediction block. Each row has its own length."""
-
-    def __init__(self, blocks: Sequence[Block], config: NemotronHConfig, is_token_BL: Tensor, capacity: int) -> None:
-        """`config.hybrid_override_pattern` is that of the blocks; `is_token_BL`: the tokens of left-padded prompts."""
-        weight = next(blocks[0].parameters())
-        self.blocks = blocks
-        self.prompt_mask_BL = is_token_BL
-        self.states = Cache.allocate(config, len(is_token_BL), capacity, weight.dtype, weight.device).layers
-        self.length_B = torch.zeros(len(is_token_BL), dtype=torch.int64, device=weight.device)
-        self.pending: list[PendingTokens | None] = []
-
-    def read(self, x_BLD: Tensor) -> Tensor:
-        """The prompts, embedded: [B, L, D] -> [B, L, D]. Padding is a document of its own."""
-        seq_idx_BL = self.prompt_mask_BL.long()
-        mask = packing_mask(seq_idx_BL)
-        for block, state in zip(self.blocks, self.states, strict=True):
-            x_BLD, _ = block(x_BLD, seq_idx_BL, mask, state)
-        self.length_B = self.length_B + x_BLD.shape[1]
-        return x_BLD
-
-    def extend(self, x_BTD: Tensor) -> Tensor:
-        """T further tokens a row, [B, T, D] -> [B, T, D]. They count as read only once `accept` says how many do."""
-        num_tokens, width = x_BTD.shape[1], self.prompt_mask_BL.shape[1]
-        slots_BT = self.length_B.unsqueeze(1) + torch.arange(num_tokens, device=x_BTD.device)
-        num_slots = int(self.length_B.max()) + num_tokens
-        seen_BTS = torch.arange(num_slots, device=x_BTD.device) <= slots_BT.unsqueeze(-1)
-        seen_BTS[:, :, :width] &= self.prompt_mask_BL.unsqueeze(1)
-        self.pending = []
-        for block, state in zip(self.blocks, self.states, strict=True):
-            normed, mixer, pending = block.norm(x_BTD), block.mixer, None
-            if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
-                out, pending = mixer.extend(normed, state)
-            elif isinstance(mixer, Attention) and isinstance(state, AttentionCache):
-                out = mixer.extend(normed, seen_BTS.unsqueeze(1), state, slots_BT)
-            elif isinstance(mixer, MoE):
-                out, _ = mixer(normed)
-            else:
-                out = mixer(normed)
-            x_BTD = x_BTD + out
-            self.pending.append(pending)
-        return x_BTD
-
-    def accept(self, count_B: Tensor) -> None:
-        """The first `count` tokens (int64 [B], 0 .. T) of the last `extend` stay; slots of the others are reused."""
-        for pending, state in zip(self.pending, self.states, strict=True):
-            if pending is not None and isinstance(state, MambaCache):
-                pending.accept(state, count_B)
-        self.length_B = self.length_B + count_B
-
-    def fork(self) -> CachedStack:
-        """A copy to go ahead with and throw away. Slots behind a row's length are free to both; states are copied."""
-        ahead = copy(self)
-        ahead.states = [state.clone() if isinstance(state, MambaCache) else state for state in self.states]
-        return ahead
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """Drop every row but `rows` (int64 [B'])."""
-        self.prompt_mask_BL, self.length_B = self.prompt_mask_BL[rows], self.length_B[rows]
-        for state in self.states:
-            if state is not None:
-                state.keep_rows(rows)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +26,7 @@ from nemotron.stack.models.kernels.linear import matmul_nt, onednn_serves
 from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2
 from nemotron.stack.models.moe import MoE
-
-if TYPE_CHECKING:
-    from nemotron.stack.models.nemotron_h import NemotronH
+from nemotron.stack.models.nemotron_h import NemotronH
 
 # oneDNN (see linear.py) compiles a kernel for each number of rows: worth it for batches that are a multiple of this,
 # which `generate` keeps to, from this many multiply-adds on, and for a single row where the weights are larger than a
@@ -39,6 +36,38 @@ ONEDNN_ROWS, ONEDNN_SIZE, ONEDNN_WEIGHTS = 16, 1 << 20, 1 << 18
 STATE_BLOCK = 4 << 20
 
 Step = Callable[[Tensor], Tensor]
+
+
+def prefill(model: NemotronH, input_ids_BL: Tensor, is_token_BL: Tensor, capacity: int) -> tuple[Tensor, Cache]:
+    """Read left-padded prompts at once. Returns logits of the last position [B, V] and the filled cache.
+
+    Args:
+        input_ids_BL: int64 [B, L].
+        is_token_BL: bool [B, L], False where a row is padded.
+        capacity: tokens a row that the cache has room for, padding included.
+
+    Padding is treated as a document of its own (index 0, the prompt is 1), which is exactly what packing isolates.
+    """
+    weight = model.lm_head.weight
+    cache = Cache.allocate(model.config, len(input_ids_BL), capacity, compute_dtype(weight), weight.device)
+    is_padded = not bool(is_token_BL.all())
+    if is_padded:
+        cache.key_mask_BS = F.pad(is_token_BL, (0, capacity - is_token_BL.shape[1]), value=True)
+    hidden_BLD, _ = model.hidden_states(input_ids_BL, is_token_BL.long() if is_padded else None, cache)
+    cache.length = input_ids_BL.shape[1]
+    logits_BV: Tensor = model.lm_head(hidden_BLD[:, -1])
+    return logits_BV, cache
+
+
+@torch.no_grad()
+def step(model: NemotronH, input_ids_B: Tensor, cache: Cache) -> Tensor:
+    """One more token a row: int64 [B] -> logits [B, V]; the cache moves on by one slot. No gradient.
+
+    The first step after `prefill` prepares the weights: after a change of weights, a new prefill is needed.
+    """
+    if cache.step is None:
+        cache.step = prepare(model, cache)
+    return cache.step(input_ids_B)
 
 
 def prepare(model: NemotronH, cache: Cache) -> Step:

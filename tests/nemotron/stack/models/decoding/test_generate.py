@@ -102,8 +102,8 @@ def test_dropping_finished_rows_changes_nothing(model: NemotronH, monkeypatch: p
 
 def test_a_large_batch_is_compacted_to_a_multiple_of_sixteen(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    step = NemotronH.step
-    monkeypatch.setattr(NemotronH, "step", lambda self, ids, cache: (sizes.append(len(ids)), step(self, ids, cache))[1])
+    step = generate_module.step
+    monkeypatch.setattr(generate_module, "step", lambda m, ids, cache: (sizes.append(len(ids)), step(m, ids, cache))[1])
     stops = tuple(range(0, 61, 9))
     prompts = [[i, 2 * i % 61] for i in range(1, 61)]
     out = generate(model, prompts, 30, temperature=0, stop_token_ids=stops)

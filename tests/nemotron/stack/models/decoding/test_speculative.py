@@ -14,7 +14,9 @@ from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding import speculative
 from nemotron.stack.models.decoding.cache import MambaCache
 from nemotron.stack.models.decoding.generate import generate
-from nemotron.stack.models.decoding.speculative import CachedStack, generate_speculative
+from nemotron.stack.models.decoding.multi_token import CachedStack
+from nemotron.stack.models.decoding.speculative import generate_speculative
+from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
 WITH_MTP: dict[str, Any] = {"num_nextn_predict_layers": 1, "dtype": torch.float64}
@@ -112,7 +114,7 @@ def slow_drafts(model: NemotronH, tokens: list[int], k: int) -> list[int]:
     """Drafts after `tokens`, the whole sequence read anew for each: no cache, no padding, no batch."""
     mtp, embedding = model.mtp, model.backbone.embeddings
     assert mtp is not None
-    trunk_hidden, _ = model._run(torch.tensor([tokens[:-1]]), None, None)  # the newest token has no hidden state yet
+    trunk_hidden, _ = model.hidden_states(torch.tensor([tokens[:-1]]), None)  # the newest token has no hidden state yet
     hidden, next_ids, drafts = trunk_hidden, tokens[1:], list[int]()
     for _ in range(k):
         x = mtp.merge(embedding(torch.tensor([next_ids])), hidden)
@@ -194,7 +196,7 @@ def test_accepted_tokens_leave_the_states_of_single_steps(
         stack.accept(torch.arange(6))
         assert stack.length_B.tolist() == [4, 5, 6, 7, 8, 9]
 
-        logits, cache = model.prefill(ids, is_token, 10)
+        logits, cache = prefill(model, ids, is_token, 10)
         for count in range(6):
             for index, state in enumerate(stack.states):
                 if isinstance(state, MambaCache):
@@ -203,7 +205,7 @@ def test_accepted_tokens_leave_the_states_of_single_steps(
                         torch.testing.assert_close(conv[count], other_conv[count], atol=1e-12, rtol=1e-12)
                     torch.testing.assert_close(state.ssm[count], other.ssm[count], atol=1e-12, rtol=1e-12)
             if count < 5:
-                logits = model.step(more[:, count], cache)
+                logits = step(model, more[:, count], cache)
                 torch.testing.assert_close(out[:, count], logits, atol=1e-11, rtol=1e-11)
 
 

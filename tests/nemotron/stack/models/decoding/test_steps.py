@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import steps as decode
+from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN
 
 PROMPTS = [6, 1, 13, 9, 2]  # unequal, one shorter than the convolution, one longer than a chunk (8)
@@ -29,11 +30,11 @@ def check(model: NemotronH, tolerance: float = 1e-5, lengths: list[int] = PROMPT
         ids[b, width - length :], is_token[b, width - length :] = row[:length], True
     with torch.no_grad():
         whole = [model(row[None]).logits[0] for row in rows]
-        logits, cache = model.prefill(ids, is_token, width + NEW)
+        logits, cache = prefill(model, ids, is_token, width + NEW)
         for t in range(NEW):
             expected = torch.stack([whole[b][length - 1 + t] for b, length in enumerate(lengths)])
             torch.testing.assert_close(logits, expected, atol=tolerance, rtol=tolerance, msg=lambda m, t=t: f"{t}: {m}")
-            logits = model.step(torch.stack([row[n + t] for row, n in zip(rows, lengths, strict=True)]), cache)
+            logits = step(model, torch.stack([row[n + t] for row, n in zip(rows, lengths, strict=True)]), cache)
     assert cache.length == width + NEW
 
 
@@ -95,9 +96,9 @@ def test_decode_under_autocast(make_model: Callable[..., NemotronH]) -> None:
     ids = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(3))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         whole = model(ids).logits
-        logits, cache = model.prefill(ids[:, :5], torch.ones(4, 5, dtype=torch.bool), 9)
+        logits, cache = prefill(model, ids[:, :5], torch.ones(4, 5, dtype=torch.bool), 9)
         for t in range(5, 9):
-            logits = model.step(ids[:, t], cache)
+            logits = step(model, ids[:, t], cache)
             error = (logits - whole[:, t]).float().norm() / whole[:, t].float().norm()
             assert error < 0.03, t
     mamba, attention = cache.layers[0], cache.layers[3]
@@ -134,10 +135,10 @@ def test_a_step_size_below_the_published_floor_is_not_clamped(make_model: Callab
     torch.nn.init.constant_(mixer.dt_bias, -9.0)
     with torch.no_grad():
         mixer.in_proj.weight[-model.config.mamba_num_heads :] = 0  # dt does not depend on the input
-        _, cache = model.prefill(torch.tensor([[5]]), torch.ones(1, 1, dtype=torch.bool), 1)
+        _, cache = prefill(model, torch.tensor([[5]]), torch.ones(1, 1, dtype=torch.bool), 1)
         first = cache.layers[0].ssm.clone()
         torch.nn.init.constant_(mixer.dt_bias, 0.0)
-        _, cache = model.prefill(torch.tensor([[5]]), torch.ones(1, 1, dtype=torch.bool), 1)
+        _, cache = prefill(model, torch.tensor([[5]]), torch.ones(1, 1, dtype=torch.bool), 1)
     ratio = first / cache.layers[0].ssm  # one token: state = dt x B^T
     expected = math.log1p(math.exp(-9.0)) / math.log(2.0)
     torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-4, atol=0)
@@ -150,10 +151,10 @@ def test_rows_can_be_dropped_and_copied(make_model: Callable[..., NemotronH]) ->
     is_token[0, :4] = False
 
     def after(rows: list[int]) -> Tensor:
-        _, cache = model.prefill(ids, is_token, 11)
+        _, cache = prefill(model, ids, is_token, 11)
         cache.keep_rows(torch.tensor(rows))
-        model.step(torch.tensor([rows[i] + 7 for i in range(len(rows))]), cache)
-        return model.step(torch.tensor([rows[i] + 20 for i in range(len(rows))]), cache)
+        step(model, torch.tensor([rows[i] + 7 for i in range(len(rows))]), cache)
+        return step(model, torch.tensor([rows[i] + 20 for i in range(len(rows))]), cache)
 
     with torch.no_grad():
         every = after([0, 1, 2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -90,12 +90,8 @@ class ChatSettings:
 
     def to_json(self) -> dict[str, Any]:
         """For the plan: the tokenizer by its digest."""
-        sources = {
-            name: {**asdict(source), "reading": source.reading.to_json(), "used_in": list(source.used_in)}
-            for name, source in self.sources.items()
-        }
         tokenizer = hashlib.sha256(self.tokenizer.encode()).hexdigest()
-        return {name: getattr(self, name) for name in self.__slots__} | {"tokenizer": tokenizer, "sources": sources}
+        return {name: getattr(self, name) for name in self.__slots__} | {"tokenizer": tokenizer}
 
 
 @dataclass(frozen=True, slots=True)

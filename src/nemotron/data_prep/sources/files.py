@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "warc"]
 Compression = Literal["none", "gzip", "zstd"]
@@ -51,15 +51,6 @@ class SourceFile:
     version: str
     format: Format
     compression: Compression = "none"
-
-    def to_json(self) -> dict[str, Any]:
-        """As `json.dumps` takes it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SourceFile:
-        """What `to_json` gave."""
-        return cls(**value)
 
     @property
     def name(self) -> str:
@@ -121,12 +112,3 @@ class Piece:
     begin: int
     end: int
     size: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As `json.dumps` takes it."""
-        return {"file": self.file.to_json(), "begin": self.begin, "end": self.end, "size": self.size}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Piece:
-        """What `to_json` gave."""
-        return cls(SourceFile.from_json(value["file"]), value["begin"], value["end"], value["size"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from nemo_runspec.errors import UserError, nearest
@@ -81,20 +81,6 @@ class Reading:
             return None
         return {**{name: name for name in (*self.required, *self.present)}, **self.columns}
 
-    def to_json(self) -> dict[str, Any]:
-        """As `json.dumps` takes it."""
-        return {
-            **asdict(self),
-            "columns": dict(self.columns),
-            "required": list(self.required),
-            "present": list(self.present),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Reading:
-        """What `to_json` gave."""
-        return cls(**{**value, "required": tuple(value["required"]), "present": tuple(value["present"])})
-
 
 @dataclass
 class ReadReport:
@@ -135,15 +121,6 @@ class ReadReport:
     def errors(self) -> dict[str, int]:
         """Of `skipped`, what would have stopped the reading under `stop`."""
         return {reason: count for reason, count in self.skipped.items() if reason not in NOT_ERRORS}
-
-    def to_json(self) -> dict[str, Any]:
-        """As `json.dumps` takes it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ReadReport:
-        """What `to_json` gave."""
-        return cls(**value)
 
     def __str__(self) -> str:
         """The counts for people, one line."""

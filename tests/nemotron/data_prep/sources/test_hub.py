@@ -437,4 +437,4 @@ def test_a_file_of_the_cache_that_was_cut_is_noticed(hub: Hub) -> None:
     cached = Path(snapshot_download("org/n", repo_type="dataset")) / "train.jsonl"
     cached.resolve().write_bytes(b"{")
     with pytest.raises(RunFailed, match="copy in the local cache is not whole"):
-        open_remote(SourceFile(**file.to_json()))
+        open_remote(file)

@@ -97,7 +97,6 @@ def test_pieces_have_about_the_size_asked_for_and_are_the_same_every_time(tmp_pa
         assert 4 <= len(pieces) <= 8, name  # metadata is in no piece
         assert pieces == pieces_of(file, file.size // 5)
         assert sum(piece.size for piece in pieces) <= file.size
-        assert [Piece.from_json(json.loads(json.dumps(piece.to_json()))) for piece in pieces] == pieces
         assert pieces[0].begin == 0
         assert all(before.end == after.begin for before, after in pairwise(pieces))
 

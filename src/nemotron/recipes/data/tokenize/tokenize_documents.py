@@ -107,7 +107,7 @@ def main() -> None:
                 "bos_id": bos_id,
                 "seed": cfg.seed,
                 "sources": {
-                    name: {"reading": rule.reading.to_json(), "valid": rule.valid, "test": rule.test}
+                    name: {"reading": rule.reading, "valid": rule.valid, "test": rule.test}
                     for name, rule in rules.items()
                 },
             }

@@ -41,9 +41,9 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
@@ -98,13 +98,9 @@ def main() -> None:
         # --- Plan: the blend's files at one commit, cut into pieces; changed inputs are refused ----------------------
         with run.phase("plan"):
             files = list_files(cfg.source, FORMATS)
-            settings: dict[str, Any] = {
-                "reading": reading.to_json(),
-                "references": {name: asdict(reference) for name, reference in sorted(references.items())},
-            }
             pieces = [piece for file in files for piece in pieces_of(file, cfg.shard_bytes)]
             shards = [Shard(f"{i:05d}", piece) for i, piece in enumerate(pieces)]
-            read_plan = Plan(settings, inputs_of(files), shards)
+            read_plan = Plan({"reading": reading, "references": references}, inputs_of(files), shards)
             freeze(read_plan, job.read_dir)
         total_bytes = sum(piece.size for piece in pieces)
 
@@ -158,9 +154,9 @@ def main() -> None:
 
         # --- Split: the last rows, or a share by hash; what is held out keeps its like out of training ----------------
         report = ReadReport()
-        for of_shard in [receipt.counts.report for receipt in read] + [result.counts.report for result in resolved]:
-            report.add(of_shard)
-        report.records = num_records = sum(result.counts.report.records for result in resolved)
+        for counts in [receipt.counts for receipt in read] + [receipt.counts for receipt in resolved]:
+            report.add(counts.report)
+        report.records = num_records = sum(receipt.counts.report.records for receipt in resolved)
         print(f"{report}", file=sys.stderr)
         if num_records <= cfg.valid_rows:
             raise UserError(f"valid_rows={cfg.valid_rows} leaves nothing to train on: there are {num_records} records")
@@ -239,14 +235,9 @@ def main() -> None:
 def known_references(cfg: BlendConfig) -> dict[str, Reference]:
     """What records write in `dataset` -> the collection: the config's, else the published ones."""
     references = dict(PUBLISHED)
-    for name, given in cfg.references.items():
-        published = PUBLISHED.get(name, Reference(given.location))
-        references[name] = Reference(
-            given.location,
-            published.before if given.before is None else given.before,
-            published.after if given.after is None else given.after,
-            published.answers_in_list if given.answers_in_list is None else given.answers_in_list,
-        )
+    for name, own in cfg.references.items():
+        stated = {key: value for key, value in own.model_dump().items() if value is not None}
+        references[name] = replace(PUBLISHED.get(name, Reference(own.location)), **stated)
     return references
 
 

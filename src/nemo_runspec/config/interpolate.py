@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config.yaml_text import KeyPath, split_key
 from nemo_runspec.errors import UserError
 from nemo_runspec.secrets import looks_secret
+from nemo_runspec.user_files import TO_COME
 
 if TYPE_CHECKING:
     from omegaconf.errors import OmegaConfBaseException
@@ -114,9 +115,9 @@ def _art(*words: Any) -> str:
 
 def to_come(key: str, field: str) -> str:
     """What stands for `${art:key,field}` while the artifact is not made yet."""
-    return f"<{key}:{field} (resolved at start)>"
+    return f"<{key}:{field} {TO_COME}"
 
 
 def is_to_come(value: Any) -> bool:
     """Whether `value` is, or contains, what `to_come` returns."""
-    return isinstance(value, str) and "(resolved at start)>" in value
+    return isinstance(value, str) and TO_COME in value

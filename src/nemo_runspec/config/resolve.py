@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.artifacts.naming import SCHEME, check_name
 from nemo_runspec.artifacts.pins import agree
 from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.config.files import digest_user_files
 from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
@@ -112,6 +113,9 @@ def resolve_config(
     data = _values(loaded, run, lambda key, what: _field_of(inputs, key, what))
     # 5. Types and ranges.
     model = None if schema is None else validate(data, loaded, schema)
+    # 6. The user's files are where the config says, and their digest is part of the run's identity.
+    if model is not None:
+        model.run.files = digest_user_files(model, loaded)  # type: ignore[attr-defined]
     if missing is not None:
         raise missing
     # Every default becomes visible, and two configs that mean the same get the same fingerprint.

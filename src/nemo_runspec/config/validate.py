@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Keys of the `run` group with a meaning of their own. Every other key there names an input artifact.
 # `env` is a mapping (what the job asks its executor for, see `nemo_runspec.config.run_env`); the others are text.
-RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root", "env")
+RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root", "env", "files")
 # What a schema must not bring in: a dry run would wait for seconds, and could not run where they are not installed.
 _SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
 

@@ -51,6 +51,7 @@ def test_the_result_is_an_instance_of_the_schema_class_with_every_default_visibl
         "stage": "train",
         "root": None,
         "env": None,
+        "files": None,
         "data": None,
     }
     assert resolved.outputs == ("demo-train-model-tiny",)

@@ -56,8 +56,12 @@ def test_own_pages_need_no_demo_crawl(nemotron: Nemotron, tmp_path: Path) -> Non
         ("data curate -c tiny langage:threshold=0.5", "unknown step 'langage'", "did you mean language?"),
         ("data curate -c tiny --from qualty", "unknown step 'qualty'", "did you mean quality?"),
         ("data curate -c tiny language:treshold=0.5", "unknown key treshold", "did you mean threshold?"),
-        ("data curate extract", "no file matches crawl/*.warc.gz; name yours: 'warc=[…]'", "-c tiny"),
-        ("data curate", "no file matches crawl/*.warc.gz; name yours: ", "of all steps 'extract:warc=[…]'"),
+        ("data curate extract", "warc.0: no file matches crawl/*.warc.gz", "name yours: 'warc=[…]'"),
+        (
+            "data curate",
+            "warc.0: no file matches crawl/*.warc.gz",
+            "of all steps 'extract:warc=[…]'; the demo: -c tiny",
+        ),
         (
             "data curate extract -c tiny",
             "no artifact 'nemotron_cc-crawl-data-tiny'",

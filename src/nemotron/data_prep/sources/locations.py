@@ -19,7 +19,8 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 from urllib.parse import unquote
 
-from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import files_below, local_path, no_such_file
 from nemotron.data_prep.sources.files import (
     COMPRESSIBLE,
     COMPRESSION_SUFFIXES,
@@ -139,7 +140,7 @@ def _leaves(location: str) -> bool:
 
 
 def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_error: str) -> list[SourceFile]:
-    path = Path(os.path.abspath(Path(location.removeprefix("file://")).expanduser()))  # noqa: PTH100  keeps links
+    path = local_path(location)
     if path.is_dir():
         names = _below(path, counts, on_error)
         files = [file for name in names if (file := _in_folder(name, formats, counts, on_error))]
@@ -151,9 +152,7 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_er
     if not path.is_file():
         if path.exists():
             raise UserError(f"{location} is neither a file nor a folder")
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        guess = nearest(path.name, siblings)
-        raise UserError(f"no such file: {location}", f"did you mean {path.parent / guess}?" if guess else None)
+        raise no_such_file(location)
     return [_named(path, location, formats)]
 
 
@@ -241,32 +240,14 @@ def _source_file(name: str, known: Format, compression: Compression) -> SourceFi
 
 
 def _below(folder: Path, counts: Counter[str], on_error: str) -> Iterator[str]:
-    """Files below a folder, in the order of their names; hidden ones and other things than files are counted."""
-    entered: set[tuple[int, int]] = set()
+    """Files below a folder; what is left out is counted."""
 
     def fail(error: OSError) -> None:
         if on_error == "stop":
             raise UserError(f"{error.filename}: {error.strerror}", _NOT_ALLOWED) from error
         counts["unreadable folder"] += 1
 
-    for directory, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        status = os.stat(directory)  # noqa: PTH116
-        if (status.st_dev, status.st_ino) in entered:  # through a link
-            folders.clear()
-            continue
-        entered.add((status.st_dev, status.st_ino))
-        counts["hidden folder"] += sum(name.startswith(".") for name in folders)
-        counts["hidden file"] += sum(name.startswith(".") for name in names)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
-            path = os.path.join(directory, name)  # noqa: PTH118
-            if os.path.isfile(path) or not os.path.exists(path):  # noqa: PTH110, PTH113  a link may lead nowhere
-                yield path
-            else:
-                counts["pipe, socket or device"] += 1
-    for kind in ("hidden folder", "hidden file"):
-        if not counts[kind]:
-            del counts[kind]
+    return files_below(folder, counts, fail)
 
 
 def _each_once(files: list[SourceFile], counts: Counter[str]) -> list[SourceFile]:

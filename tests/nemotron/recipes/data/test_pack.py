@@ -139,7 +139,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_digest(tokenizer: Path, tmp_pa
     ("overrides", "said"),
     [
         (["chat_template=nanno3"], "nano3"),
-        (["sources=[missing.jsonl]"], "no such file or folder: missing.jsonl"),
+        (["sources=[missing.jsonl]"], "no such file: missing.jsonl"),
         (["sources=[]"], "no conversations: give sources=[FOLDER, …]"),
         (["sources=[{name: a, locations: [.], low_effort: true}]"], "low_effort is for chat_template super3"),
         (["sources=[{name: a, locations: [.], weight: 1}, {name: b, locations: [.]}]"], "no weight for 'b'"),

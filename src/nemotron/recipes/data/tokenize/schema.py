@@ -1,129 +1,39 @@
-"""Every knob of `tokenize_documents.py`. Imports only the standard library and pydantic, so that it loads anywhere.
-
-A config is checked without a look at the network: local files have to exist, what stands behind a URL is found out when
-the run begins.
-"""
+"""Every knob of `tokenize_documents.py`, and the blend files that may stand in for its sources."""
 
 from __future__ import annotations
 
 import difflib
 import glob
-import hashlib
-import importlib
 import json
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-SCHEMES = ("hf://", "s3://", "gs://", "https://", "http://")
-_TO_COME = "(resolved at start)>"  # how a dry run spells a value of an artifact that is not made yet
-_HUB_NAME = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:[:/@].*)?")
-
-
-class Group(BaseModel):
-    """A group of keys; an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-def _check_location(location: str) -> str:
-    """A location that can be read, as far as that is known without a network. ValueError with the nearest one."""
-    if _TO_COME in location:
-        return location
-    scheme, separator, _ = location.partition("://")
-    if separator:
-        if f"{scheme}://" not in SCHEMES:
-            near = difflib.get_close_matches(f"{scheme}://", SCHEMES, 1)
-            known = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCHEMES)}, a path"
-            raise ValueError(f"unknown kind of location {scheme}://; {known}")
-        if scheme == "hf" and not _HUB_NAME.fullmatch(location):
-            raise ValueError("write hf://ORGANISATION/DATASET, then :CONFIG, /SPLIT and @REVISION where wanted")
-        return location
-    path = Path(location).expanduser()
-    if path.exists():
-        return location
-    if glob.has_magic(location):
-        if next(glob.iglob(str(path), recursive=True), None) is None:  # noqa: PTH207  takes absolute patterns too
-            raise ValueError(f"no file matches {location}")
-        return location
-    raise ValueError(f"no such file or folder: {location}{_nearest_path(path)}")
+from nemo_runspec.config.yaml_text import read_yaml
+from nemo_runspec.user_files import is_elsewhere, local_path, no_such_file
+from nemotron.kit.schemas import sources as shared
+from nemotron.kit.schemas.sources import (
+    DataRunConfig,
+    PhaseConfig,
+    SourcesConfig,
+    check_phase_ends,
+    check_weights,
+    name_of,
+    named,
+)
 
 
-def _nearest_path(path: Path) -> str:
-    """The end of a sentence that names the sibling which `path` may have meant; empty where there is none."""
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, siblings, 1)
-    return f", did you mean {path.parent / near[0]}?" if near else ""
-
-
-def _check_tokenizer(tokenizer: str) -> str:
-    if _TO_COME in tokenizer or _HUB_NAME.fullmatch(tokenizer):
-        return tokenizer
-    path = Path(tokenizer).expanduser()
-    if (path / "tokenizer.json").is_file() or (path.is_file() and path.suffix == ".json"):
-        return tokenizer
-    if path.is_dir():
-        raise ValueError(f"{tokenizer}: no tokenizer.json in it")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer):
-        raise ValueError(f"no such folder; for a model of the Hugging Face Hub write hf://{tokenizer}")
-    raise ValueError(f"no such folder or file{_nearest_path(path)}")
-
-
-def state_of(locations: Iterable[str]) -> str:
-    """16 hex digits over names, sizes and times of change of the local files behind `locations`; empty without any.
-
-    Changed files make another run, although the config reads the same. A published artifact does not change, and its
-    digest is in the run's identity already: files in one do not count.
-    """
-    state = hashlib.sha256()
-    seen: set[str] = set()
-    for location in locations:
-        if _TO_COME not in location and "://" not in location:
-            path = Path(location).expanduser()
-            names = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207
-            seen.update(file for name in names for file in _files_below(Path(name)))
-    for name in sorted(seen):
-        try:
-            status = os.stat(name)  # noqa: PTH116
-        except OSError:  # a link that leads nowhere, say: listing leaves it out, too, or says what is wrong
-            continue
-        state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return state.hexdigest()[:16] if seen else ""
-
-
-def _files_below(path: Path) -> Iterator[str]:
-    """`path`, or the files of the folder that it is, as absolute names; hidden ones and those of artifacts left out."""
-    path = path.absolute()
-    if any((folder / "artifact.json").is_file() for folder in (path, *path.parents)):
-        return
-    if path.is_file():
-        yield str(path)
-    for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(folder, name) for name in files if not name.startswith("."))  # noqa: PTH118  many
-
-
-Location = Annotated[str, AfterValidator(_check_location)]
-
-
-class RunConfig(Group):
+class RunConfig(DataRunConfig):
     """Names of what is read and written."""
 
-    # Not tokenize.py: a script's folder comes first on the path, and half of the standard library imports `tokenize`.
-    script: Literal["tokenize_documents.py"] = Field(
-        "tokenize_documents.py", description="the script that this config is for"
-    )
-    config: str = Field("", description="name of this config; filled in")
     data: str | None = Field(None, description="artifact with documents, for ${art:data,train_path} in a location")
     tokenizer: str | None = Field(None, description="artifact with a tokenizer, for ${art:tokenizer,tokenizer_path}")
     output: str = Field(description="artifact written: the token streams and their blend")
 
 
-class SourceConfig(Group):
+class SourceConfig(shared.SourceConfig):
     """A source: documents that get a weight together. A location alone may stand for it."""
 
     # What a source of `nemotron nano3 data prep` and an entry of a published blend call it.
@@ -134,18 +44,11 @@ class SourceConfig(Group):
         "max_examples": "max_documents",
     }
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=120, description="in the blend and of its files"
-    )
-    locations: list[Location] = Field(
-        min_length=1,
-        description="files, folders, globs, hf://ORG/DATASET[:CONFIG][/SPLIT][@REVISION], s3://, gs://, https://",
-    )
-    weight: float | None = Field(
-        None, ge=0, description="share of the tokens drawn, beside the weights of the others; 0 leaves it out"
-    )
     repeats: float | None = Field(
-        None, gt=0, description="epochs of it at most; a blend that needs more is refused. null: as many as it needs"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="epochs of it at most; a blend that needs more is refused. null: as many as it needs",
     )
     max_documents: int | None = Field(None, ge=1, description="documents used at most; null: all")
     max_tokens: int | None = Field(None, ge=1, description="training tokens used at most; null: all")
@@ -155,56 +58,16 @@ class SourceConfig(Group):
     formats: list[Literal["jsonl", "parquet", "arrow", "text", "warc"]] = Field(
         [], description="read only files of these formats; []: every one that is known"
     )
-    on_error: Literal["stop", "skip"] | None = Field(None, description="in place of reading.on_error")
     max_record_bytes: int | None = Field(None, ge=1, description="in place of reading.max_record_bytes")
-    valid_fraction: float | None = Field(
-        None, ge=0, le=1, description="in place of splits.valid; 1: all of it is held out"
-    )
-    test_fraction: float | None = Field(None, ge=0, le=1, description="in place of splits.test")
-    state: str = Field("", description="digest over the local files' sizes and times of change, filled in")
 
     @model_validator(mode="after")
-    def _note_state(self) -> Self:
+    def _text_is_known(self) -> Self:
         if "text" not in self.columns:
             raise ValueError(f"columns: names no `text`, only {', '.join(self.columns) or 'nothing'}")
-        self.state = state_of(self.locations)
         return self
 
 
-class ReadingConfig(Group):
-    """What is done about records that cannot be read; a source may say otherwise for itself."""
-
-    on_error: Literal["stop", "skip"] = Field("stop", description="stop, or leave the record out and count it")
-    max_record_bytes: int = Field(
-        32 * 2**20, ge=1, description="bytes of one record; a longer one is an error like any other"
-    )
-    max_skipped: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of a source's records that `skip` may leave out; above it the run ends and nothing is "
-        "published. Sources of fewer than 10 records: only if none of them is left",
-    )
-
-
-class SplitsConfig(Group):
-    """Shares of the documents that are held out, by a hash of the text: equal texts are on one side."""
-
-    valid: float = Field(0.01, ge=0, lt=1, description="looked at while training")
-    test: float = Field(0.0, ge=0, lt=1, description="looked at at the end")
-
-
-class PhaseConfig(Group):
-    """One phase of the blend."""
-
-    name: str = Field(description="for people")
-    until: float = Field(gt=0, le=1, description="share of all training tokens at which the phase ends")
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        description="source -> weight; weights of a phase are normalised to sum 1"
-    )
-
-
-class TokenizeConfig(Group):
+class TokenizeConfig(SourcesConfig):
     """`nemotron data tokenize`."""
 
     run: RunConfig
@@ -217,14 +80,8 @@ class TokenizeConfig(Group):
     blend: str | None = Field(
         None, description="JSON or YAML file with `sources` and `phases`; they take its place here (see README.md)"
     )
-    tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
-        description="folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]"
-    )
-    tokenizer_state: str = Field("", description="digest over the local tokenizer's size and time of change, filled in")
     add_eos: bool = Field(True, description="end every document with the tokenizer's end-of-sequence token")
     add_bos: bool = Field(False, description="begin every document with the beginning-of-sequence token")
-    splits: SplitsConfig = Field(default_factory=SplitsConfig)
-    reading: ReadingConfig = Field(default_factory=ReadingConfig)
     num_shards: int | None = Field(
         None, ge=1, description="files (.bin/.idx) that the training tokens of a source become; null: by shard_bytes"
     )
@@ -254,49 +111,32 @@ class TokenizeConfig(Group):
             data |= read_blend(Path(data["blend"]).expanduser())
             data["blend"] = None
         if isinstance(data.get("sources"), list):
-            data["sources"] = _named(data["sources"])
+            data["sources"] = named(data["sources"], "documents")
         return data
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        names = [source.name for source in self.sources]
-        if not names:
+        if not self.sources:
             raise ValueError("no source: give sources=[FOLDER, …] or blend=FILE")
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"sources: two of the name {twice[0]!r}")
-        for source in self.sources:
-            if self.valid_fraction(source) + self.test_fraction(source) > 1:
-                raise ValueError(
-                    f"source {source.name!r}: {self.valid_fraction(source):g} for validation and "
-                    f"{self.test_fraction(source):g} for test are more than all of it"
-                )
+        self.check_sources(self.sources)
         self._check_weights()
-        self._check_phases(names)
-        self.tokenizer_state = state_of([self.tokenizer])
+        self._check_phases([source.name for source in self.sources])
         return self
 
     def _check_weights(self) -> None:
-        weighed = [source for source in self.sources if source.weight is not None]
-        if self.phases and weighed:
-            raise ValueError(f"source {weighed[0].name!r} has a weight, and so have the phases; give one of them")
         trained = [source for source in self.sources if not self.held_out(source)]
         if not trained:
             raise ValueError("every source is held out: none is left to train on")
-        for source in weighed:
+        for source in self.sources:
+            if self.phases and source.weight is not None:
+                raise ValueError(f"source {source.name!r} has a weight, and so have the phases; give one of them")
             if source.weight and self.held_out(source):
                 raise ValueError(f"source {source.name!r} is held out and has weight {source.weight:g}")
-        missing = [source.name for source in trained if source.weight is None]
-        if weighed and missing:
-            some = ", ".join(repr(name) for name in missing[:3])
-            raise ValueError(f"no weight for {some}, while others have one; 0 leaves a source out")
-        if weighed and not any(source.weight for source in weighed):
-            raise ValueError("the weights of all sources are 0")
+        check_weights(self.sources, [source.name for source in trained if source.weight is None])
 
     def _check_phases(self, names: list[str]) -> None:
-        ends = [phase.until for phase in self.phases]
-        if ends and (ends != sorted(set(ends)) or ends[-1] != 1.0):
-            raise ValueError(f"phases: `until` must rise from phase to phase and end at 1.0, not {ends}")
+        if self.phases:
+            check_phase_ends(self.phases, "phases")
         held_out = {source.name for source in self.sources if self.held_out(source)}
         for phase in self.phases:
             for name, weight in phase.weights.items():
@@ -309,24 +149,6 @@ class TokenizeConfig(Group):
         for name in names if self.phases else ():
             if name not in held_out and not any(name in phase.weights for phase in self.phases):
                 raise ValueError(f"source {name!r} has no weight in any phase; 0 leaves it out")
-
-    def valid_fraction(self, source: SourceConfig) -> float:
-        """Share of a source's documents for validation."""
-        return self.splits.valid if source.valid_fraction is None else source.valid_fraction
-
-    def test_fraction(self, source: SourceConfig) -> float:
-        """Share of a source's documents for test."""
-        # What is held out for validation altogether leaves nothing for the common share.
-        common = min(self.splits.test, 1 - self.valid_fraction(source))
-        return common if source.test_fraction is None else source.test_fraction
-
-    def held_out(self, source: SourceConfig) -> bool:
-        """Whether no document of a source is for training."""
-        return self.valid_fraction(source) + self.test_fraction(source) >= 1
-
-    def on_error(self, source: SourceConfig) -> Literal["stop", "skip"]:
-        """What to do about a record of a source that cannot be read."""
-        return source.on_error or self.reading.on_error
 
     def max_record_bytes(self, source: SourceConfig) -> int:
         """Bytes of one record of a source at most."""
@@ -343,7 +165,7 @@ class TokenizeConfig(Group):
         return [{"name": "all", "until": 1.0, "weights": weights}] if weights else None
 
 
-# --- Blend files and sources without a name ---------------------------------------------------------------------------
+# --- Blend files ------------------------------------------------------------------------------------------------------
 
 
 def read_blend(path: Path) -> dict[str, Any]:
@@ -356,14 +178,10 @@ def read_blend(path: Path) -> dict[str, Any]:
     ValueError: no such file, another shape, an unknown key (with the nearest), a wrong type; it names file and entry.
     """
     if not path.is_file():
-        raise ValueError(f"blend: no such file: {path}{_nearest_path(path)}")
+        raise ValueError(f"blend: {_missing(str(path))}")
     try:
         text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            content = json.loads(text)
-        else:
-            # By name: the dialect of the configs, whose reader is there wherever a config is checked.
-            content = importlib.import_module("nemo_runspec.config.yaml_text").read_yaml(text, str(path))[0]
+        content = json.loads(text) if path.suffix == ".json" else read_yaml(text, str(path))[0]
     except (OSError, ValueError) as error:
         raise ValueError(f"blend: cannot read {path}: {error}") from None
     if isinstance(content, list):
@@ -426,7 +244,7 @@ def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
     given = dict(given)
     if isinstance(given.get("locations"), list):
         given["locations"] = [_beside(path, location) for location in given["locations"]]
-    given.setdefault("name", _name_of(given))
+    given.setdefault("name", name_of(given.get("locations"), "documents"))
     try:
         source = SourceConfig.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
@@ -434,7 +252,15 @@ def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
         key = ".".join(map(str, fault["loc"]))
         said = str(fault["msg"]).removeprefix("Value error, ")
         raise ValueError(f"{at} ({given['name']}): {key}{': ' if key else ''}{said}") from None
+    for number, location in enumerate(source.locations):
+        if not (is_elsewhere(location) or glob.has_magic(location) or local_path(location).exists()):
+            raise ValueError(f"{at} ({source.name}): locations.{number}: {_missing(location)}")
     return {key: value for key, value in source.model_dump().items() if value is not None}
+
+
+def _missing(location: str) -> str:
+    error = no_such_file(location)
+    return f"{error.message}, {error.hint}" if error.hint else error.message
 
 
 def _beside(path: Path, location: Any) -> Any:
@@ -467,37 +293,3 @@ def _nearest(word: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     near = difflib.get_close_matches(word, choices, 1)
     return f", did you mean {near[0]!r}?" if near else f"; there is {', '.join(choices)}"
-
-
-def _named(sources: list[Any]) -> list[Any]:
-    """Sources as mappings: a string is a location. Those without a name get one, each another."""
-    given = [{"locations": [source]} if isinstance(source, str) else source for source in sources]
-    taken = {source["name"] for source in given if isinstance(source, dict) and isinstance(source.get("name"), str)}
-    named: list[Any] = []
-    for source in given:
-        if isinstance(source, dict) and "name" not in source:
-            base = name = _name_of(source)
-            count = 1
-            while name in taken:
-                count += 1
-                name = f"{base}-{count}"
-            taken.add(name)
-            source = {"name": name, **source}
-        named.append(source)
-    return named
-
-
-def _name_of(source: Mapping[str, Any]) -> str:
-    """A name from the first location: the file's or folder's, or what a URL ends in."""
-    locations = source.get("locations")
-    location = locations[0] if isinstance(locations, list) and locations and isinstance(locations[0], str) else ""
-    scheme, _, rest = location.rpartition("://")
-    if scheme == "hf":
-        name = rest.partition("@")[0].removeprefix("datasets/").partition("/")[2].replace(":", "-").replace("/", "-")
-    elif _TO_COME in location:
-        name = "documents"
-    else:
-        whole = rest if scheme else str(Path(location).expanduser().absolute())
-        plain = [part for part in whole.split("/") if part and not glob.has_magic(part)]  # of a glob, its folder
-        name = re.sub(r"(\.(jsonl|parquet|arrow|txt|md|warc|wet|json|gz|zst|zstd))+$", "", plain[-1]) if plain else ""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:120] or "documents"

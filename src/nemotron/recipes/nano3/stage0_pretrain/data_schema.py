@@ -1,29 +1,28 @@
-"""Every knob of this stage's `data_prep.py`. Imports only the standard library and pydantic, so that it loads anywhere.
-
-"tech report" is arXiv 2512.20848 (Nemotron 3 Nano).
-"""
+"""Every knob of this stage's `data_prep.py`; "tech report" is arXiv 2512.20848 (Nemotron 3 Nano)."""
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import os
 import platform
-import re
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.difficulty import DifficultyConfig
 from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.sources import (
+    DataPrepConfig,
+    DataRunConfig,
+    Location,
+    OwnSourceConfig,
+    PhaseConfig,
+    check_names,
+    check_phase_ends,
+)
 
 
-class RunConfig(Group):
+class RunConfig(DataRunConfig):
     """Names of what is written."""
 
-    script: Literal["data_prep.py"] = Field("data_prep.py", description="the script that this config is for")
-    config: str = Field("", description="name of this config; filled in")
     output: str = Field(description="artifact written: the token blend with its tokenizer")
 
 
@@ -49,65 +48,24 @@ class TasksConfig(Group):
     )
 
 
-_READ = "JSONL, text, WARC, WET, each plain, .gz or .zst; Parquet, Arrow"
-
-
-class SourceConfig(Group):
+class SourceConfig(OwnSourceConfig):
     """A source of your own documents."""
 
-    other_names: ClassVar[dict[str, str]] = {"locations": "paths", "path": "paths", "columns": "text_field"}
+    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"columns": "text_field"}
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the blend and of its files")
-    paths: list[str] = Field(min_length=1, description="files, globs, folders, addresses (s3 gs https hf): " + _READ)
+    paths: list[Location] = Field(
+        min_length=1,
+        description="files, globs, folders, addresses (s3 gs https hf): JSONL, text, WARC, WET, each plain, .gz or "
+        ".zst; Parquet, Arrow",
+    )
     weight: float = Field(0.2, ge=0, le=1, description="share of all tokens, in phases that do not name the source")
     kind: Literal["prose", "code"] = Field("prose", description="which quality heuristics apply")
     text_field: str = Field("text", description="field of JSONL, Parquet and Arrow; dots for nested ones")
-    on_error: Literal["stop", "skip"] = Field(
-        "stop", description="at a record or file that cannot be read: stop and name it, or skip and count it"
-    )
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share of documents held out, by hash of the text")
     max_documents: int | None = Field(
         None, ge=1, description="documents read at most, the first ones, at every scale; null: all"
     )
-    state: str = Field("", description="digest over the files' sizes and times of change, filled in")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, given: Any) -> Any:
-        """A path alone is a source named after its file or folder. ValueError: no name can be made of it."""
-        if isinstance(given, str):
-            name = re.sub(r"[^a-z0-9]+", "_", Path(given.rstrip("/")).name.split(".")[0].lower()).strip("_")
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                raise ValueError(f"no name can be made of {given!r}: write {{name: mine, paths: [{given}]}}")
-            return {"name": name, "paths": [given]}
-        return given
-
-    @field_validator("paths")
-    @classmethod
-    def _files_exist(cls, paths: list[str]) -> list[str]:
-        for path in paths:
-            if "://" not in path and not _local_files(path):
-                raise ValueError(f"no such file: {path}" if not glob.has_magic(path) else f"no file matches {path}")
-        return paths
-
-    @model_validator(mode="after")
-    def _note_state(self) -> Self:
-        # Changed files make another run, although the config reads the same. What is elsewhere is not asked here.
-        state = hashlib.sha256()
-        for name in sorted({name for path in self.paths if "://" not in path for name in _local_files(path)}):
-            status = os.lstat(name)
-            state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        self.state = state.hexdigest()[:16]
-        return self
-
-
-def _local_files(path: str) -> set[str]:
-    """What a path or glob of this machine stands for, with all that lies below a folder."""
-    found = set(glob.glob(str(Path(path).expanduser()), recursive=True))  # noqa: PTH207  takes absolute patterns too
-    found |= {str(Path(path).expanduser())} if Path(path).expanduser().exists() else set()  # brackets may be its name
-    for folder in [name for name in found if Path(name).is_dir()]:
-        found |= {os.path.join(base, name) for base, _, names in os.walk(folder) for name in names}  # noqa: PTH118
-    return found
 
 
 class CurationConfig(Group):
@@ -127,21 +85,10 @@ class TokenizerConfig(Group):
     model_max_length: int = Field(8192, ge=1, description="tokens; written to tokenizer_config.json")
 
 
-class PhaseConfig(Group):
-    """One phase of the blend."""
-
-    name: str = Field(description="for people")
-    until: float = Field(gt=0, le=1, description="share of all training tokens at which the phase ends")
-    weights: dict[str, float] = Field(description="source -> weight; weights of a phase are normalised to sum 1")
-
-
-class PretrainDataConfig(Group):
+class PretrainDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep pretrain`."""
 
     run: RunConfig
-    scale: Literal["tiny", "small", "medium", "full"] = Field(
-        "full", description="share of the generated counts to use"
-    )
     seed: int = Field(1234, ge=0, description="of document order, held-out split and MinHash")
     stdlib: StdlibConfig = Field(default_factory=StdlibConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)
@@ -152,12 +99,8 @@ class PretrainDataConfig(Group):
 
     @model_validator(mode="after")
     def _names_and_phases_fit(self) -> Self:
-        names = [source.name for source in self.sources] + ["stdlib_code", "stdlib_docs", "tasks"]
-        if len(names) != len(set(names)):
-            raise ValueError(f"sources: two sources of one name among {', '.join(sorted(names))}")
-        ends = [phase.until for phase in self.blend]
-        if not ends or ends != sorted(set(ends)) or ends[-1] != 1.0:
-            raise ValueError(f"blend: `until` must rise from phase to phase and end at 1.0, not {ends}")
+        check_names([source.name for source in self.sources] + ["stdlib_code", "stdlib_docs", "tasks"])
+        check_phase_ends(self.blend, "blend")
         if not (self.stdlib.enabled or self.tasks.num_tasks or self.sources):
             raise ValueError("no source of documents: stdlib.enabled is false, tasks.num_tasks is 0, sources is empty")
         return self

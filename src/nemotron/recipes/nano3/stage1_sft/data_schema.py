@@ -1,135 +1,64 @@
-"""Every knob of this stage's `data_prep.py`. Imports only the standard library and pydantic, so that it loads anywhere.
-
-"tech report" is arXiv 2512.20848 (Nemotron 3 Nano).
-"""
+"""Every knob of this stage's `data_prep.py`; "tech report" is arXiv 2512.20848 (Nemotron 3 Nano)."""
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import os
-import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from nemotron.kit.schemas.difficulty import FAMILIES, DifficultyConfig, Family
-from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas import conversations, sources
+from nemotron.kit.schemas.conversations import BinPacking
+from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, Fraction, OwnSourceConfig, check_names
 
 
-class RunConfig(Group):
+class RunConfig(DataRunConfig):
     """Names of what is read and written."""
 
-    script: Literal["data_prep.py"] = Field("data_prep.py", description="the script that this config is for")
-    config: str = Field("", description="name of this config; filled in")
     tokenizer: str | None = Field(None, description="artifact that holds the tokenizer: the pretraining data")
     output: str = Field(description="artifact written: the packed conversations")
 
 
-class TasksConfig(Group):
+class TasksConfig(sources.TasksConfig):
     """Conversations from the environments' generators, with their demonstrations."""
 
-    families: list[Family] = Field(list(FAMILIES), description="which; [] for none")
     num_tasks: int = Field(500_000, ge=1, description="training conversations of each family at scale full")
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
     seed: int = Field(2, ge=0, description="of the generators; the split goes by the task, not by this")
-    difficulty: DifficultyConfig = Field(
-        default_factory=DifficultyConfig, description="per family, of the tasks; {} for the defaults"
-    )
 
 
-class SourceConfig(Group):
+class SourceConfig(OwnSourceConfig):
     """A source of your own conversations."""
 
-    other_names: ClassVar[dict[str, str]] = {"locations": "paths", "path": "paths", "columns": "messages_field"}
+    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"columns": "messages_field"}
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the table of what was kept")
-    paths: list[str] = Field(
-        min_length=1, description="files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
-    )
     messages_field: str = Field("messages", description="field with [{role, content, reasoning_content?, …}], or path")
-    on_error: Literal["stop", "skip"] = Field(
-        "stop", description="at a record or file that cannot be read: stop and name it, or skip and count it"
-    )
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share held out, by hash of the conversation")
     max_conversations: int | None = Field(
         None, ge=1, description="conversations read at most, the first ones, at every scale; null: all"
     )
-    state: str = Field("", description="digest over the files' sizes and times of change, filled in")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, given: Any) -> Any:
-        """A path alone is a source named after its file or folder. ValueError: no name can be made of it."""
-        if isinstance(given, str):
-            name = re.sub(r"[^a-z0-9]+", "_", Path(given.rstrip("/")).name.split(".")[0].lower()).strip("_")
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                raise ValueError(f"no name can be made of {given!r}: write {{name: mine, paths: [{given}]}}")
-            return {"name": name, "paths": [given]}
-        return given
-
-    @field_validator("paths")
-    @classmethod
-    def _files_exist(cls, paths: list[str]) -> list[str]:
-        for path in paths:
-            if "://" not in path and not _local_files(path):
-                raise ValueError(f"no such file: {path}" if not glob.has_magic(path) else f"no file matches {path}")
-        return paths
-
-    @model_validator(mode="after")
-    def _note_state(self) -> Self:
-        # Changed files make another run, although the config reads the same. What is elsewhere is not asked here.
-        state = hashlib.sha256()
-        for name in sorted({name for path in self.paths if "://" not in path for name in _local_files(path)}):
-            status = os.lstat(name)
-            state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        self.state = state.hexdigest()[:16]
-        return self
 
 
-def _local_files(path: str) -> set[str]:
-    """What a path or glob of this machine stands for, with all that lies below a folder."""
-    found = set(glob.glob(str(Path(path).expanduser()), recursive=True))  # noqa: PTH207  takes absolute patterns too
-    found |= {str(Path(path).expanduser())} if Path(path).expanduser().exists() else set()  # brackets may be its name
-    for folder in [name for name in found if Path(name).is_dir()]:
-        found |= {os.path.join(base, name) for base, _, names in os.walk(folder) for name in names}  # noqa: PTH118
-    return found
-
-
-class ReasoningConfig(Group):
+class ReasoningConfig(conversations.ReasoningConfig):
     """Reasoning control (tech report 3.1)."""
 
-    off_share: float = Field(0.10, ge=0, le=1, description="share of conversations whose reasoning is stripped")
-    truncated_share: float = Field(0.03, ge=0, le=1, description="share whose reasoning is cut at a random word")
-
-    @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
-        if self.off_share + self.truncated_share > 1:
-            raise ValueError(f"off_share {self.off_share} + truncated_share {self.truncated_share} exceed 1")
-        return self
+    off_share: Fraction = Field(0.10, description="share of conversations whose reasoning is stripped")
+    truncated_share: Fraction = Field(0.03, description="share whose reasoning is cut at a random word")
 
 
-class PackingConfig(Group):
+class PackingConfig(conversations.PackingConfig):
     """Conversations into rows of one length."""
 
     seq_length: int = Field(262_144, ge=16, description="tokens a row; what is longer is dropped (tech report 3.1)")
-    algorithm: Literal[
-        "best_fit",
-        "best_fit_decreasing",
-        "first_fit_decreasing",
-        "first_fit_shuffle",
-        "modified_first_fit_decreasing",
-    ] = Field("best_fit", description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing")
+    algorithm: BinPacking = Field(
+        "best_fit", description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing"
+    )
 
 
-class SFTDataConfig(Group):
+class SFTDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep sft`."""
 
     run: RunConfig
-    scale: Literal["tiny", "small", "medium", "full"] = Field(
-        "full", description="share of the generated counts to use"
-    )
     seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
     tokenizer: Path = Field(description="directory with tokenizer.json")
     chat_template: Literal["nano3"] = Field("nano3", description="how messages become text")
@@ -143,7 +72,5 @@ class SFTDataConfig(Group):
     def _something_to_read(self) -> Self:
         if not self.tasks.families and not self.sources:
             raise ValueError("no conversations: tasks.families and sources are both empty")
-        names = [source.name for source in self.sources] + list(self.tasks.families)
-        if len(names) != len(set(names)):
-            raise ValueError(f"sources: two sources of one name among {', '.join(sorted(names))}")
+        check_names([source.name for source in self.sources] + list(self.tasks.families))
         return self

@@ -1,4 +1,4 @@
-"""Every knob of exact_dedup.py, fuzzy_dedup.py and substring_dedup.py. Imports only the standard library and pydantic.
+"""Every knob of exact_dedup.py, fuzzy_dedup.py and substring_dedup.py.
 
 "Curator" is NeMo Curator, with which Nemotron-CC (arXiv 2412.02595) was deduplicated; its defaults are those of
 docs.nvidia.com/nemo/curator, "Process data", "Deduplication".
@@ -8,36 +8,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Group(BaseModel):
-    """A group of keys; an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class StepRun(Group):
-    """Names of what is read and written."""
-
-    config: str = Field("", description="name of this config; filled in")
-    data: str = Field(description="artifact read: documents")
-    output: str = Field(description="artifact written: documents")
-
+from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.sources import StepRunConfig
 
 # --- exact_dedup.py ---------------------------------------------------------------------------------------------------
-
-
-class ExactDedupRun(StepRun):
-    """Names of what is read and written."""
-
-    script: Literal["exact_dedup.py"] = Field("exact_dedup.py", description="the script that this config is for")
 
 
 class ExactDedupConfig(Group):
     """`nemotron data curate exact_dedup`."""
 
-    run: ExactDedupRun
+    run: StepRunConfig
     normalisation: Literal["none", "whitespace"] = Field(
         "none",
         description="what does not count. none: every character counts (Curator); whitespace: Unicode NFC, and runs of "
@@ -46,12 +28,6 @@ class ExactDedupConfig(Group):
 
 
 # --- fuzzy_dedup.py ---------------------------------------------------------------------------------------------------
-
-
-class FuzzyDedupRun(StepRun):
-    """Names of what is read and written."""
-
-    script: Literal["fuzzy_dedup.py"] = Field("fuzzy_dedup.py", description="the script that this config is for")
 
 
 class MinHashConfig(Group):
@@ -73,25 +49,17 @@ class MinHashConfig(Group):
 class FuzzyDedupConfig(Group):
     """`nemotron data curate fuzzy_dedup`."""
 
-    run: FuzzyDedupRun
+    run: StepRunConfig
     minhash: MinHashConfig = Field(default_factory=MinHashConfig)
 
 
 # --- substring_dedup.py -----------------------------------------------------------------------------------------------
 
 
-class SubstringDedupRun(StepRun):
-    """Names of what is read and written."""
-
-    script: Literal["substring_dedup.py"] = Field(
-        "substring_dedup.py", description="the script that this config is for"
-    )
-
-
 class SubstringDedupConfig(Group):
     """`nemotron data curate substring_dedup`."""
 
-    run: SubstringDedupRun
+    run: StepRunConfig
     min_tokens: int = Field(
         50,
         ge=5,

@@ -1,75 +1,38 @@
-"""Every knob of quality.py, pii.py, heuristics.py, decontaminate.py and rephrase.py. Imports only the standard library
-and pydantic.
+"""Every knob of quality.py, pii.py, heuristics.py, decontaminate.py and rephrase.py.
 
 "paper" is Nemotron-CC, arXiv 2412.02595; "Curator" is NeMo Curator, which has its filters and its prompts' limits.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.sources import Location, StepRunConfig
 
 Label = Literal["low", "medium-low", "medium", "medium-high", "high"]
 LABELS: dict[Label, int] = {"low": 0, "medium-low": 7, "medium": 12, "medium-high": 18, "high": 19}
 
 
-class Group(BaseModel):
-    """A group of keys; an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class StepRun(Group):
-    """Names of what is read and written."""
-
-    config: str = Field("", description="name of this config; filled in")
-    data: str = Field(description="artifact read: documents")
-    output: str = Field(description="artifact written: documents")
-
-
-def _state_of(locations: list[str]) -> str:
-    """Changed files make another run, although the config reads the same. ValueError where there are none.
-
-    Locations behind an address are not looked at, nor are those in an artifact: that does not change, and its digest is
-    in the run's identity already.
-    """
-    state, own = hashlib.sha256(), False
-    for location in locations:
-        if "://" in location or "(resolved at start)>" in location:
-            continue
-        path = Path(location).expanduser().absolute()
-        if any((folder / "artifact.json").is_file() for folder in (path, *path.parents)):
-            continue
-        found, own = glob.glob(str(path), recursive=True), True  # noqa: PTH207  takes absolute patterns too
-        if not found:
-            raise ValueError(f"no file matches {location}" if glob.has_magic(location) else f"no such file: {location}")
-        paths = [path for name in found for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*"))]
-        for path in sorted({path for path in paths if path.is_file()}):
-            status = path.stat()
-            state.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return state.hexdigest()[:16] if own else ""
-
-
 # --- quality.py -------------------------------------------------------------------------------------------------------
 
 
-class QualityRun(StepRun):
+class QualityRun(StepRunConfig):
     """Names of what is read and written."""
 
-    script: Literal["quality.py"] = Field("quality.py", description="the script that this config is for")
     crawl: str | None = Field(None, description="artifact that `training` names files in; null: files of your own")
 
 
 class TrainingConfig(Group):
     """What the classifiers learn from, and how."""
 
-    positive: list[str] = Field(min_length=1, description="documents of good quality: files, folders or globs")
-    negative: list[str] = Field(min_length=1, description="documents of any other quality: files, folders or globs")
+    positive: list[Location] = Field(min_length=1, description="documents of good quality: files, folders or globs")
+    negative: list[Location] = Field(
+        min_length=1, description="documents of any other quality: files, folders or globs"
+    )
     held_out_fraction: float = Field(
         0.3, ge=0, lt=1, description="share of these documents, by the hash of their text, to measure on; 0: none"
     )
@@ -82,12 +45,6 @@ class TrainingConfig(Group):
     num_trees: int = Field(60, ge=1, le=2000, description="boosted trees on the surface of a page")
     tree_depth: int = Field(3, ge=1, le=8, description="questions a tree asks in a row")
     tree_rate: float = Field(0.1, gt=0, le=1, description="learning rate of the boosting")
-    state: str = Field("", description="digest over the files' sizes and times of change, filled in")
-
-    @model_validator(mode="after")
-    def _files_exist_and_note_state(self) -> Self:
-        self.state = _state_of([*self.positive, *self.negative])
-        return self
 
 
 class QualityConfig(Group):
@@ -116,16 +73,10 @@ class QualityConfig(Group):
 PiiKind = Literal["private_key", "secret", "email", "iban", "credit_card", "ssn", "ipv6", "ipv4", "phone"]
 
 
-class PiiRun(StepRun):
-    """Names of what is read and written."""
-
-    script: Literal["pii.py"] = Field("pii.py", description="the script that this config is for")
-
-
 class PiiConfig(Group):
     """`nemotron data curate pii`."""
 
-    run: PiiRun
+    run: StepRunConfig
     kinds: list[PiiKind] = Field(
         ["private_key", "secret", "email", "iban", "credit_card", "ssn", "ipv6", "ipv4", "phone"],
         min_length=1,
@@ -137,12 +88,6 @@ class PiiConfig(Group):
 
 
 # --- heuristics.py ----------------------------------------------------------------------------------------------------
-
-
-class HeuristicsRun(StepRun):
-    """Names of what is read and written."""
-
-    script: Literal["heuristics.py"] = Field("heuristics.py", description="the script that this config is for")
 
 
 class LimitConfig(Group):
@@ -215,7 +160,7 @@ class FiltersConfig(Group):
 class HeuristicsConfig(Group):
     """`nemotron data curate heuristics`."""
 
-    run: HeuristicsRun
+    run: StepRunConfig
     exempt: list[Label] = Field(["high"], description="quality labels whose documents are not filtered (paper: high)")
     filters: FiltersConfig = Field(default_factory=FiltersConfig)
 
@@ -223,10 +168,9 @@ class HeuristicsConfig(Group):
 # --- decontaminate.py -------------------------------------------------------------------------------------------------
 
 
-class DecontaminateRun(StepRun):
+class DecontaminateRun(StepRunConfig):
     """Names of what is read and written."""
 
-    script: Literal["decontaminate.py"] = Field("decontaminate.py", description="the script that this config is for")
     crawl: str | None = Field(None, description="artifact that `evaluation` names files in; null: files of your own")
 
 
@@ -234,7 +178,9 @@ class DecontaminateConfig(Group):
     """`nemotron data curate decontaminate`."""
 
     run: DecontaminateRun
-    evaluation: list[str] = Field([], description="files of evaluation sets: JSONL or Parquet; files, folders or globs")
+    evaluation: list[Location] = Field(
+        [], description="files of evaluation sets: JSONL or Parquet; files, folders or globs"
+    )
     fields: list[str] = Field(
         ["question", "problem", "prompt", "answer"],
         min_length=1,
@@ -247,23 +193,15 @@ class DecontaminateConfig(Group):
         13, ge=5, le=50, description="words in common that make a leak (Brown et al. 2020, appendix C: 13)"
     )
     boilerplate_documents: int = Field(10, ge=0, description="an n-gram in more documents than this is no leak (ibid.)")
-    state: str = Field("", description="digest over the files' sizes and times of change, filled in")
 
     @model_validator(mode="after")
-    def _files_exist_and_note_state(self) -> Self:
-        self.state = _state_of(self.evaluation)
+    def _something_to_protect(self) -> Self:
         if not self.evaluation and not self.environment_tasks:
             raise ValueError("nothing to protect: evaluation is empty and environment_tasks is 0")
         return self
 
 
 # --- rephrase.py ------------------------------------------------------------------------------------------------------
-
-
-class RephraseRun(StepRun):
-    """Names of what is read and written."""
-
-    script: Literal["rephrase.py"] = Field("rephrase.py", description="the script that this config is for")
 
 
 def _is_endpoint(value: str) -> str:
@@ -314,7 +252,7 @@ class StylesConfig(Group):
 class RephraseConfig(Group):
     """`nemotron data curate rephrase`."""
 
-    run: RephraseRun
+    run: StepRunConfig
     endpoint: EndpointConfig
     styles: StylesConfig
     temperature: float = Field(0.5, ge=0, le=2, description="of sampling (Curator: 0.5)")

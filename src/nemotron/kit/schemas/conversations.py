@@ -1,0 +1,38 @@
+"""What becomes of conversations: reasoning taken off some of them, and rows of one length."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.sources import Fraction
+
+BinPacking = Literal[
+    "best_fit",
+    "best_fit_decreasing",
+    "first_fit_decreasing",
+    "first_fit_shuffle",
+    "modified_first_fit_decreasing",
+]
+
+
+class ReasoningConfig(Group):
+    """Reasoning control: which conversations lose their reasoning, by hash."""
+
+    off_share: Fraction = Field(0.0, description="share of conversations whose reasoning is stripped")
+    truncated_share: Fraction = Field(0.0, description="share whose reasoning is cut at a random word")
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.off_share + self.truncated_share > 1:
+            raise ValueError(f"off_share {self.off_share} + truncated_share {self.truncated_share} exceed 1")
+        return self
+
+
+class PackingConfig(Group):
+    """Conversations into rows of one length."""
+
+    seq_length: int = Field(ge=16, description="tokens a row at most")
+    algorithm: BinPacking = Field(description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing")

@@ -23,23 +23,21 @@ if TYPE_CHECKING:
 def digest_user_files(model: BaseModel, loaded: LoadedConfig) -> str | None:
     """The digest over the local files that fields marked as `UserFiles` name; None where they name none.
 
-    Files in a published artifact do not count: it does not change, and its digest is in the run's identity already. Nor
-    do those behind an address, which is not asked here.
+    Files in a published artifact do not count: it does not change, its digest is in the run's identity already, and its
+    payload may not be on this machine yet. Nor do those behind an address, which is not asked here.
 
     Raises:
         UserError: there is no such file; the message says where the location was written.
     """
     files: set[str] = set()
     for path, location, mark in _locations(model, type(model), (), ()):
-        if is_elsewhere(location):
+        if is_elsewhere(location) or in_artifact(location):
             continue
         try:
-            names = files_of(location)
+            files.update(files_of(location))
         except UserError as error:
             at = f"{loaded.origin(path)}: {dotted(path)}"
             raise UserError(f"{at}: {error.message}", error.hint or mark.hint) from None
-        if not in_artifact(location):
-            files.update(names)
     return digest(files)
 
 

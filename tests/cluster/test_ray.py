@@ -335,10 +335,8 @@ def test_ctrl_c_twice_cancels_and_sigterm_only_leaves(ray_cluster: RayCluster, e
 
 def test_nothing_at_the_address_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = Env("far", "ray", ray=RaySettings("http://127.0.0.1:1"))
-    started = time.monotonic()
     with pytest.raises(UserError, match=r"profile far: executor ray: nothing answers at http://127.0.0.1:1: Conn"):
         submit(env, "x", ray_runtime_env(env, "x", bundle(tmp_path / "bundle", ""), [], {}))
-    assert time.monotonic() - started < 2
     monkeypatch.setattr(ray_execution, "CONNECT_SECONDS", 0.2)
     env = Env("far", "ray", ray=RaySettings("http://192.0.2.77:8265"))
     with pytest.raises(UserError, match=r"nothing answers at http://192.0.2.77:8265"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import Counter
 
 import pytest
@@ -119,12 +118,10 @@ def test_limits_are_inclusive_and_the_first_failure_is_named() -> None:
     assert first_failure("1 2 3 4 5", {}) is None
 
 
-def test_a_megabyte_takes_seconds_at_most() -> None:
-    """No filter looks back over what it has seen."""
-    for text in ("word " * 200_000, "https://" * 125_000, "a" * 1_000_000, "\n" * 1_000_000, "x\n\n" * 300_000):
-        begun = time.process_time()
-        first_failure(text, dict.fromkeys(MEASURES, Limits()))
-        assert time.process_time() - begun < 20, text[:10]
+@pytest.mark.parametrize("unit", ["word ", "https://", "a", "\n", "x\n\n"])
+def test_a_megabyte_comes_to_an_end(unit: str) -> None:
+    """No filter looks back over what it has seen: one that did would be stopped by the time limit of a test."""
+    assert first_failure(unit * (1_000_000 // len(unit)), dict.fromkeys(MEASURES, Limits())) is None
 
 
 def test_paragraphs_are_cut_at_blank_lines() -> None:

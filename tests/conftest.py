@@ -1,0 +1,8 @@
+"""No test depends on where the person who runs it keeps outputs, artifacts and profiles."""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE", "RAY_ADDRESS"):
+    os.environ.pop(_name, None)  # before any module of tests copies the environment for its subprocesses

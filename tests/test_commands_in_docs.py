@@ -97,7 +97,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("my-tokenizer/tokenizer.json").touch()
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
-    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(ROOT / "env.example.toml"))
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(ROOT / "env.example.toml"))
 
     def replace_process(*_: object) -> None:
         raise Started

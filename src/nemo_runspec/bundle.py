@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_runspec.config.resolve import config_to_ship
-from nemo_runspec.env import wandb_settings
+from nemo_runspec.env.file import tool_variables
 from nemo_runspec.errors import DEBUG, debugging
 from nemo_runspec.execution.launch_script import JSON_NAME, SCRIPT_NAME, Launch, launch_json, launch_script
 from nemo_runspec.job import Job, job_yaml
@@ -119,11 +119,9 @@ def _shared_folder(env: Env) -> str | None:
 def _variables(job: Job, env: Env, plan: BundlePlan, code: PackedCode) -> dict[str, str]:
     """What `launch.sh` sets: the script's `[env]`, the profile's, the roots as the job sees them, where it comes from.
 
-    env.toml stays here, so its table [wandb] travels as the variables that W&B itself has for it.
+    env.toml stays here, so what its [tool] tables say to other programs travels as variables.
     """
-    variables = {**job.resolved.spec.env, **env.variables}
-    for key, value in (wandb_settings() or {}).items():
-        variables.setdefault(f"WANDB_{key.upper()}", value)
+    variables = {**tool_variables(), **job.resolved.spec.env, **env.variables}
     if env.output is not None:
         variables[OUTPUT_ROOT] = env.output
     if env.artifacts is not None:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
 
@@ -45,11 +46,29 @@ class RunspecError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
 
+    def at(self, place: str) -> Self:
+        """This error, its message beginning with the place (file, key, step) that it was met at; to be raised again."""
+        self.message = f"{place}: {self.message}"
+        self.args = (self.message,)
+        return self
+
 
 class UserError(RunspecError):
     """Refused before any work: usage, config, missing or corrupt input. Exit 2."""
 
     exit_code = REFUSED
+
+
+class ArtifactError(UserError):
+    """An artifact is missing, or not as it was published.
+
+    `name` is the artifact's: the caller of `run_main` may know which command makes it.
+    """
+
+    def __init__(self, message: str, hint: str | None, name: str, *, corrupt: bool = False) -> None:
+        super().__init__(message, hint)
+        self.name = name
+        self.corrupt = corrupt
 
 
 class RunFailed(RunspecError):
@@ -122,12 +141,15 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(code)
 
 
-def run_main(fn: Callable[[], int | None]) -> int:
+def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], str | None] | None = None) -> int:
     """Run `fn` (a script's main, a command line) and return the exit code that its outcome stands for.
 
     `fn` returns None or 0 for done, or its own exit code. A `RunspecError` is printed to stderr as `error: message`
     and its hint; a full disk as one line. Every other exception is a bug and keeps its traceback.
     `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too.
+
+    Args:
+        hint_for: a better hint for an error than its own, if the caller has one: the command that makes an artifact.
     """
     global _main_began
     _main_began = True
@@ -135,6 +157,7 @@ def run_main(fn: Callable[[], int | None]) -> int:
         code = fn() or DONE
     except RunspecError as error:
         code = error.exit_code
+        error.hint = (hint_for(error) if hint_for else None) or error.hint
         report(error)
     except KeyboardInterrupt as error:
         code = INTERRUPTED

@@ -247,7 +247,7 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]
         try:
             job = _job(step, cfg, produced)
         except UserError as error:
-            raise UserError(f"step {step.name}: {error.message}", error.hint) from error
+            raise error.at(f"step {step.name}") from None
         plan.append(PlannedStep(step, job, {} if cfg.force else published(job)))
         for name in job.outputs:
             produced[name] = plan[-1].versions[name].ref if plan[-1].versions else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.run_env import run_env
 from nemo_runspec.env.file import chain_of, check_executor, load_tables, owner_of, profiles_of
-from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, EXECUTORS, GENERAL, RESERVED
+from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, EXECUTORS, GENERAL, RESERVED, TOOL
 from nemo_runspec.env.roots import is_url, located_path, located_root, output_root
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Resources, Runspec
@@ -184,7 +184,7 @@ def _merged(toml: TomlText, profile: str | None) -> dict[str, Any]:
     profiles = profiles_of(toml)
     if profile is not None and profile not in ("local", *profiles):
         where = f"{toml.file} has no such profile" if toml.file else "there is no env.toml"
-        if profile in RESERVED:
+        if profile in (TOOL, *RESERVED):
             where = f"[{profile}] of env.toml is a reserved table"
         raise UserError(
             f"unknown profile {profile!r}: {where}", did_you_mean(profile, ["local", *profiles], "profiles")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # The env.toml in force.
-ENV_FILE = "NEMOTRON_ENV_FILE"
+ENV_FILE = "RUNSPEC_ENV_FILE"
 # Where runs live, and where the artifact registry is: a path, or for the latter a URL.
 OUTPUT_ROOT = "RUNSPEC_OUTPUT_ROOT"
 ARTIFACTS_ROOT = "RUNSPEC_ARTIFACTS_ROOT"

@@ -102,7 +102,7 @@ def s3_server_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 @pytest.fixture(name="s3")
 def s3_fixture(s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3:
     """The server, with this process as one of its clients, and an environment without anybody's own credentials."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "RUNSPEC_ARTIFACTS_ROOT", "NEMOTRON_ENV_FILE"):
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in s3_server.environment(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)

@@ -17,7 +17,7 @@ import pytest
 
 import nemo_runspec
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.errors import ArtifactError, RunFailed, UserError
 
 from .s3 import S3, s3_fixture, s3_server_fixture  # noqa: F401
 
@@ -234,9 +234,9 @@ def test_a_flipped_byte_of_an_object_is_found(
     (problem,) = Registry(root).verify("nano3-sft-model-tiny:1")
     assert file.startswith("payload") == (problem == f"{path}: content differs from its sha256")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "laptop"))
-    with pytest.raises(UserError, match=r"nano3-sft-model-tiny:1 is corrupt: s3://") as refused:
+    with pytest.raises(ArtifactError, match=r"nano3-sft-model-tiny:1 is corrupt: s3://") as refused:
         Registry(root).resolve_verified("nano3-sft-model-tiny")
-    assert refused.value.hint == "make it again: nemotron nano3 sft -c tiny --force"
+    assert refused.value.name == "nano3-sft-model-tiny" and refused.value.corrupt
 
 
 def test_processes_fetch_one_version_at_once(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:

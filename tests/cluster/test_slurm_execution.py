@@ -71,7 +71,7 @@ class Submitter:
         self.folder, self.slurm = folder, slurm
         self.env = slurm.env | {
             "PYTHONPATH": str(SRC),
-            "NEMOTRON_ENV_FILE": str(folder / "env.toml"),
+            "RUNSPEC_ENV_FILE": str(folder / "env.toml"),
             "RUNSPEC_OUTPUT_ROOT": str(folder / "out"),
             "HOME": str(folder / "home"),
             "MY_SECRET": SECRET,

@@ -139,5 +139,5 @@ def project(tmp_path: Path, write: Callable[[str, str], Path], monkeypatch: pyte
         monkeypatch.delenv(name, raising=False)
     # No env.toml of the machine may take part.
     write("env.toml", "")
-    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(tmp_path / "env.toml"))
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(tmp_path / "env.toml"))
     return tmp_path

@@ -22,7 +22,7 @@ from nemo_runspec.profile import Env
 
 Write = Callable[[str, str], Path]
 PROFILES = """
-[wandb]
+[tool.wandb]
 project = "cookbook"
 
 [here]

@@ -12,8 +12,9 @@ import pytest
 
 from nemo_runspec.config.loader import LoadedConfig, load_config
 from nemo_runspec.config.resolve import resolve_config
-from nemo_runspec.env import artifacts_root, find_env_file, output_root, wandb_settings
-from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED
+from nemo_runspec.env import artifacts_root, find_env_file, output_root
+from nemo_runspec.env.file import tool_table, tool_variables
+from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED, TEXT, TOOL, choice
 from nemo_runspec.errors import UserError
 from nemo_runspec.fingerprint import fingerprint
 from nemo_runspec.profile import Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    names = "NEMOTRON_ENV_FILE RUNSPEC_ARTIFACTS_ROOT RUNSPEC_OUTPUT_ROOT HF_TOKEN RAY_API_SERVER_ADDRESS"
+    names = "RUNSPEC_ENV_FILE RUNSPEC_ARTIFACTS_ROOT RUNSPEC_OUTPUT_ROOT HF_TOKEN RAY_API_SERVER_ADDRESS"
     for name in names.split():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -53,12 +54,12 @@ def test_the_nearest_file_upwards_counts_and_the_variable_goes_before_it(
     assert artifacts_root() == tmp_path / "store"  # relative to the file, not to the current directory
     inner = write("a/env.toml", "")
     assert find_env_file() == inner
-    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(outer))
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(outer))
     assert find_env_file() == outer
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "third"))
     assert artifacts_root() == tmp_path / "third"
-    monkeypatch.setenv("NEMOTRON_ENV_FILE", "nowhere.toml")
-    with pytest.raises(UserError, match=r"NEMOTRON_ENV_FILE=nowhere\.toml"):
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", "nowhere.toml")
+    with pytest.raises(UserError, match=r"RUNSPEC_ENV_FILE=nowhere\.toml"):
         parse_env()
 
 
@@ -69,10 +70,21 @@ def test_a_registry_in_an_object_store_is_no_path(write: Write, monkeypatch: pyt
     assert artifacts_root() == "gs://other/a"
 
 
-def test_the_table_for_wandb(write: Write) -> None:
-    assert wandb_settings() is None
-    write("env.toml", '[wandb]\nproject = "toy"\nmode = "offline"\n')
-    assert wandb_settings() == {"project": "toy", "mode": "offline"}
+def test_a_table_of_another_program_is_checked_by_its_own_rules(write: Write) -> None:
+    rules = {"project": TEXT, "mode": choice("online", "offline")}
+    assert tool_table("tracker", rules) is None and tool_variables() == {}
+    write("env.toml", '[tool.tracker]\nproject = "toy"\nmode = "offline"\n[tool.my-db]\nport = 3\n')
+    assert tool_table("tracker", rules) == {"project": "toy", "mode": "offline"}
+    assert tool_variables() == {"TRACKER_PROJECT": "toy", "TRACKER_MODE": "offline", "MY_DB_PORT": "3"}
+    for line, message in (
+        ("projct = 1", "[tool.tracker] unknown key 'projct'"),
+        ('mode = "off"', "[tool.tracker] mode = 'off'"),
+    ):
+        file = write("env.toml", f"[tool.tracker]\n{line}\n")
+        with pytest.raises(UserError) as caught:
+            tool_table("tracker", rules)
+        assert caught.value.message.startswith(f"{file}:2: {message}")
+        assert caught.value.hint in ("did you mean project?", "did you mean offline?")
 
 
 # What a profile comes to
@@ -466,7 +478,9 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         ('[p]\n[artifact]\nroot = "x"', 3, "[artifact] unknown key 'root'", "root is a key of [artifacts]"),
         ('[p]\n[artifacts]\nrot = "x"', 3, "[artifacts] unknown key 'rot'", "did you mean root?"),
         ('[p]\n[cache]\npath = "x"', 3, "[cache] unknown key 'path'", "known keys: dir"),
-        ("[p]\n[wandb]\nprojct = 1", 3, "[wandb] unknown key 'projct'", "did you mean project?"),
+        ("[p]\n[tool.db]\napi_key = 1", 3, "[tool.db] api_key: looks like a secret", 'secrets = ["DB_API_KEY"]'),
+        ("[p]\n[tool]\ndb = 1", 3, "[tool] db: must be a table", None),
+        ('[db]\ncolour = "red"', 2, "[db] unknown key 'colour'", "a table for another program is called [tool.db]"),
         ("[p]\n[cli]\ncolour = true", 3, "[cli] unknown key 'colour'", "did you mean color?"),
         # stray values
         ("# first\nx = 1\n[p]", 2, "x = 1 stands outside a table", "a profile is a table, as in [local]"),
@@ -518,7 +532,7 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         # parents
         ('[p]\nextends = "qiet"\n[quiet]', 2, "[p] extends = 'qiet': unknown profile 'qiet'", "did you mean quiet?"),
         ('[p]\n[q]\nextends = "zzz"', 3, "[q] extends = 'zzz': unknown profile 'zzz'", "profiles: local, p"),
-        ('[p]\nextends = "wandb"\n[wandb]', 2, "[wandb] is a reserved table, not a profile", None),
+        ('[p]\nextends = "cache"\n[cache]', 2, "[cache] is a reserved table, not a profile", None),
         ('[p]\nextends = "p"', 2, "profiles extend each other: p -> p", None),
         ('[p]\nextends = "q"\n[q]\nextends = "p"', 4, "profiles extend each other: p -> q -> p", None),
         (
@@ -568,7 +582,6 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         (SLURM + 'container_image = "a b"', 3, "must be an image without spaces", None),
         (SLURM + 'tunnel = "shh"', 3, "[p] tunnel = 'shh': must be one of local, ssh", "did you mean ssh?"),
         ('[p]\nexecutor = "ray"\naddress = "head:8265"', 3, "[p] address = 'head:8265': must be the address", None),
-        ('[p]\n[wandb]\nmode = "off"', 3, "[wandb] mode = 'off': must be one of online", "did you mean offline?"),
         ("[p]\n[cli]\ncolor = 'no'", 3, "[cli] color = 'no': must be true or false", None),
         ("[p]\n[cache]\ndir = ''", 3, "[cache] dir = '': must be a string that is not empty", None),
         # ssh
@@ -645,7 +658,7 @@ def test_the_example_has_every_key_and_is_valid_as_it_is_and_with_all_its_exampl
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = tomllib.loads(uncommented())
-    profiles = {name: table for name, table in tables.items() if name not in RESERVED}
+    profiles = {name: table for name, table in tables.items() if name not in (TOOL, *RESERVED)}
     assert {key for table in profiles.values() for key in table} == set(PROFILE)
     assert {name: set(tables[name]) for name in RESERVED} == {name: set(keys) for name, keys in RESERVED.items()}
     monkeypatch.setenv("HF_TOKEN", "x")
@@ -660,5 +673,5 @@ def test_the_example_has_every_key_and_is_valid_as_it_is_and_with_all_its_exampl
 def test_the_guide_has_every_key() -> None:
     guide = (ROOT / "docs/guides/env-toml.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)` \|", guide, re.MULTILINE)
-    keys = {*PROFILE, *(f"{table}.{key}" for table, known in RESERVED.items() for key in known)}
+    keys = {*PROFILE, "tool", *(f"{table}.{key}" for table, known in RESERVED.items() for key in known)}
     assert sorted(rows) == sorted(keys)

@@ -14,6 +14,7 @@ import pytest
 from nemo_runspec import errors
 from nemo_runspec.errors import (
     EXIT_CODE_FILE,
+    ArtifactError,
     Interrupted,
     Preempted,
     RunFailed,
@@ -147,3 +148,20 @@ def test_another_rank_does_not_leave_before_rank_0_has_saved(tmp_path: Path) -> 
         rank.wait(0.7)
     left.write_text("143\n", encoding="utf-8")
     assert rank.wait(20) == 143
+
+
+def test_the_caller_may_know_a_better_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        raise ArtifactError("no artifact 'soup'", "did you mean soap?", "soup")
+
+    assert run_main(main, lambda error: f"cook {error.name}" if isinstance(error, ArtifactError) else None) == 2
+    assert run_main(main, lambda error: None) == 2
+    assert capsys.readouterr().err == (
+        "error: no artifact 'soup'\ncook soup\nerror: no artifact 'soup'\ndid you mean soap?\n"
+    )
+
+
+def test_an_error_is_raised_again_with_the_place_it_was_met_at() -> None:
+    error = ArtifactError("no artifact 'soup'", None, "soup")
+    assert error.at("run.data = soup") is error
+    assert (str(error), error.message) == ("run.data = soup: no artifact 'soup'",) * 2

@@ -34,7 +34,7 @@ BLOCK = """
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NEMOTRON_ENV_FILE", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT"):
+    for name in ("RUNSPEC_ENV_FILE", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
@@ -113,7 +113,7 @@ def test_folders_for_runs_artifacts_and_jobs_stay_here(
     assert len(travelling(plan_bundle(parse(repo / "train.py")))) == len(COMMITTED) + 4
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(repo / "runs"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(repo / "store"))
-    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(repo / "profiles/p.toml"))
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(repo / "profiles/p.toml"))
     plan = plan_bundle(parse(repo / "train.py"), leave_out=[repo / "jobs"])
     assert travelling(plan) == COMMITTED
     assert plan.uncommitted == ()

@@ -1,6 +1,6 @@
 """Artifacts: what runs publish and read. A name has numbered versions, each immutable, with a record and checksums."""
 
-from nemo_runspec.artifacts.naming import Reference, hint_for, parse_reference
+from nemo_runspec.artifacts.naming import Reference, parse_reference
 from nemo_runspec.artifacts.registry import Registry, Version
 
-__all__ = ["Reference", "Registry", "Version", "hint_for", "parse_reference"]
+__all__ = ["Reference", "Registry", "Version", "parse_reference"]

@@ -20,12 +20,12 @@ from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, check_source
 from nemo_runspec.artifacts.fsspec_store import FsspecStore
 from nemo_runspec.artifacts.local_store import LocalStore
 from nemo_runspec.artifacts.manifest import MANIFEST_FILE, PAYLOAD_DIR, RECORD_FILE, parse_manifest, payload_digest
-from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, hint_for, parse_reference
+from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, parse_reference
 from nemo_runspec.artifacts.paths import decode_path
 from nemo_runspec.artifacts.pins import leave_published
 from nemo_runspec.artifacts.stored import StoredVersion
 from nemo_runspec.env.roots import artifacts_root, cache_folder, parse_root
-from nemo_runspec.errors import RunFailed, UserError, nearest
+from nemo_runspec.errors import ArtifactError, RunFailed, UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Registry:
         version = self.resolve(ref)
         if problems := self.store.check_payload(version):
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise UserError(f"artifact {version.ref} is corrupt: {problems[0]}{more}", _corrupt_hint(version.name))
+            raise _corrupt(version.name, f"artifact {version.ref} is corrupt: {problems[0]}{more}")
         self._fetch_others(version)
         return version
 
@@ -224,12 +224,9 @@ class Registry:
             raise UserError(f"artifact {reference.name} has no version {reference.version}", f"there is {span}")
         return reference, reference.version
 
-    def _unknown(self, name: str) -> UserError:
+    def _unknown(self, name: str) -> ArtifactError:
         near = nearest(name, self.names())
-        command = hint_for(name)
-        hints = [f"did you mean {near}?"] if near else []
-        hints += [f"{'if not, ' if near else ''}make it: {command}"] if command else []
-        return UserError(f"no artifact '{name}' in {self.root}", " ".join(hints) or None)
+        return ArtifactError(f"no artifact '{name}' in {self.root}", f"did you mean {near}?" if near else None, name)
 
     def _read(self, name: str, number: int) -> Version:
         """Read record and manifest of a version, and refuse with an explanation what was not written by `publish`."""
@@ -247,7 +244,7 @@ class Registry:
         except (OSError, ValueError) as error:  # JSON and unicode errors are ValueErrors
             reason = error.strerror if isinstance(error, OSError) else error
             where = store.location(name, number, bad)
-            raise UserError(f"artifact {name}:{number} is corrupt: {where}: {reason}", _corrupt_hint(name)) from error
+            raise _corrupt(name, f"artifact {name}:{number} is corrupt: {where}: {reason}") from error
         if record.get("schema") != RECORD_SCHEMA or record.get("name") != name:
             where = store.location(name, number, RECORD_FILE)
             raise UserError(
@@ -276,9 +273,8 @@ class Registry:
                     self.store.fetch(self.resolve(f"{parts[0]}:{parts[1]}"), "/".join(parts[3:]))
 
 
-def _corrupt_hint(name: str) -> str:
-    command = hint_for(name)
-    return f"make it again: {command} --force" if command else "publish it again; the next version takes its place"
+def _corrupt(name: str, message: str) -> ArtifactError:
+    return ArtifactError(message, "publish it again; the next version takes its place", name, corrupt=True)
 
 
 def _publish_failure(name: str, root: str, error: OSError) -> RunFailed:

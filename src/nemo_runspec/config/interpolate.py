@@ -55,7 +55,7 @@ def _refusal(error: OmegaConfBaseException, origin: Callable[[KeyPath], str], pr
     cause: BaseException | None = error
     while cause is not None:  # an error of a resolver of ours arrives wrapped, and is the clearer one
         if isinstance(cause, UserError):
-            return UserError(f"{at}: {cause.message}", cause.hint)
+            return cause.at(at)
         cause = cause.__cause__ or cause.__context__
     return UserError(f"{at}: {prefix}{_first_line(error)}")
 

@@ -195,7 +195,7 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
             try:
                 check_name(value)
             except UserError as error:
-                raise UserError(f"{at}: {error.message}", error.hint) from None
+                raise error.at(at) from None
 
 
 def _references(
@@ -240,7 +240,7 @@ def _look_up(reference: str, key: str, registry: Registry | None) -> Version:
     try:
         return (registry or Registry.default()).resolve(reference)
     except UserError as error:
-        raise UserError(f"run.{key} = {reference}: {error.message}", error.hint) from None
+        raise error.at(f"run.{key} = {reference}") from None
 
 
 def _field_of(inputs: Mapping[str, Version | None], key: str, what: str) -> Any:
@@ -282,7 +282,7 @@ def _put_fields(value: Any, path: KeyPath, loaded: LoadedConfig, field_of: _Fiel
             return escape_interpolation(field_of(match[1], match[2] or "path"))
         return _ART.sub(lambda match: _field_in_text(match, field_of), value)
     except UserError as error:
-        raise UserError(f"{loaded.origin(path)}: {dotted(path)}: {error.message}", error.hint) from None
+        raise error.at(f"{loaded.origin(path)}: {dotted(path)}") from None
 
 
 def _field_in_text(match: re.Match[str], field_of: _FieldOf) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, VARIABLE, Rule
+from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, TOOL, VARIABLE, Rule
 from nemo_runspec.errors import UserError, did_you_mean, nearest
-from nemo_runspec.secrets import public
+from nemo_runspec.secrets import looks_secret, public
 from nemo_runspec.toml_text import TomlText, read_toml
 from nemo_runspec.variables import ENV_FILE
 
 
 def find_env_file() -> Path | None:
-    """The env.toml in force: NEMOTRON_ENV_FILE, else the first one from the current directory upwards, else None."""
+    """The env.toml in force: RUNSPEC_ENV_FILE, else the first one from the current directory upwards, else None."""
     named = os.environ.get(ENV_FILE)
     if named:
         path = Path(named).expanduser()
@@ -53,10 +53,13 @@ def load_tables() -> tuple[Path | None, TomlText]:
         if not isinstance(table, dict):
             at = f"{toml.where(name)}: {name} = {public(name, shown_value(table))}"
             raise UserError(f"{at} stands outside a table", "a profile is a table, as in [local]")
+        if name == TOOL:
+            _check_tools(toml, table)
+            continue
         unread = name not in RESERVED and executor_named(toml, name) not in (None, *EXECUTORS)
         for key, value in table.items():
             if not unread or key in GENERAL:
-                _check_key(toml, name, key, value)
+                _check_key(toml, (name,), key, value, RESERVED.get(name, PROFILE))
     profiles = profiles_of(toml)
     for name in profiles:
         check_executor(toml, name, None)
@@ -64,19 +67,36 @@ def load_tables() -> tuple[Path | None, TomlText]:
 
 
 def profiles_of(toml: TomlText) -> dict[str, dict[str, Any]]:
-    return {name: table for name, table in toml.data.items() if name not in RESERVED}
+    """The tables of env.toml that are profiles."""
+    return {name: table for name, table in toml.data.items() if name not in (TOOL, *RESERVED)}
 
 
-def _check_key(toml: TomlText, name: str, key: str, value: object) -> None:
-    rules = RESERVED.get(name, PROFILE)
-    where = f"{toml.where(name, key)}: [{name}]"
+def _check_tools(toml: TomlText, tools: dict[str, Any]) -> None:
+    """Refuse what is no table of a program; its keys are unread here, but they travel, so none may be a secret."""
+    for name, table in tools.items():
+        if not isinstance(table, dict):
+            raise UserError(f"{toml.where(TOOL, name)}: [{TOOL}] {name}: must be a table, as in [{TOOL}.{name}]")
+        for variable, key in ((_variable_of(name, key), key) for key in table):
+            if looks_secret(variable):
+                at = f"{toml.where(TOOL, name, key)}: [{TOOL}.{name}] {key}"
+                raise UserError(
+                    f"{at}: looks like a secret, which has no value here",
+                    f'secrets = ["{variable}"] in a profile passes it on',
+                )
+
+
+def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, rules: Mapping[str, Rule]) -> None:
+    name = ".".join(path)
+    where = f"{toml.where(*path, key)}: [{name}]"
     if key not in rules:
         tables = [table for table, keys in RESERVED.items() if key in keys and table != name]
         hint = f"{key} is a key of [{tables[0]}]" if tables else did_you_mean(key, rules, "known keys")
+        if rules is PROFILE and nearest(key, rules) is None and PROFILE.keys().isdisjoint(toml.data[name]):
+            hint = f"{hint}; a table for another program is called [{TOOL}.{name}]"
         raise UserError(f"{where} unknown key {key!r}", hint)
     if key == "env" and isinstance(value, dict):
         for variable, text in value.items():
-            at = f"{toml.where(name, key, variable)}: [{name}] env.{variable}"
+            at = f"{toml.where(*path, key, variable)}: [{name}] env.{variable}"
             if not isinstance(text, str):
                 hint = f'in quotes, as in env = {{ {variable} = "…" }}'
                 raise UserError(f"{at} = {public(variable, shown_value(text))}: must be a string", hint)
@@ -120,7 +140,7 @@ def chain_of(toml: TomlText, name: str) -> list[str]:
             circle = " -> ".join([name, *reversed(chain[:-1]), parent])
             raise UserError(f"{where}: profiles extend each other: {circle}")
         if parent not in profiles:
-            reserved = f": [{parent}] is a reserved table, not a profile" if parent in RESERVED else ""
+            reserved = f": [{parent}] is a reserved table, not a profile" if parent in (TOOL, *RESERVED) else ""
             others = [other for other in ("local", *profiles) if other not in chain]
             raise UserError(f"{where}: unknown profile {parent!r}{reserved}", did_you_mean(parent, others, "profiles"))
         chain.insert(0, parent)
@@ -169,6 +189,24 @@ def _listed(keys: Iterable[str]) -> str:
     return ", ".join(keys) or "none"
 
 
-def wandb_settings() -> dict[str, str] | None:
-    """The table [wandb] of env.toml (`project`, `entity`, `mode`); None where there is none."""
-    return load_tables()[1].data.get("wandb")
+def tool_table(name: str, rules: Mapping[str, Rule]) -> dict[str, Any] | None:
+    """The table [tool.NAME], which belongs to another program, checked against `rules`; None where there is none.
+
+    Raises:
+        UserError: an unknown key or a wrong value, with file and line.
+    """
+    _, toml = load_tables()
+    table: dict[str, Any] | None = toml.data.get(TOOL, {}).get(name)
+    for key, value in (table or {}).items():
+        _check_key(toml, (TOOL, name), key, value, rules)
+    return table
+
+
+def tool_variables() -> dict[str, str]:
+    """What a job elsewhere, which has no env.toml, gets of [tool]: `project` of [tool.wandb] as WANDB_PROJECT."""
+    tables = load_tables()[1].data.get(TOOL, {})
+    return {_variable_of(name, key): str(value) for name, table in tables.items() for key, value in table.items()}
+
+
+def _variable_of(table: str, key: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", f"{table}_{key}".upper())

@@ -39,7 +39,8 @@ class Rule:
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
-def _choice(*choices: str) -> Rule:
+def choice(*choices: str) -> Rule:
+    """One of a few words."""
     return Rule(str, f"one of {', '.join(choices)}", choices=choices)
 
 
@@ -49,17 +50,17 @@ def _integer(least: int, most: int | None = None) -> Rule:
 
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-_TEXT = Rule(str, "a string that is not empty", r"(?s).*\S.*")
+TEXT = Rule(str, "a string that is not empty", r"(?s).*\S.*")
 _WORD = Rule(str, "a string without spaces", r"\S+")
 
 # Keys that every profile may have.
 GENERAL: dict[str, Rule] = {
     "executor": _WORD,
-    "extends": _TEXT,
+    "extends": TEXT,
     "env": Rule(dict, "a table of strings"),
     "secrets": Rule(list, "a list of strings"),
     "startup_commands": Rule(list, "a list of strings, each a shell command", r"(?s).*\S.*"),
-    "artifacts": _TEXT,
+    "artifacts": TEXT,
     "code_limit": Rule(str, 'a size as "200MB"', r"[0-9]+(\.[0-9]+)? ?([KMG]i?)?B"),
 }
 # Keys of each executor; under these names a config may have them too, in `run.env`.
@@ -90,21 +91,22 @@ EXECUTOR_KEYS: dict[str, dict[str, Rule]] = {
         "signal": Rule(str, 'USR1@SECONDS or TERM@SECONDS, as "USR1@120"', r"(USR1|TERM)(@[0-9]{1,5})?"),
         "max_restarts": _integer(0),
         "job_dir": _WORD,
-        "tunnel": _choice("local", "ssh"),
+        "tunnel": choice("local", "ssh"),
         # No leading dash: ssh would take it for an option.
         "host": Rule(str, "a host name without user", r"[A-Za-z0-9_.:\[][A-Za-z0-9_.:\[\]%-]*"),
         "user": Rule(str, "a user name", r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*"),
         "port": _integer(1, 65535),
-        "identity": _TEXT,
+        "identity": TEXT,
     },
     "ray": {"address": Rule(str, 'the address of the dashboard, as "http://head:8265"', r"https?://[^\s/]+(/\S*)?")},
 }
 PROFILE: dict[str, Rule] = {**GENERAL, **{key: rule for keys in EXECUTOR_KEYS.values() for key, rule in keys.items()}}
 RESERVED: dict[str, dict[str, Rule]] = {
-    "wandb": {"project": _TEXT, "entity": _TEXT, "mode": _choice("online", "offline", "disabled")},
-    "artifacts": {"root": _TEXT},
-    "cache": {"dir": _TEXT},
+    "artifacts": {"root": TEXT},
+    "cache": {"dir": TEXT},
     "cli": {"color": Rule(bool, "true or false")},
 }
+# Its tables belong to other programs: [tool.wandb], say, to who tracks runs there.
+TOOL = "tool"
 # A recipe knows which image it needs and how many processes: for these a config goes before the profile.
 CONFIG_FIRST = ("container_image", "nodes", "gpus_per_node", "processes_per_node")

@@ -11,6 +11,7 @@ from nemotron.cli.commands.artifacts.app import artifacts
 from nemotron.cli.commands.data.app import data
 from nemotron.cli.commands.models.app import models
 from nemotron.cli.commands.nano3.app import nano3
+from nemotron.kit.commands import command_hint
 
 app = typer.Typer(
     name="nemotron",
@@ -29,7 +30,7 @@ app.add_typer(artifacts, name="artifacts")
 
 def main() -> None:
     """Entry point of the `nemotron` command. Exits 0 done, 1 failed, 2 refused, 130 interrupted, 143 preempted."""
-    sys.exit(run_main(_run))
+    sys.exit(run_main(_run, command_hint))
 
 
 def _run() -> int:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nemo_runspec.artifacts import Registry, Version
-from nemo_runspec.env import wandb_settings
+from nemo_runspec.env.file import tool_table
+from nemo_runspec.env.keys import TEXT, choice
 from nemo_runspec.errors import UserError
 
 JOURNAL_FILE = "lineage.jsonl"
@@ -116,6 +117,7 @@ class MlflowTracker:
             mlflow.log_dict(record, "artifact.json")
 
 
+_WANDB_KEYS = {"project": TEXT, "entity": TEXT, "mode": choice("online", "offline", "disabled")}
 _trackers: tuple[LineageTracker, ...] | None = None  # None: nobody has set any, so env.toml may
 
 
@@ -126,15 +128,15 @@ def set_lineage_tracker(*trackers: LineageTracker) -> None:
 
 
 def use_configured_tracker() -> None:
-    """Set the tracker that env.toml asks for with a table [wandb], unless the script has set its own.
+    """Set the tracker that env.toml asks for with a table [tool.wandb], unless the script has set its own.
 
     W&B not being installed costs one line of warning.
     """
-    settings = wandb_settings()
+    settings = tool_table("wandb", _WANDB_KEYS)
     if _trackers is not None or settings is None:
         return
     if importlib.util.find_spec("wandb") is None:
-        warn("env.toml has a table [wandb], but wandb is not installed: pip install -e '.[wandb]'")
+        warn("env.toml has a table [tool.wandb], but wandb is not installed: pip install -e '.[wandb]'")
         return
     set_lineage_tracker(WandbTracker(settings.get("project", "nemotron"), settings.get("entity"), settings.get("mode")))
 

@@ -196,7 +196,7 @@ def open_run(cfg: Any, script: str | Path) -> Run:
 
     The directory follows from config, script and inputs. Where a run of the same fingerprint was stopped, this one
     resumes it, unless the command said `--force`; where it had finished, it starts afresh. A config with
-    `resume: PATH` names the directory itself. Saves are tracked in W&B where env.toml has a table [wandb].
+    `resume: PATH` names the directory itself. Saves are tracked in W&B where env.toml has a table [tool.wandb].
 
     Raises UserError: an input is missing or has a flipped byte, another process is running there, `resume` names a run
     of another config.

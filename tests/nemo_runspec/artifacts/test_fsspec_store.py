@@ -26,7 +26,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NEMOTRON_ENV_FILE", raising=False)
+    monkeypatch.delenv("RUNSPEC_ENV_FILE", raising=False)
     become("cluster")
     return become
 
@@ -125,9 +125,7 @@ def test_errors_are_those_of_a_local_registry(machine, root, payload):
     registry.publish("nano3-sft-data-tiny", payload, RECORD)
     with pytest.raises(UserError) as refused:
         registry.resolve("nano3-sft-data-tyni")
-    assert (
-        refused.value.hint == "did you mean nano3-sft-data-tiny? if not, make it: nemotron nano3 data prep sft -c tyni"
-    )
+    assert refused.value.hint == "did you mean nano3-sft-data-tiny?"
     with pytest.raises(UserError, match="no version 7") as refused:
         registry.resolve("nano3-sft-data-tiny:7")
     assert refused.value.hint == "there is 1 to 1"

@@ -27,7 +27,7 @@ PRETRAIN = "stage0_pretrain"
 # Small and quick: no standard library, few tasks, a small vocabulary.
 QUICK = ("stdlib.enabled=false", "tasks.num_tasks=3000", "tokenizer.vocab_size=400", "curation.evaluation_tasks=20")
 
-_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE")
+_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE")
 
 
 def command_of(stage: str | Path, *overrides: str, hash_seed: int = 0) -> tuple[list[str], dict[str, str]]:

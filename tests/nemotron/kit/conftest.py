@@ -51,7 +51,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
     for name in (
         "RUNSPEC_ARTIFACTS_ROOT",
-        "NEMOTRON_ENV_FILE",
+        "RUNSPEC_ENV_FILE",
         "RANK",
         "WORLD_SIZE",
         "LOCAL_WORLD_SIZE",

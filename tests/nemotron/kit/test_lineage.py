@@ -200,7 +200,7 @@ def test_wandb_gets_artifact_and_inputs(chain, monkeypatch, capsys):
 
 
 def test_a_run_tracks_its_saves_in_wandb_where_env_toml_says_so(script, out, tmp_path, monkeypatch, capsys):
-    (tmp_path / "env.toml").write_text('[wandb]\nproject = "toy"\nentity = "us"\nmode = "offline"\n')
+    (tmp_path / "env.toml").write_text('[tool.wandb]\nproject = "toy"\nentity = "us"\nmode = "offline"\n')
     Dataset(path=out, num_examples=1).save("raw")
     module, calls = fake_wandb(known=())
     module.__spec__ = types.SimpleNamespace()
@@ -219,13 +219,13 @@ def test_a_run_tracks_its_saves_in_wandb_where_env_toml_says_so(script, out, tmp
 
 
 def test_a_run_without_the_wandb_that_env_toml_names_goes_on(script, out, tmp_path, monkeypatch, capsys):
-    (tmp_path / "env.toml").write_text('[wandb]\nproject = "toy"\n')
+    (tmp_path / "env.toml").write_text('[tool.wandb]\nproject = "toy"\n')
     Dataset(path=out, num_examples=1).save("raw")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with open_run(load_script_config(script, ["--config", "tiny"]), script):
         assert Checkpoint(path=out, step=1).save().ref == "toy-train-model-tiny:1"
     warning = capsys.readouterr().err
-    assert warning.count("\n") == 1 and "[wandb], but wandb is not installed: pip install" in warning
+    assert warning.count("\n") == 1 and "[tool.wandb], but wandb is not installed: pip install" in warning
 
 
 def test_mlflow_gets_a_run_with_tags_and_metrics(out, registry, monkeypatch):

@@ -107,7 +107,7 @@ def submit(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> RayJob:
     try:
         client = connect(address)
     except UserError as error:
-        raise UserError(f"profile {env.profile}: {error.message}", error.hint) from None
+        raise error.at(f"profile {env.profile}") from None
     except ConnectionError as error:
         raise UserError(f"profile {env.profile}: executor ray: {error}") from error
     try:

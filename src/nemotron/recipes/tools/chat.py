@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit.chat import IM_END, generation_prompt, parse_response, render
+from nemotron.kit.commands import command_hint
 from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
 
@@ -147,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, RECORD_FILE
-from nemo_runspec.artifacts.naming import SCHEME, hint_for
+from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry, Version
 from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, nearest, run_main
+from nemotron.kit.commands import command_for, command_hint
 from nemotron.recipes.tools.inspection import Lengths, Report, Table, inspect, outcome, shown
 
 BAR = 40  # columns of the longest bar
@@ -41,7 +42,7 @@ def find(name: str) -> tuple[str, Version | None]:
         return name, None
     registry = Registry.default()
     artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
-    if name.startswith(SCHEME) or artifact in artifacts or ("/" not in name and hint_for(artifact)):
+    if name.startswith(SCHEME) or artifact in artifacts or ("/" not in name and command_for(artifact)):
         version = registry.resolve(name)
         version.fetch()
         return str(version.path), version
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from nemo_runspec.artifacts.naming import SCHEME, hint_for
+from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.data_prep.chat.conversations import training_spans
@@ -38,6 +38,7 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source
+from nemotron.kit.commands import command_for, command_hint
 
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 FIELDS = ("messages", "tools")
@@ -84,7 +85,7 @@ def find(source: str | None) -> Place:
         raise UserError(f"{path} is a link to {path.readlink()}, and nothing is there")
     registry = Registry.default()
     artifact, artifacts = re.split("[:@]", source.removeprefix(SCHEME))[0], registry.names()
-    if source.startswith(SCHEME) or artifact in artifacts or (hint_for(artifact) and "/" not in source):
+    if source.startswith(SCHEME) or artifact in artifacts or (command_for(artifact) and "/" not in source):
         version = registry.resolve(source)
         if version.record["type"] != "SFTPack":
             raise UserError(f"artifact {version.ref} holds no packed conversations: a {version.record['type']}")
@@ -125,7 +126,7 @@ def _tokenizer_of_artifact(location: str) -> str | None:
         return None
     registry = Registry.default()
     if not (
-        location.startswith(SCHEME) or artifact in registry.names() or (hint_for(artifact) and "/" not in location)
+        location.startswith(SCHEME) or artifact in registry.names() or (command_for(artifact) and "/" not in location)
     ):
         return None
     found = Artifact.load(registry.resolve(location).ref)
@@ -304,4 +305,4 @@ def _columns(given: str | None) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -24,6 +24,7 @@ import torch
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Model
 from nemotron.kit.chat import IM_END, template_source
+from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import walk
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import (
@@ -142,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -23,6 +23,7 @@ import torch
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Model, Source
+from nemotron.kit.commands import command_hint
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
 from nemotron.stack.evaluation import load_tokenizer
 from nemotron.stack.models import NemotronH
@@ -115,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

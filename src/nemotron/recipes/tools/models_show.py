@@ -17,10 +17,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.artifacts.naming import SCHEME, hint_for
+from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, nearest, run_main
+from nemotron.kit.commands import command_for, command_hint
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
 from nemotron.stack.models.published.config_json import CONFIG_FILE, load_config
 from nemotron.stack.models.published.memory import (
@@ -56,7 +57,7 @@ def find_model(name: str | None) -> tuple[str, NemotronHConfig]:
         return str(path), load_config(path)
     registry = Registry.default()
     artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
-    if name.startswith(SCHEME) or artifact in artifacts or hint_for(artifact):
+    if name.startswith(SCHEME) or artifact in artifacts or command_for(artifact):
         version = registry.resolve(name)
         if not (version.fetch(CONFIG_FILE) / CONFIG_FILE).is_file():
             raise UserError(f"artifact {version.ref} is no model: a {version.record['type']} has no {CONFIG_FILE}")
@@ -215,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

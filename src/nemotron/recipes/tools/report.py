@@ -20,6 +20,7 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit.chat import END_THINK, IM_END, parse_response
+from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import format_lineage, walk
 from nemotron.kit.metrics import format_seconds, read_metrics
 from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart, smooth
@@ -396,4 +397,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

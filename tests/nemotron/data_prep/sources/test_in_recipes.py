@@ -30,7 +30,7 @@ WORDS = """
 
 def prepare(stage: str, cwd: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RECIPE / stage / "data_prep.py"), "--config", "tiny", *overrides]
-    places = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE")
+    places = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in places}
     environment["PYTHONPATH"] = f"{RECIPE.parents[2]}:{os.environ.get('PYTHONPATH', '')}"
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -26,7 +26,7 @@ from nemotron.recipes.data.pack.example import example_conversations, write_exam
 from nemotron.stack.training.loaders import PackedLoader
 
 RECIPE = Path(nemotron.recipes.__file__).parent / "data" / "pack"
-_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE", "RAY_ADDRESS")
+_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS")
 
 
 @pytest.fixture(scope="module")

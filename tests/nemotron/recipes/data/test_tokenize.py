@@ -40,7 +40,7 @@ WORDS = [
     "and",
     "of",
 ]
-_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE", "RAY_ADDRESS")
+_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS")
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

@@ -24,7 +24,7 @@ CAPS = {"stage0_pretrain": "max_documents", "stage1_sft": "max_conversations", "
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE"):
+    for name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "My Notes.2024").mkdir()
     for name in ("My Notes.2024/a.jsonl", "own.jsonl", "7.jsonl"):

@@ -57,6 +57,7 @@ from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import freeze, run_shards
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import required_tokens, template_source
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.data.pack.example import write_example
 
@@ -266,4 +267,4 @@ def _source(name: str, files: list[SourceFile]) -> Source:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -57,6 +57,7 @@ from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
+from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import write_json
 from nemotron.kit.stop import stop_at_once
 
@@ -213,4 +214,4 @@ def documents(files: SourceFiles, split: str) -> int:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -54,6 +54,7 @@ from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 
@@ -201,4 +202,4 @@ def _digests(
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -58,6 +58,7 @@ import torch
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Model, PretrainBlend, Progress, Results, Run, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import FAMILIES, generate_tasks
 from nemotron.stack.evaluation import (
     bits_per_byte_of,
@@ -345,4 +346,4 @@ def shown(values: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -53,6 +53,7 @@ from nemotron.data_prep.tokens.tokenizer import load_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
 
@@ -200,4 +201,4 @@ def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, lis
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

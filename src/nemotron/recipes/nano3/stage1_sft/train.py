@@ -58,6 +58,7 @@ import torch
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Model, Progress, Results, Run, SFTPack, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import FAMILIES, best_constant_answer, generate_tasks
 from nemotron.stack.evaluation import evaluate_model, load_tokenizer
 from nemotron.stack.models import NemotronH
@@ -346,4 +347,4 @@ def evaluate(cfg: SFTConfig, published: Model, model: NemotronH, best: Best, pol
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

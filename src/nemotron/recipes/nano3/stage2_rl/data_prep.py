@@ -52,6 +52,7 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
+from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Difficulty
 from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import (
@@ -221,4 +222,4 @@ def _spoken(prompt: str) -> str:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

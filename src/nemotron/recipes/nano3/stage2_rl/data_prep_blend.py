@@ -71,6 +71,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import InputFile, Plan, Receipt, Shard, freeze, run_shards
 from nemotron.kit import RLPrompts, Source, open_run, print_complete
+from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import write_json
 from nemotron.kit.stop import stop_at_once
 
@@ -282,4 +283,4 @@ def sources_of(files: list[SourceFile], role: str) -> list[Source]:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -75,6 +75,7 @@ from nemotron.kit import (
     print_complete,
     read_pipe,
 )
+from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import FAMILIES, Task, best_constant_answer, generate_tasks, verify
 from nemotron.stack.evaluation import PromptFormat, evaluate_model, load_tokenizer, prompt_text
 from nemotron.stack.models import NemotronH
@@ -480,4 +481,4 @@ def evaluate(cfg: RLConfig, model: NemotronH, tokenizer: Tokenizer, poll: Callab
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

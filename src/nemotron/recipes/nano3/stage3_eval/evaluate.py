@@ -53,6 +53,7 @@ import torch
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import StopFlag
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
 from nemotron.recipes.nano3.stage3_eval.table import format_table
@@ -253,4 +254,4 @@ def side_by_side(evaluations: dict[str, Evaluation], per_family: int) -> list[di
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -40,6 +40,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import read_records
 from nemotron.kit import Dataset, Source, open_run, print_complete
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
@@ -84,4 +85,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -47,6 +47,7 @@ from nemotron.data_prep.sources.reader import read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import evaluation_prompts
 
@@ -106,4 +107,4 @@ def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

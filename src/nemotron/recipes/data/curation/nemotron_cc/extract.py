@@ -41,6 +41,7 @@ from nemotron.data_prep.curation.step import collect, publish_step
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Source, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
@@ -71,4 +72,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

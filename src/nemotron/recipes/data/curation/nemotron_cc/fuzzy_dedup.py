@@ -42,6 +42,7 @@ from nemotron.data_prep.curation.deduplication import minhash
 from nemotron.data_prep.curation.step import list_documents, publish_step
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
@@ -73,4 +74,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

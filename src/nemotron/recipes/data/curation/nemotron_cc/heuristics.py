@@ -40,6 +40,7 @@ from nemotron.data_prep.curation import heuristics
 from nemotron.data_prep.curation.step import filter_shards, list_documents, plan_step, publish_step
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
@@ -74,4 +75,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

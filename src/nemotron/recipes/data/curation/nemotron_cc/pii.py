@@ -48,6 +48,7 @@ from nemotron.data_prep.curation.step import (
 )
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
@@ -92,4 +93,4 @@ def _samples(files: list[Path]) -> dict[str, list[str]]:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -44,6 +44,7 @@ from nemotron.data_prep.curation.step import StepTable, list_documents, plan_ste
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
@@ -114,4 +115,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     stop_at_once()
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, command_hint))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,8 +123,9 @@ def set_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> Pipe:
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(root / "output"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(root / "output/artifacts"))
     monkeypatch.setenv("PYTHONPATH", str(Path(pipe.__file__).resolve().parents[4]))
-    for constant in ("PRETRAIN", "SFT", "RL", "EVAL"):
-        monkeypatch.setattr(pipe, constant, root / "recipes" / constant.lower())
+    folders = ["pretrain", "pretrain", "sft", "sft", "rl", "rl", "eval"]
+    steps = [replace(s, script=root / "recipes" / f / s.script.name) for s, f in zip(pipe.STEPS, folders, strict=True)]
+    monkeypatch.setattr(pipe, "STEPS", steps)
 
     def run(*overrides: str, start: str | None = None, force: bool = False, dry_run: bool = False) -> int:
         cfg = RecipeConfig(config_name="t", overrides=overrides, force=force, dry_run=dry_run, argv=("nemotron",))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
@@ -64,7 +65,7 @@ def _robust_range(series: Sequence[Series]) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
+def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> Markup:
     """An SVG figure with axes, grid, labels and a legend. Returns "" when there is not a single finite point."""
     series = [
         Series(s.label, [p for p in s.points if math.isfinite(p[0]) and math.isfinite(p[1])], s.faint, s.dashed)
@@ -72,7 +73,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series])
     ]
     series = [s for s in series if s.points]
     if not series:
-        return ""
+        return Markup("")
     x_low = min(x for s in series for x, _ in s.points)
     x_high = max(x for s in series for x, _ in s.points)
     x_high = x_high if x_high > x_low else x_low + 1
@@ -127,7 +128,7 @@ def interval_chart(
     rows: Sequence[tuple[str, dict[str, Interval]]],
     labels: Sequence[str],
     baseline: dict[str, float],
-) -> str:
+) -> Markup:
     """Dots with whiskers on an axis from 0 to 1: one band a row (a task family), one colour a label (a model).
 
     Args:
@@ -138,7 +139,7 @@ def interval_chart(
     """
     shown = [label for label in labels if any(label in values for _, values in rows)]
     if not shown:
-        return ""
+        return Markup("")
     left, band = 150, 14 * len(shown) + 14
     height = TOP + band * len(rows) + BOTTOM
 
@@ -174,7 +175,7 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str = "middle", turn
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(text)}</text>'
 
 
-def _figure(title: str, height: float, parts: Sequence[str], legend: Sequence[tuple[str, str]]) -> str:
+def _figure(title: str, height: float, parts: Sequence[str], legend: Sequence[tuple[str, str]]) -> Markup:
     entries = "".join(f'<span><i style="background:{colour}"></i>{escape(label)}</span>' for label, colour in legend)
     svg = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return f'<figure><figcaption>{escape(title)}</figcaption>{svg}<div class="legend">{entries}</div></figure>'
+    return Markup(f'<figure><figcaption>{escape(title)}</figcaption>{svg}<div class="legend">{entries}</div></figure>')

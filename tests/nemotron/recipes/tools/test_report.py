@@ -151,8 +151,9 @@ def test_the_page_is_well_formed_and_reaches_for_nothing_outside(registry: Regis
     names = {tag for tag, _ in page.tags}
     assert not names & {"script", "link", "img", "iframe"}
     assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
-    assert "url(" not in report.STYLE and "@import" not in report.STYLE
-    assert "prefers-color-scheme:dark" in report.STYLE
+    template = (Path(report.__file__).parent / "report.html.jinja").read_text()
+    assert "url(" not in template and "@import" not in template
+    assert "prefers-color-scheme:dark" in template
 
 
 def test_scores_with_intervals_baselines_and_differences_are_shown(registry: Registry) -> None:
@@ -222,6 +223,9 @@ def test_the_lineage_reaches_the_raw_source(registry: Registry) -> None:
 def test_only_an_evaluation_can_be_reported(registry: Registry) -> None:
     with pytest.raises(UserError, match="nano3-rl-model-t:1 is not the result of an evaluation"):
         report.read_records("nano3-rl-model-t", registry)
+    publish(registry, "other-results", "nano4/eval", "ffff", {}, METRICS)
+    with pytest.raises(UserError, match=r"other-results:1 was made by nano4/eval, which has no report\.yaml"):
+        report.read_records("other-results", registry)
 
 
 def test_the_script_writes_the_page(registry: Registry, tmp_path: Path) -> None:

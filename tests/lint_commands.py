@@ -106,7 +106,7 @@ INTENDED: dict[str, tuple[str, dict[str, str]]] = {
         {
             "nano3 data prep pretrain: documents to token streams": "data curate STEP: one step of the curation",
             "from nemotron.cli.recipe_dir import recipe_dir\n": (
-                "from nemotron.cli.commands.data.curate import CURATION, SCRIPTS\n"
+                "from nemotron.cli.commands.data.curate import CURATION\n"
             ),
             'STAGE = recipe_dir("nano3/stage0_pretrain")\n\n\n': "\n",
             "Curate documents, train the tokenizer, write the token blend of the base model": (
@@ -116,7 +116,7 @@ INTENDED: dict[str, tuple[str, dict[str, str]]] = {
             "parse_recipe_config(ctx))": "parse_recipe_config(ctx), str(ctx.info_name))",
             "cfg: RecipeConfig)": "cfg: RecipeConfig, step: str)",
             "_execute_pretrain": "_execute_curate_step",
-            'STAGE / "data_prep.py"': "CURATION / SCRIPTS[step]",
+            'STAGE / "data_prep.py"': 'CURATION / f"{step}.py"',
             "STAGE / train": "CURATION / train",
         },
     ),

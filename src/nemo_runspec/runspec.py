@@ -72,12 +72,12 @@ class Runspec:
 
     @property
     def family(self) -> str:
-        """The part of `name` before the first slash: `nano3` of `nano3/data/prep/sft`."""
+        """The part of `name` before the first slash: `garden` of `garden/data/prep/beds`."""
         return self.name.partition("/")[0]
 
     @property
     def stage(self) -> str:
-        """The part of `name` after the first slash: `data/prep/sft`; the whole name when it has no slash."""
+        """The part of `name` after the first slash: `data/prep/beds`; the whole name when it has no slash."""
         return self.name.partition("/")[2] or self.name
 
     @property
@@ -226,10 +226,9 @@ _TOP = ("schema", "docs", "name", "image", "setup", "run", "config", "resources"
 
 def _build(block: _Block, script: Path) -> Runspec:
     block.check_keys((), block.data, _TOP)
-    for required in ("schema", "name"):
-        if required not in block.data:
-            raise UserError(f"{block.where()}: [tool.runspec] has no {required!r}, which is required")
-    if block.text(("schema",), None) != SCHEMA_VERSION:
+    if "name" not in block.data:
+        raise UserError(f"{block.where()}: [tool.runspec] has no 'name', which is required")
+    if block.text(("schema",), SCHEMA_VERSION) != SCHEMA_VERSION:
         version = block.data["schema"]
         raise block.fail(("schema",), f'= "{version}": unknown version; this program reads schema "{SCHEMA_VERSION}"')
     name = block.text(("name",), None) or ""

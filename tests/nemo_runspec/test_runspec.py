@@ -137,7 +137,6 @@ def bad(write: Write, body: str) -> UserError:
         ('[tool.runspec]\nschema = "2"\nname = "x"', 3, 'reads schema "1"', None),
         ('[tool.runspec]\nschema = 1\nname = "x"', 3, "must be a string", None),
         ('[tool.runspec]\nschema = "1"', 2, "no 'name'", None),
-        ('[tool.runspec]\nname = "x"', 2, "no 'schema'", None),
         ('[tool.runspec]\nschema = "1"\nname = "/x"', 4, "words of letters", None),
         ('[tool.runspec]\nschema = "1"\nname = ', 4, "bad TOML", None),
         ('[tool.runspec]\nschema = "1"\nschema = "1"', 4, "bad TOML", None),

@@ -203,7 +203,7 @@ def tool_table(name: str, rules: Mapping[str, Rule]) -> dict[str, Any] | None:
 
 
 def tool_variables() -> dict[str, str]:
-    """What a job elsewhere, which has no env.toml, gets of [tool]: `project` of [tool.wandb] as WANDB_PROJECT."""
+    """What a job elsewhere, which has no env.toml, gets of [tool]: `project` of [tool.tracker] as TRACKER_PROJECT."""
     tables = load_tables()[1].data.get(TOOL, {})
     return {_variable_of(name, key): str(value) for name, table in tables.items() for key, value in table.items()}
 

@@ -106,7 +106,7 @@ RESERVED: dict[str, dict[str, Rule]] = {
     "cache": {"dir": TEXT},
     "cli": {"color": Rule(bool, "true or false")},
 }
-# Its tables belong to other programs: [tool.wandb], say, to who tracks runs there.
+# Its tables belong to other programs, [tool.tracker] to one that tracks runs; their keys are unread here.
 TOOL = "tool"
 # A recipe knows which image it needs and how many processes: for these a config goes before the profile.
 CONFIG_FIRST = ("container_image", "nodes", "gpus_per_node", "processes_per_node")

@@ -50,7 +50,7 @@ class RayJob:
 
 
 def new_job_id(name: str) -> str:
-    """An id for a job that says what it is and that no other one has: `nano3-data-prep-sft-3f9c2a`."""
+    """An id for a job that says what it is and that no other one has: `demo-train-3f9c2a`."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
     return f"{words}-{secrets.token_hex(3)}"
 

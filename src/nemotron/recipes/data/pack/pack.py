@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Conversations, rendered with a chat template, masked, tokenised and packed into rows"
 # name = "data/pack"
 # setup = "pip install nemotron"

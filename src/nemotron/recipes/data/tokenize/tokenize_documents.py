@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Tokenise documents of any source into Megatron token streams, with the blend that says how to mix them"
 # name = "data/tokenize"
 # setup = "pip install nemotron"

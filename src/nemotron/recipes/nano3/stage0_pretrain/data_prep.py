@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Curate documents, train the tokenizer, write the token blend of the base model"
 # name = "nano3/data/prep/pretrain"
 # setup = "pip install nemotron"

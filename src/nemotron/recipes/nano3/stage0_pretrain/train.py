@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Pretrain the base model on blended text with the embedded stack: a CPU, one GPU, or torchrun."
 # name = "nano3/pretrain"
 # setup = "pip install nemotron"

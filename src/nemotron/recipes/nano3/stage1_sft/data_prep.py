@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Conversations with reasoning control, packed into rows with a loss mask"
 # name = "nano3/data/prep/sft"
 # setup = "pip install nemotron"

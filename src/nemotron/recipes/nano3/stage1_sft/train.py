@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Supervised fine-tuning on packed conversations with the embedded stack: a CPU, one GPU, or torchrun."
 # name = "nano3/sft"
 # setup = "pip install nemotron"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Verifiable tasks as prompts for reinforcement learning"
 # name = "nano3/data/prep/rl"
 # setup = "pip install nemotron"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "A published blend of RL prompts, its placeholders filled in, as JSONL for NeMo-RL with NeMo Gym"
 # name = "nano3/data/prep/rl/blend"
 # setup = "pip install 'nemotron[hf]'"

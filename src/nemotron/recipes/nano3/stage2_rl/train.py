@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Reinforcement learning from verifiable rewards (GRPO) on four environment families at once."
 # name = "nano3/rl"
 # setup = "pip install nemotron"

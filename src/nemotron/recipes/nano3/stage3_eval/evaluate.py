@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Evaluate base, SFT and RL models side by side on the same held-out tasks and text."
 # name = "nano3/eval"
 # setup = "pip install nemotron"

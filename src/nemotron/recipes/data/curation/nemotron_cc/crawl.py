@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Publish the small crawl that comes with this recipe, for the steps to read"
 # name = "data/curate/crawl"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Drop documents that share text with evaluation sets"
 # name = "data/curate/decontaminate"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Of documents with equal text, keep one"
 # name = "data/curate/exact_dedup"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Find the main text of crawled pages"
 # name = "data/curate/extract"
 # setup = "pip install 'nemotron[curation]'"

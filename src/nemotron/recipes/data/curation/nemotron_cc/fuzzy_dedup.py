@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Of nearly equal documents, keep one (MinHash LSH)"
 # name = "data/curate/fuzzy_dedup"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Drop documents by counts and ratios of words, lines and characters"
 # name = "data/curate/heuristics"
 # setup = "pip install 'nemotron[curation]'"

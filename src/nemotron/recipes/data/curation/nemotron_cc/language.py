@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Tell the language of every document and keep the wanted ones"
 # name = "data/curate/language"
 # setup = "pip install 'nemotron[curation]'"

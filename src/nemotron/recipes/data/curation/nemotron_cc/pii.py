@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Replace personal data by placeholders"
 # name = "data/curate/pii"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Score documents with an ensemble of quality classifiers, in buckets 0 to 19"
 # name = "data/curate/quality"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Let a language model behind an OpenAI-compatible endpoint reword documents, by quality"
 # name = "data/curate/rephrase"
 # setup = "pip install 'nemotron[curation]'"

@@ -1,6 +1,5 @@
 # /// script
 # [tool.runspec]
-# schema = "1"
 # docs = "Cut out passages that occur twice"
 # name = "data/curate/substring_dedup"
 # setup = "pip install 'nemotron[curation]'"

@@ -70,10 +70,9 @@ class DataRunConfig(RunConfig):
 
 
 class StepRunConfig(DataRunConfig):
-    """A step of data curation."""
+    """A step of data curation: documents in, documents out."""
 
     data: str = Field(description="artifact read: documents")
-    output: str = Field(description="artifact written: documents")
 
 
 class DataPrepConfig(Group):
@@ -189,6 +188,12 @@ class PhaseConfig(Group):
     weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         description="source -> weight; weights of a phase are normalised to sum 1"
     )
+
+
+class SourcesRunConfig(DataRunConfig):
+    """Names of what is read and written."""
+
+    tokenizer: str | None = Field(None, description="artifact with a tokenizer, for ${art:tokenizer,tokenizer_path}")
 
 
 class SourcesConfig(Group):

@@ -16,7 +16,9 @@ class TrainedModelConfig(Group):
     """How the model is trained, whatever its architecture: balancing of the experts, memory."""
 
     moe_router_bias_update_rate: float = Field(
-        ge=0, description="step of the expert bias towards equal loads, once an optimiser step"
+        1e-3,
+        ge=0,
+        description="step of the expert bias towards equal loads, once an optimiser step (Megatron-Core's default)",
     )
     moe_aux_loss_coeff: float = Field(ge=0, description="weight of the load-balancing loss")
     recompute_granularity: Literal["full", "selective"] | None = Field(
@@ -70,7 +72,7 @@ class LoggerConfig(Group):
 class RngConfig(Group):
     """Randomness."""
 
-    seed: int = Field(1234, ge=0, description="of initial weights and data order")
+    seed: int = Field(1234, ge=0, description="of the data order and, in pretraining, of initial weights")
 
 
 class TrainingScriptConfig(Group):

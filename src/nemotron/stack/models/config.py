@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from nemotron.kit.schemas.architecture import check_dimensions
+
 BLOCK_NAMES = {"M": "Mamba-2", "*": "attention", "E": "mixture of experts", "-": "dense MLP"}
 _TYPES = {"int": (int,), "float": (int, float), "str": (str,), "int | None": (int, type(None))}
 
@@ -75,17 +77,7 @@ class NemotronHConfig:
             may_be_0 = field.name in ("num_nextn_predict_layers", "mtp_num_layers")  # 0: none; stored, but not trained
             if isinstance(value, int | float) and (value < 0 if may_be_0 else value <= 0):
                 raise ValueError(f"{field.name} must be positive, is {value}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.mamba_num_heads % self.n_groups:
-            raise ValueError(f"mamba_num_heads {self.mamba_num_heads} is not a multiple of n_groups {self.n_groups}")
-        if self.num_experts_per_tok > self.n_routed_experts:
-            raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
-            )
+        check_dimensions(self)
 
     @property
     def routed_size(self) -> int:

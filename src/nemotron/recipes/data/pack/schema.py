@@ -11,14 +11,7 @@ from nemotron.kit.schemas import conversations
 from nemotron.kit.schemas import sources as shared
 from nemotron.kit.schemas.conversations import BinPacking, ReasoningConfig
 from nemotron.kit.schemas.group import Group, Scale
-from nemotron.kit.schemas.sources import DataRunConfig, SourcesConfig, check_weights, named
-
-
-class RunConfig(DataRunConfig):
-    """Names of what is read and written."""
-
-    tokenizer: str | None = Field(None, description="artifact with a tokenizer, for ${art:tokenizer,tokenizer_path}")
-    output: str = Field(description="artifact written: the packed conversations")
+from nemotron.kit.schemas.sources import SourcesConfig, SourcesRunConfig, check_weights, named
 
 
 class SourceConfig(shared.SourceConfig):
@@ -79,7 +72,7 @@ class PackingConfig(conversations.PackingConfig):
 class PackConfig(SourcesConfig):
     """`nemotron data pack`."""
 
-    run: RunConfig
+    run: SourcesRunConfig
     scale: Scale = Field("full", description="share of the made-up conversations to use")
     seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
     chat_template: Literal["nano2", "nano3", "super3"] = Field("nano3", description="how messages become text")

@@ -15,9 +15,9 @@ from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.user_files import is_elsewhere, local_path, no_such_file
 from nemotron.kit.schemas import sources as shared
 from nemotron.kit.schemas.sources import (
-    DataRunConfig,
     PhaseConfig,
     SourcesConfig,
+    SourcesRunConfig,
     check_phase_ends,
     check_weights,
     name_of,
@@ -25,12 +25,10 @@ from nemotron.kit.schemas.sources import (
 )
 
 
-class RunConfig(DataRunConfig):
+class RunConfig(SourcesRunConfig):
     """Names of what is read and written."""
 
     data: str | None = Field(None, description="artifact with documents, for ${art:data,train_path} in a location")
-    tokenizer: str | None = Field(None, description="artifact with a tokenizer, for ${art:tokenizer,tokenizer_path}")
-    output: str = Field(description="artifact written: the token streams and their blend")
 
 
 class SourceConfig(shared.SourceConfig):

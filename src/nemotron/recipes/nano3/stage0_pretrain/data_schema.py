@@ -20,12 +20,6 @@ from nemotron.kit.schemas.sources import (
 )
 
 
-class RunConfig(DataRunConfig):
-    """Names of what is written."""
-
-    output: str = Field(description="artifact written: the token blend with its tokenizer")
-
-
 class StdlibConfig(Group):
     """Documents from the standard library of the running interpreter."""
 
@@ -88,7 +82,7 @@ class TokenizerConfig(Group):
 class PretrainDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep pretrain`."""
 
-    run: RunConfig
+    run: DataRunConfig
     seed: int = Field(1234, ge=0, description="of document order, held-out split and MinHash")
     stdlib: StdlibConfig = Field(default_factory=StdlibConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)

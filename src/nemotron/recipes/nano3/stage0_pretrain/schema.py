@@ -12,6 +12,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import evaluation, optimizer, training
+from nemotron.kit.schemas.architecture import check_dimensions
 from nemotron.kit.schemas.group import Group, ModelRunConfig
 
 
@@ -44,24 +45,11 @@ class ModelConfig(training.TrainedModelConfig):
     intermediate_size: int = Field(1856, ge=1, description="width of a - block; Nano 3 has none")
     initializer_range: float = Field(0.0173, gt=0, description="standard deviation of initial weights")
     layer_norm_epsilon: float = Field(1e-5, gt=0, description="inside the root of RMSNorm")
-    moe_router_bias_update_rate: float = Field(
-        1e-3, ge=0, description="step of the expert bias towards equal loads, once an optimiser step (tech report 2.3)"
-    )
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 2.3)")
 
     @model_validator(mode="after")
     def _dimensions_fit(self) -> Self:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.mamba_num_heads % self.n_groups:
-            raise ValueError(f"mamba_num_heads {self.mamba_num_heads} is not a multiple of n_groups {self.n_groups}")
-        if self.num_experts_per_tok > self.n_routed_experts:
-            raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
-            )
+        check_dimensions(self)
         return self
 
 

@@ -16,7 +16,6 @@ class RunConfig(DataRunConfig):
     """Names of what is read and written."""
 
     tokenizer: str | None = Field(None, description="artifact that holds the tokenizer: the pretraining data")
-    output: str = Field(description="artifact written: the packed conversations")
 
 
 class TasksConfig(sources.TasksConfig):

@@ -17,9 +17,6 @@ from nemotron.kit.schemas.group import Group, ModelRunConfig
 class ModelConfig(training.TrainedModelConfig):
     """Balancing of the experts; the architecture is that of the model trained on."""
 
-    moe_router_bias_update_rate: float = Field(
-        1e-3, ge=0, description="step of the expert bias towards equal loads, once an optimiser step (tech report 2.3)"
-    )
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 3.1)")
 
 
@@ -57,12 +54,6 @@ class CheckpointConfig(training.CheckpointConfig):
     pretrained_checkpoint: Path = Field(description="payload of the model artifact: config.json, weights, tokenizer")
 
 
-class RngConfig(training.RngConfig):
-    """Randomness."""
-
-    seed: int = Field(1234, ge=0, description="of the data order")
-
-
 class RunConfig(ModelRunConfig):
     """Identity, artifacts read and written."""
 
@@ -79,4 +70,3 @@ class SFTConfig(training.TrainingConfig):
     train: TrainConfig = Field(default_factory=TrainConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig
-    rng: RngConfig = Field(default_factory=RngConfig)

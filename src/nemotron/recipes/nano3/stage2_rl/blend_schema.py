@@ -10,12 +10,6 @@ from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.sources import DataRunConfig, Location, OnError
 
 
-class RunConfig(DataRunConfig):
-    """Names of what is written."""
-
-    output: str = Field(description="artifact written: prompts as NeMo Gym reads them")
-
-
 class ReferenceConfig(Group):
     """A collection that placeholders point to. What is left out is, for the published collections, what they need."""
 
@@ -34,7 +28,7 @@ class ReferenceConfig(Group):
 class BlendConfig(Group):
     """`nemotron nano3 data prep rl -c published`."""
 
-    run: RunConfig
+    run: DataRunConfig
     source: list[Location] = Field(
         min_length=1, description="the blend: files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
     )

@@ -10,12 +10,6 @@ from nemotron.kit.schemas import sources
 from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, OwnSourceConfig, check_names
 
 
-class RunConfig(DataRunConfig):
-    """Names of what is written."""
-
-    output: str = Field(description="artifact written: prompts with their tasks")
-
-
 class TasksConfig(sources.TasksConfig):
     """Prompts from the environments' generators."""
 
@@ -38,7 +32,7 @@ class SourceConfig(OwnSourceConfig):
 class RLDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep rl`."""
 
-    run: RunConfig
+    run: DataRunConfig
     seed: int = Field(1234, ge=0, description="of the order of the prompts")
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own task records; a path alone is a source, too")

@@ -16,16 +16,10 @@ from nemotron.kit.schemas.sources import DataRunConfig, Location, StepRunConfig
 # --- crawl.py ---------------------------------------------------------------------------------------------------------
 
 
-class CrawlRun(DataRunConfig):
-    """Names of what is written."""
-
-    output: str = Field(description="artifact written: WARC files, labelled pages, evaluation sets")
-
-
 class CrawlConfig(Group):
     """`nemotron data curate crawl`: the small crawl that comes with this recipe."""
 
-    run: CrawlRun
+    run: DataRunConfig
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="over the files of demo_crawl/, which must be these")
 
 
@@ -36,7 +30,6 @@ class ExtractRun(DataRunConfig):
     """Names of what is read and written."""
 
     data: str | None = Field(None, description="artifact whose WARC files are read; null: only `warc` of one's own")
-    output: str = Field(description="artifact written: documents")
 
 
 _NAME_YOURS = "name yours: 'warc=[…]', of all steps 'extract:warc=[…]'; the demo: -c tiny"

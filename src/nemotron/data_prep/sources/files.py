@@ -1,7 +1,6 @@
-"""What is read: a file with its format and compression, which its name tells, and a piece of it for one task.
+"""What is read: a file, whose name says its format and compression, and a piece of it for one task.
 
-`notes.jsonl.gz` is JSON Lines, gzip-compressed. Files of this machine and of stores are the same here; locations.py
-lists and opens them.
+`notes.jsonl.gz` is JSON Lines, gzip-compressed. Nothing here depends on where a file is: locations.py lists and opens.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ SUFFIXES: Mapping[str, Format] = {
     **dict.fromkeys((*_PROSE, *_CODE.split()), "text"),
     **dict.fromkeys((".warc", ".wet"), "warc"),
 }
-"""File name's end -> format. `.json` is one object a line, too, where it is named or matched by a glob; in a folder it
-is passed over: most are settings."""
+"""Suffix -> format. A `.json` file is read as JSON Lines where the user names it or a glob matches it; in a folder it
+is left out, because most such files hold settings."""
 COMPRESSION_SUFFIXES: Mapping[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Parquet and Arrow compress inside.
 COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "text", "warc")
@@ -43,7 +42,8 @@ class SourceFile:
     """A file to read.
 
     `uri`: absolute path on this machine, or an address (`s3://…`, `gs://…`, `https://…`, `hf://datasets/…@COMMIT/…`).
-    `size`: bytes as stored. `version` tells it from its later self: time of change here, else ETag or blob id.
+    `size`: bytes as stored. `version` changes with the content: time of modification on this machine, else what the
+    store has for it (ETag, generation, blob id).
     """
 
     uri: str
@@ -55,9 +55,7 @@ class SourceFile:
     @property
     def name(self) -> str:
         """The file as messages and records name it: its `uri` without a query string, where signatures are."""
-        if self.is_local:
-            return self.uri
-        return shown(self.uri)
+        return self.uri if self.is_local else redact(self.uri)
 
     @property
     def is_local(self) -> bool:
@@ -71,21 +69,26 @@ def is_address(location: str) -> bool:
 
 
 def format_of(name: str) -> tuple[Format, Compression] | None:
-    """Format and compression that a file's name tells; None for one that is not read."""
+    """Format and compression by a file's name; None for a file that is not read."""
     path = PurePath(name.lower())
     suffix = path.suffix
     compression = COMPRESSION_SUFFIXES.get(suffix, "none")
     if compression != "none":
         suffix = PurePath(path.stem).suffix
-    known = "jsonl" if suffix == ".json" else SUFFIXES.get(suffix)
-    if known is None or (compression != "none" and known not in COMPRESSIBLE):
+    file_format = "jsonl" if suffix == ".json" else SUFFIXES.get(suffix)
+    if file_format is None or (compression != "none" and file_format not in COMPRESSIBLE):
         return None
-    return known, compression
+    return file_format, compression
 
 
-def shown(uri: str) -> str:
-    """An address as messages show it: no credentials, no query string (where signatures are)."""
+def redact(uri: str) -> str:
+    """An address, or a text with addresses, without credentials and query strings (where signatures are)."""
     return re.sub(r"(https?://[^?#\s]*)\?[^\s'\"]*", r"\1", re.sub(r"://[^/@\s]*@", "://", uri))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line and without secrets."""
+    return redact((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def compression_of(begin: bytes) -> Compression:
@@ -96,16 +99,16 @@ def compression_of(begin: bytes) -> Compression:
 
 
 TO_THE_END = -1
-"""As `Piece.end`: all that is there."""
+"""As `Piece.end`: up to the end of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What one task reads of a file.
 
-    From `begin` to before `end`: bytes of plain JSON Lines, at any borders (a line belongs to the piece in which it
-    begins); row groups of Parquet; record batches of an Arrow file. Anything else is read whole: 0 and 1.
-    `size`: stored bytes that belong to it, for the balance of tasks.
+    From `begin` to before `end`: bytes of plain JSON Lines, cut anywhere (a line belongs to the piece in which it
+    begins); row groups of Parquet; record batches of an Arrow file. Other files are one piece, from 0 to 1.
+    `size`: its stored bytes, by which work is divided.
     """
 
     file: SourceFile

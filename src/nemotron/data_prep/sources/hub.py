@@ -22,8 +22,8 @@ huggingface_hub makes the requests: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OF
 local cache is read from there. Where the Hub cannot be reached, a dataset that the cache holds
 (`hf download ORG/NAME --repo-type dataset`) is listed from it.
 
-The rules are written out here because `datasets` follows a card to files of other hosts and does not list a dataset
-from the cache of huggingface_hub. HfFileSystem takes whatever a server answers for the range that it asked for.
+The rules are written out here because `datasets` lists only formats that it loads itself (no WARC), one format a
+config, and follows a card to files of other hosts. HfFileSystem takes whatever a server answers to its range request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import yaml
 
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, nearest
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.ranges import StoredObject, changed, range_stream
+from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error, range_stream
 
 GRAMMAR = "hf://ORG/NAME[:CONFIG][/SPLIT][@REVISION] or hf://datasets/ORG/NAME[@REVISION]/PATH"
 _FILES = re.compile(
@@ -165,11 +165,12 @@ def open_hub_file(file: SourceFile, end: int | None = None) -> BinaryIO:
         try:
             response = http_backoff("GET", url, headers=headers, timeout=_TIMEOUT, follow_redirects=True)
             hf_raise_for_status(response)
+        except BUGS:
+            raise
         except Exception as error:
-            _reraise_bugs(error)
             raise RunFailed(f"{file.uri}: {_what_failed(error)}") from error
         if response.headers.get("Content-Range", "").rpartition("/")[2] not in (str(file.size), ""):
-            raise changed(file)
+            raise changed_error(file)
         if response.status_code == 200 and (begin, end) != (0, file.size):
             raise RunFailed(f"{file.uri}: the server does not serve ranges of bytes", _download(address.repo))
         return bytes(response.content)
@@ -368,8 +369,9 @@ def _open_repository(address: HubAddress) -> _Repository:
         if error.response.status_code < 500:
             raise UserError(f"{what}: {_what_failed(error)}") from error
         return _cached_repository(address, error)
+    except BUGS:
+        raise
     except Exception as error:  # no connection, a timeout, offline mode
-        _reraise_bugs(error)
         return _cached_repository(address, error)
 
 
@@ -442,8 +444,9 @@ def _retried(request: Callable[[], T]) -> T:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return request()
+        except BUGS:
+            raise
         except Exception as error:
-            _reraise_bugs(error)
             refused = isinstance(error, HfHubHTTPError) and error.response.status_code not in _TRANSIENT_STATUS
             if refused or isinstance(error, (OfflineModeIsEnabled, ValueError)) or attempt == _ATTEMPTS:
                 raise
@@ -462,11 +465,6 @@ def _names(request: Callable[[], Iterable[str]]) -> list[str]:
 
 def _ref_names(refs: Any) -> list[str]:
     return [ref.name for ref in (*refs.branches, *refs.tags)]
-
-
-def _reraise_bugs(error: Exception) -> None:
-    if isinstance(error, (TypeError, AttributeError, LookupError, AssertionError)):
-        raise error
 
 
 def _what_failed(error: Exception) -> str:

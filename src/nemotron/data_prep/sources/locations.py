@@ -33,7 +33,7 @@ from nemotron.data_prep.sources.files import (
     compression_of,
     format_of,
     is_address,
-    shown,
+    redact,
 )
 
 _KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
@@ -276,14 +276,14 @@ def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> l
     alone = len(objects) == 1
     files = []
     for stored in objects:
-        name = unquote(shown(stored.uri)).rsplit("/", 1)[-1]
+        name = unquote(redact(stored.uri)).rsplit("/", 1)[-1]
         known = format_of(name)
         if known is None or known[0] not in formats:
             if alone:
-                _unknown_type(shown(location), name, formats)
+                _unknown_type(redact(location), name, formats)
             counts[_suffix(name) or "no suffix"] += 1
             continue
         files.append(SourceFile(stored.uri, stored.size, stored.version, *known))
     if objects and not files:
-        _nothing_readable(shown(location), formats, counts)
+        _nothing_readable(redact(location), formats, counts)
     return files

@@ -1,4 +1,4 @@
-"""Files cut into pieces, so that several tasks can read one file: what one task reads."""
+"""Files cut into pieces, so that several tasks can read one file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def can_be_cut(file: SourceFile) -> bool:
 def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
     """Cut a file into pieces of about `target_bytes`, the same every time.
 
-    A file that cannot be opened or understood is one piece: whoever reads it meets the error, and has a policy for it.
+    A file that cannot be opened or understood is one piece: its reader meets the error and has a policy for it.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes {target_bytes} must be at least 1")
@@ -39,13 +39,13 @@ def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
         sizes = _parquet_sizes(file) if file.format == "parquet" else _arrow_sizes(file)
     except RunspecError:
         raise
-    except Exception:  # what pyarrow makes of damaged metadata is not of one kind
+    except Exception:  # pyarrow raises errors of many types for damaged metadata
         return [whole(file)]
     return _grouped(file, sizes, target_bytes) or [whole(file)]
 
 
 def _grouped(file: SourceFile, sizes: list[int], target_bytes: int) -> list[Piece]:
-    """Neighbours together until a piece has its size."""
+    """Neighbouring units together, until a piece has its size."""
     pieces: list[Piece] = []
     begin = size = 0
     for number, unit in enumerate(sizes):
@@ -69,7 +69,7 @@ def _parquet_sizes(file: SourceFile) -> list[int]:
 
 
 def _arrow_sizes(file: SourceFile) -> list[int]:
-    """The file's bytes over its record batches, evenly: the batches' own sizes stand where the batches are.
+    """The file's bytes divided evenly among its record batches, whose own sizes cannot be known without reading them.
 
     Empty for a stream, which has no table of batches.
     """

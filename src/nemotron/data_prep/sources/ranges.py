@@ -1,7 +1,7 @@
 """A remote file as a seekable stream: read in ranges of bytes, with read-ahead that grows while it is read in order.
 
-fsspec's caches read ahead by one fixed step: a small one is many requests for a long read, a large one fetches far more
-than one row group or one record asks for.
+The caches of fsspec read ahead by a fixed number of bytes. A small one makes many requests of a long read, a large one
+fetches far more than a row group or a record needs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from nemo_runspec.errors import RunFailed
-from nemotron.data_prep.sources.files import SourceFile, shown
+from nemotron.data_prep.sources.files import SourceFile, redact
 
-# A read that goes on where the last one ended fetches twice as much as that one did, up to the greatest.
+# Bytes. A read that continues where the last one ended fetches twice as many as that one, up to the greatest.
 _LEAST_FETCH, _GREATEST_FETCH = 1 << 16, 16 << 20
 _BUFFER = 1 << 16
+# Faults of this code and not of a store: no error message of ours may hide them.
+BUGS = (TypeError, AttributeError, LookupError, AssertionError)
 
 
 class StoredObject(NamedTuple):
@@ -69,7 +71,7 @@ class _RangeFile(io.RawIOBase):
         return len(part)
 
     def _fetch_at(self, begin: int, wanted: int) -> None:
-        # Behind the reader's `end` it begins anew with small steps: the rest of one line, mostly.
+        # Behind the reader's `end` the steps are small again: what is read there is mostly the rest of one line.
         in_order = begin == self._chunk_begin + len(self._chunk) and begin != self._ahead_to
         self._next_fetch = min(2 * self._next_fetch, _GREATEST_FETCH) if in_order else _LEAST_FETCH
         ahead = min(begin + self._next_fetch, self._ahead_to if begin < self._ahead_to else self._size)
@@ -78,18 +80,18 @@ class _RangeFile(io.RawIOBase):
 
 
 def range_stream(file: SourceFile, fetch: Callable[[int, int], bytes], end: int | None = None) -> BinaryIO:
-    """A buffered, seekable stream over `fetch(begin, end)`. RunFailed: fewer bytes came than asked for, three times."""
+    """A buffered, seekable stream over `fetch(begin, end)`. RunFailed: three answers had fewer bytes than asked for."""
 
     def whole(begin: int, end: int) -> bytes:
         for _ in range(3):
             data = fetch(begin, end)
             if len(data) == end - begin:
                 return data
-        raise RunFailed(f"{shown(file.uri)}: {len(data)} of {end - begin} bytes came from position {begin} on")
+        raise RunFailed(f"{redact(file.uri)}: {len(data)} of {end - begin} bytes came from position {begin} on")
 
-    return cast(BinaryIO, io.BufferedReader(_RangeFile(shown(file.uri), file.size, whole, end), _BUFFER))
+    return cast(BinaryIO, io.BufferedReader(_RangeFile(redact(file.uri), file.size, whole, end), _BUFFER))
 
 
-def changed(file: SourceFile) -> RunFailed:
+def changed_error(file: SourceFile) -> RunFailed:
     """The error for a file that is no longer what was listed."""
-    return RunFailed(f"{shown(file.uri)} changed after it was listed", "--force starts anew, with what is there now")
+    return RunFailed(f"{redact(file.uri)} changed after it was listed", "--force starts anew, with what is there now")

@@ -1,4 +1,4 @@
-"""A piece of a file -> its records, under a policy for what is not right; and the exact place of a record."""
+"""A piece of a file -> its records, with a policy for those that cannot be read; and the exact place of a record."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from nemotron.data_prep.sources.streams import DamagedError
 from nemotron.data_prep.sources.text import read_text
 
 _KINDS = {"jsonl": "JSON Lines", "parquet": "Parquet", "arrow": "Arrow", "text": "text", "warc": "WARC"}
-# A sample's line number is worth reading so much of the file before it; beyond, its byte is given.
+# Bytes of a file that are read to find the line number of a sample; further on, the sample is named by its piece.
 _CHEAP = 64 << 20
 
 
 def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row]:
     """The records of a piece, one at a time; `report` counts them and what is skipped.
 
-    A text file's rows are {"text", "path"}, those of a crawl {"html" or "text", "url", "date", …}. An empty file and
-    the records of a crawl that are no pages are counted and are no error.
+    A row of a text file is {"text", "path"}, one of a crawl {"html" or "text", "url", "date", …}. An empty file and the
+    records of a crawl that are not pages are counted, but are not errors.
 
     Raises:
-        UserError: under `stop`, at the first record or file that is not right; names file, row and nearest field.
+        UserError: under `stop`, at the first record or file that cannot be read; names file, row and nearest field.
         RunFailed: a remote file has changed, or its store does not answer.
     """
-    at = -1  # the last place that was looked at
+    at = -1  # number of the last record that was reached
     before = report.bytes
     try:
         for item in _items(piece, reading, report):
@@ -75,22 +75,22 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
 def where(piece: Piece, index: int) -> str:
     """`notes.jsonl:17`: the file and the exact number, from 1, of a line, row, document or record.
 
-    It counts what lies before the piece, which for plain JSON Lines means reading that.
+    What lies before the piece is counted, for which plain JSON Lines have to be read up to there.
     """
     try:
         return f"{piece.file.name}:{_before(piece) + index + 1}"
-    except (DamagedError, OSError, RunspecError):  # it is gone, or no longer what it was
+    except (DamagedError, OSError, RunspecError):  # the file is gone or has changed
         return row_id(piece, index)
 
 
 def row_id(piece: Piece, index: int) -> str:
-    """A name of a record, unique among all files, that costs nothing to find: `notes.jsonl:17` as `where` gives it in a
-    file's first piece, `notes.jsonl@33554432:17` (counted from the piece's beginning) in others."""
+    """A name of a record that is unique among all files and needs no reading: `notes.jsonl:17`, as by `where`, in the
+    first piece of a file, `notes.jsonl@33554432:17` (counted from the piece's beginning) in others."""
     return f"{piece.file.name}{f'@{piece.begin}' if piece.begin else ''}:{index + 1}"
 
 
 def place(piece: Piece, index: int) -> str:
-    """As `where`, unless that would read much: then as `row_id`. For samples, of which every piece may have some."""
+    """As `where`, or as `row_id` where that would read much: every piece may have samples to name."""
     cheap = piece.file.format != "jsonl" or piece.begin <= (_CHEAP if piece.file.is_local else 0)
     return where(piece, index) if cheap else row_id(piece, index)
 
@@ -111,7 +111,7 @@ def _is_whole(piece: Piece) -> bool:
 
 
 def _items(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
-    """Rows and what is wrong, by the file's format."""
+    """The records of a piece, by its file's format."""
     if piece.file.format == "jsonl":
         return read_json_lines(piece, reading, report)
     if piece.file.format == "text":
@@ -163,7 +163,7 @@ def _lookup(record: Mapping[str, Any], name: str) -> tuple[bool, Any]:
 
 
 def _skip(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> None:
-    """Count what is not given out, or stop because of it."""
+    """Count a record that is skipped, or stop because of it."""
     if reading.on_error == "stop" and bad.reason not in NOT_ERRORS:
         at = piece.file.name if bad.index is None else where(piece, bad.index)
         raise UserError(f"{at}: {_message(bad)}", bad.hint)

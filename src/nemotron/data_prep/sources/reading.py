@@ -1,4 +1,4 @@
-"""How records are read, and the account of what was read and what was not: every record is in one of the two."""
+"""How records are read, and an account in which every record is counted: as read, or as skipped for a reason."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 from nemo_runspec.errors import UserError, nearest
 
 SAMPLES_PER_REASON = 5
-FEW_RECORDS = 10  # of so few a share says nothing
+FEW_RECORDS = 10  # of fewer, a share means little
 
-# Reasons of a skip that are the reader's own; others are for the consumers of rows to add.
+# Why the reader skips a record; who consumes the rows may add reasons.
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed JSON"
 NOT_AN_OBJECT = "not a JSON object"
@@ -28,11 +28,11 @@ OTHER_CONTENT = "neither HTML nor text"
 OTHER_ENCODING = "content encoding that is not read"
 MALFORMED_HTTP = "malformed HTTP response"
 NOT_ERRORS = (EMPTY, NO_PAGE, OTHER_STATUS, OTHER_CONTENT, OTHER_ENCODING, MALFORMED_HTTP)
-"""Reasons that are counted and stop nothing under either policy: every crawl and many a folder holds such."""
+"""Reasons that are counted under either policy and never stop the reading: they are normal in crawls and folders."""
 
 
 class Row(NamedTuple):
-    """One record. `index`: its place in the piece, from 0; what is skipped has a place, too."""
+    """One record. `index`: its number in the piece, from 0; skipped records are counted as well."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     value: dict[str, Any]
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A record that is not given out, or `count` of them from `index` on. `index` None: it concerns the file."""
+    """A record that is skipped, or `count` of them from `index` on. `index` None: what is wrong is the file."""
 
     index: int | None
     reason: str
@@ -50,7 +50,7 @@ class Bad:
 
 
 def lacking(field: str, names: Sequence[str], problem: str = "is missing") -> Bad:
-    """A field that is not there, or not text, with the nearest that is there."""
+    """A record without a field, or whose field is not text; names the nearest of its fields."""
     guess = nearest(field, [name for name in names if name != field]) if problem == "is missing" else None
     meant = f", did you mean {guess!r}?" if guess else ""
     reason = NOT_TEXT if problem == "is not text" else NO_FIELD
@@ -61,11 +61,11 @@ def lacking(field: str, names: Sequence[str], problem: str = "is missing") -> Ba
 class Reading:
     """How to read.
 
-    `on_error`: `stop` at the first record or file that is not right, with a UserError that names it; or `skip` and
-    count it. `max_record_bytes`: no longer record is held in memory. `columns`: wanted name -> name in the file, dots
-    for nested fields; given, a row has these names only, and the ones it lacks are left out (text files and WARC have
-    names of their own and are not renamed). `required`: names of a row that must be there and text. `present`: names
-    that must be there and not null.
+    `on_error`: `stop` at the first record or file that cannot be read, with a UserError that names it; or `skip` and
+    count it. `max_record_bytes`: longer records are never held in memory. `columns`: name in the row -> name in the
+    file, with dots for nested fields; where there are any, a row has these names only, as far as the record has them
+    (rows of text files and WARC keep their own names). `required`: fields that a row must have, as text. `present`:
+    fields that a row must have, not null.
     """
 
     on_error: Literal["stop", "skip"] = "stop"
@@ -84,10 +84,10 @@ class Reading:
 
 @dataclass
 class ReadReport:
-    """What was read and what was not.
+    """What was read and what was skipped.
 
-    `records` were given out; `bytes` of files, as stored, were read for them. `skipped`: reason -> records, or pieces
-    of a file for what concerns a file. `samples` of each reason: `{"where", "reason"}`, the first few.
+    `records`: that became rows; `bytes`: read from files, as stored. `skipped`: reason -> records, or pieces of files
+    where the reason is the file's. `samples`: the first few of each reason, as `{"where", "reason"}`.
     """
 
     records: int = 0
@@ -102,7 +102,7 @@ class ReadReport:
             self.samples.append({"where": where, "reason": f"{reason}: {detail}" if detail else reason})
 
     def add(self, other: ReadReport) -> None:
-        """Take in the account of another piece."""
+        """Add the account of another piece."""
         self.records += other.records
         self.bytes += other.bytes
         for reason, count in other.skipped.items():
@@ -111,7 +111,7 @@ class ReadReport:
             self.samples += other.samples_of(reason)[:room]
 
     def has_room(self, reason: str) -> bool:
-        """Whether one more sample of a reason would be kept: finding out where it is may cost something."""
+        """Whether one more sample of a reason would be kept: its place may be expensive to find."""
         return len(self.samples_of(reason)) < SAMPLES_PER_REASON
 
     def samples_of(self, reason: str) -> list[dict[str, str]]:
@@ -119,7 +119,7 @@ class ReadReport:
         return [sample for sample in self.samples if _is_of(sample, reason)]
 
     def errors(self) -> dict[str, int]:
-        """Of `skipped`, what would have stopped the reading under `stop`."""
+        """The part of `skipped` that would have stopped the reading under `stop`."""
         return {reason: count for reason, count in self.skipped.items() if reason not in NOT_ERRORS}
 
     def __str__(self) -> str:
@@ -131,10 +131,10 @@ class ReadReport:
 def check_skipped(
     source: str, records: int, errors: Mapping[str, int], samples: Sequence[Mapping[str, str]], max_skipped: float
 ) -> None:
-    """UserError if too many records of a source were left out because they could not be read.
+    """UserError if more than a share of `max_skipped` of a source's records could not be read.
 
-    `records`: all of them, those left out included; `errors`: reason -> how many. Of fewer than `FEW_RECORDS` a share
-    says nothing: there it is an error if none is left.
+    `records`: all of them, skipped ones included; `errors`: reason -> how many. With fewer than `FEW_RECORDS` records,
+    it is an error only if none is left.
     """
     skipped = sum(errors.values())
     if not skipped or skipped <= max_skipped * records or (records < FEW_RECORDS and skipped < records):

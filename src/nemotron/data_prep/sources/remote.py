@@ -6,12 +6,12 @@
     hf://ORG/NAME         a dataset of the Hugging Face Hub: hub.py
 
 Credentials come from where the client libraries look for them: environment, their own files, the machine's role. An
-address that holds some (`https://user:password@…`) is refused. A signed one stands in plans as it was given, since it
-is needed to read; messages, row ids and lineage show an address without its query string.
+address with credentials in it (`https://user:password@…`) is refused. A signed address is kept whole in plans, since
+reading needs it; messages, row ids and lineage show it without its query string.
 
-What tells a file from its later self (`SourceFile.version`): the ETag of S3, the generation of Google Cloud Storage,
-on the web the ETag, else Last-Modified; a server that sends neither says nothing of a file that changes without
-changing its length. All of them are compared with every range that is read.
+A file that changes is noticed by its version, which is compared with every range that is read: the ETag of S3, the
+generation of Google Cloud Storage, on the web the ETag or else Last-Modified. Where a web server sends neither, only a
+change of length is noticed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from nemo_runspec.errors import UserError, nearest
-from nemotron.data_prep.sources.files import SourceFile, shown
+from nemotron.data_prep.sources.files import SourceFile, redact
 from nemotron.data_prep.sources.ranges import StoredObject, range_stream
 from nemotron.data_prep.sources.stores import CREDENTIALS, find_in_store, store_fetch
 
@@ -34,16 +34,17 @@ def is_remote(location: str) -> bool:
     if scheme not in SCHEMES:
         near = nearest(scheme, SCHEMES)
         raise UserError(
-            f"{shown(location)}: cannot read from {scheme}://",
+            f"{redact(location)}: cannot read from {scheme}://",
             f"did you mean {near}://?" if near else f"known: {', '.join(f'{name}://' for name in SCHEMES)}",
         )
     return True
 
 
 def find_objects(location: str) -> list[StoredObject]:
-    """What an address stands for, in the order of the names: one file, those that a glob matches, or all in a folder.
+    """What an address stands for, sorted by name: one file, the files that a glob matches, or all files of a folder.
 
-    UserError, in one line: nothing there, access denied, no credentials, no such host, a missing client library.
+    UserError, in one line: nothing is there, access is denied, there are no credentials, no such host or no client
+    library.
     """
     scheme, _, rest = location.partition("://")
     if scheme == "hf":
@@ -51,7 +52,7 @@ def find_objects(location: str) -> list[StoredObject]:
 
         return find_hub_objects(location)
     if "@" in rest.split("/", 1)[0]:
-        raise UserError(f"{shown(location)}: credentials have no place in an address", CREDENTIALS.get(scheme))
+        raise UserError(f"{redact(location)}: credentials have no place in an address", CREDENTIALS.get(scheme))
     if scheme in ("https", "http"):
         from nemotron.data_prep.sources.web import find_on_web
 
@@ -63,7 +64,7 @@ def open_remote(file: SourceFile, end: int | None = None) -> BinaryIO:
     """A seekable stream of a remote file's stored bytes, fetched in ranges.
 
     `end`: the byte before which the reader will probably stop; no more than that is read ahead.
-    RunFailed: the file changed since it was listed, or cannot be read (any more).
+    RunFailed: the file has changed since it was listed, or cannot be read.
     """
     if file.uri.startswith("hf://"):
         from nemotron.data_prep.sources.hub import open_hub_file

@@ -8,8 +8,8 @@ from glob import has_magic
 from typing import Any
 
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
-from nemotron.data_prep.sources.files import SourceFile, shown
-from nemotron.data_prep.sources.ranges import StoredObject, changed
+from nemotron.data_prep.sources.files import SourceFile, first_line, redact
+from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error
 
 _EXTRAS = {"s3": "s3", "gs": "gs"}
 CREDENTIALS = {
@@ -17,8 +17,6 @@ CREDENTIALS = {
     "gs": "gcloud auth application-default login, or GOOGLE_APPLICATIONCREDENTIALS; FSSPEC_GS_TOKEN=anon for a public "
     "bucket",
 }
-# Bugs of ours, not troubles of a store.
-_BUGS = (TypeError, AttributeError, LookupError, AssertionError)
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
@@ -30,7 +28,7 @@ def _file_system(uri: str) -> tuple[Any, str]:
         file_system = fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
         raise UserError(
-            f"{shown(uri)}: {_first_line(error)}", f"pip install -e '.[{_EXTRAS[scheme]}]' in the project's folder"
+            f"{redact(uri)}: {first_line(error)}", f"pip install -e '.[{_EXTRAS[scheme]}]' in the project's folder"
         ) from error
     return file_system, uri.partition("://")[2]
 
@@ -73,7 +71,7 @@ def _store_version(scheme: str, entry: dict[str, Any]) -> str:
 
 
 def _near(file_system: Any, path: str, scheme: str) -> str | None:
-    """The hint for a path that is not there: the nearest name beside it, as far as that can be listed."""
+    """The hint for a path that does not exist: the nearest name in its folder, where that can be listed."""
     folder, _, name = path.rstrip("/").rpartition("/")
     try:
         siblings = [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(folder, detail=False)]
@@ -98,15 +96,15 @@ def _fetch_of(file: SourceFile) -> Callable[[int, int], bytes]:
                 try:
                     return bytes(file_system.cat_file(path, start=begin, end=end, generation=file.version))
                 except FileNotFoundError:  # a generation is there until another one replaces it
-                    raise changed(file) from None
+                    raise changed_error(file) from None
 
         return fetch_generation
     try:
         stream = file_system.open(path, "rb", cache_type="none")  # whose requests carry If-Match with its ETag
     except FileNotFoundError:
-        raise changed(file) from None
+        raise changed_error(file) from None
     if (_store_version("s3", stream.details), stream.size) != (file.version, file.size):
-        raise changed(file)
+        raise changed_error(file)
 
     def fetch(begin: int, end: int) -> bytes:
         from s3fs.utils import FileExpired
@@ -116,26 +114,22 @@ def _fetch_of(file: SourceFile) -> Callable[[int, int], bytes]:
                 stream.seek(begin)
                 return bytes(stream.read(end - begin))
             except (FileExpired, FileNotFoundError):
-                raise changed(file) from None
+                raise changed_error(file) from None
 
     return fetch
 
 
 @contextlib.contextmanager
 def _answering(uri: str, kind: type[RunspecError]) -> Iterator[None]:
-    """Make one line of what a client library raises."""
+    """Turn what a client library raises into an error of one line."""
     try:
         yield
-    except (RunspecError, *_BUGS):
+    except (RunspecError, *BUGS):
         raise
     except FileNotFoundError as error:  # of a bucket, mostly
-        raise kind(f"{shown(uri)}: {_first_line(error)}") from error
+        raise kind(f"{redact(uri)}: {first_line(error)}") from error
     except Exception as error:
         denied = isinstance(error, PermissionError) or str(error).startswith("Forbidden")  # s3fs, gcsfs
         unknown = "credential" in str(error).lower()
         hint = CREDENTIALS.get(uri.partition("://")[0]) if denied or unknown else None
-        raise kind(f"{shown(uri)}: {'access denied' if denied else _first_line(error)}", hint) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])
+        raise kind(f"{redact(uri)}: {'access denied' if denied else first_line(error)}", hint) from error

@@ -27,7 +27,7 @@ class Content(NamedTuple):
 
 @contextlib.contextmanager
 def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None) -> Iterator[Content]:
-    """Open a file and decompress it. `cut`: it was taken for plain and cut into pieces, so it has to be plain.
+    """Open a file and decompress it. `cut`: it was cut into pieces as a plain file, so it must not be compressed.
 
     Raises:
         DamagedError: also later, by every read.
@@ -35,7 +35,7 @@ def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None)
     """
     with open_binary(file, end) as stored:
         compression = file.compression
-        if not (cut and file.is_local):  # of a local file the bytes were asked when it was listed
+        if not (cut and file.is_local):  # the first bytes of a local file were looked at when it was listed
             begin = stored.read(MAGIC_BYTES)
             stored.seek(0)
             if begin == b"PAR1":
@@ -64,7 +64,7 @@ def decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:
 
 
 class _Decompressing(io.RawIOBase):
-    """A decompressor as a raw stream, whose errors say that the file is damaged."""
+    """A decompressor as a raw stream that raises DamagedError."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Line(NamedTuple):
 
 
 def lines(stream: BinaryIO, max_bytes: int, begin: int = 0, end: int | None = None) -> Iterator[Line]:
-    """Lines that begin from `begin` to before `end`; of one that is longer than `max_bytes` no more is held."""
+    """Lines that begin from `begin` to before `end`; one that is longer than `max_bytes` is not held in memory."""
     offset = begin
     if begin:
         stream.seek(begin - 1)  # if the byte before is a line's end, a line begins here

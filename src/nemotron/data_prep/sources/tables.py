@@ -13,7 +13,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from nemo_runspec.errors import RunspecError
-from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
+from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, first_line
 from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import NO_VALUE, NOT_UTF8, TOO_LONG, Bad, Reading, ReadReport, Row, lacking
 from nemotron.data_prep.sources.streams import DamagedError
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def read_parquet(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
-    """Rows of the piece's row groups; of other columns than those asked for nothing is read."""
+    """Rows of the piece's row groups; only the columns that are asked for are read."""
     with open_binary(piece.file) as stored:
         table = _checked(pq.ParquetFile, stored, buffer_size=1 << 20, page_checksum_verification=True)
         metadata = table.metadata
@@ -118,7 +118,7 @@ def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _checked(function: Callable[..., Result], *arguments: Any, **settings: Any) -> Result:
-    """Call into pyarrow. What it raises for damaged bytes is of many kinds: Arrow's own, OSError, ValueError, …"""
+    """Call pyarrow, which raises errors of many types for damaged bytes: its own, OSError, ValueError, …"""
     try:
         return function(*arguments, **settings)
     except (RunspecError, DamagedError):
@@ -126,28 +126,24 @@ def _checked(function: Callable[..., Result], *arguments: Any, **settings: Any) 
     except OSError as error:
         if error.strerror is not None:  # of the disk, not of the format
             raise
-        raise DamagedError(_first_line(error)) from error
+        raise DamagedError(first_line(error)) from error
     except Exception as error:
-        raise DamagedError(_first_line(error)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DamagedError(first_line(error)) from error
 
 
 def _check(column: pa.Array) -> None:
-    """Offsets and lengths of a column read from disk: wrong ones would be read as memory of another owner."""
+    """DamagedError: offsets or lengths of a column are wrong, and reading it would read other memory."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        # Of strings the offsets are checked before their bytes, which are looked at again, row by row.
+        # Bytes that are not UTF-8 are found again row by row; by now the offsets have been checked.
         if "UTF8" not in str(error) or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise DamagedError(_first_line(error)) from error
+            raise DamagedError(first_line(error)) from error
 
 
 def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row | Bad]:
-    """A batch's rows. A value that has no Python equal (bytes that are not UTF-8, a giant) costs only its own row."""
-    if not batch.num_columns:  # none of those asked for is there
+    """A batch's rows. A value without a Python equivalent (not UTF-8, too large) costs only its own row."""
+    if not batch.num_columns:  # the table has none of the columns
         yield from (Row(first + i, {}) for i in range(batch.num_rows))
         return
     batch = _as_json(batch)
@@ -171,13 +167,13 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
         except UnicodeDecodeError as error:
             yield Bad(first + i, NOT_UTF8, f"byte {error.start} of a value")
         except Exception as error:  # SystemError and OverflowError among them
-            yield Bad(first + i, NO_VALUE, _first_line(error))
+            yield Bad(first + i, NO_VALUE, first_line(error))
         else:
             yield Row(first + i, value)
 
 
 def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times and decimals as the strings that JSON would hold; nanoseconds have no Python type at all."""
+    """Times and decimals as the strings that JSON would hold: nanoseconds have no type in Python."""
     columns = []
     for column in batch.columns:
         kind = column.type

@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources.files import SourceFile, shown
-from nemotron.data_prep.sources.ranges import StoredObject, changed
+from nemotron.data_prep.sources.files import SourceFile, first_line, redact
+from nemotron.data_prep.sources.ranges import StoredObject, changed_error
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
@@ -43,16 +43,16 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _check_web_address(url: str) -> None:
     parts = urlsplit(url)
     if not parts.hostname:
-        raise UserError(f"{shown(url)}: no host is named", "https://HOST/PATH")
+        raise UserError(f"{redact(url)}: no host is named", "https://HOST/PATH")
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
-        raise UserError(f"{shown(url)}: only https:// is read from other machines")
+        raise UserError(f"{redact(url)}: only https:// is read from other machines")
 
 
 def find_on_web(url: str) -> StoredObject:
     """The file at an address, asked for one byte."""
     _check_web_address(url)
     if "*" in urlsplit(url).path:
-        raise UserError(f"{shown(url)}: a web server cannot be listed", "name each file")
+        raise UserError(f"{redact(url)}: a web server cannot be listed", "name each file")
     try:
         # Not HEAD, which addresses that are signed for GET refuse.
         _, headers, size = _get_range(url, 0, 1)
@@ -71,7 +71,7 @@ def web_fetch(file: SourceFile) -> Callable[[int, int], bytes]:
     def fetch(begin: int, end: int) -> bytes:
         data, headers, size = _get_range(file.uri, begin, end)
         if (_web_version(headers, size), size) != (file.version, file.size):
-            raise changed(file)
+            raise changed_error(file)
         return data
 
     return fetch
@@ -91,7 +91,7 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
             with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
                 size = _whole_size(answer, begin)
                 if size is None:
-                    raise UserError(f"{shown(url)}: the server serves no ranges of bytes", "download the file first")
+                    raise UserError(f"{redact(url)}: the server serves no ranges of bytes", "download the file first")
                 return (answer.read() if size else b""), answer.headers, size
         except urllib.error.HTTPError as error:
             with error:
@@ -107,9 +107,10 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError) or attempt == _ATTEMPTS:
-                raise RunFailed(f"{shown(url)}: {urlsplit(url).hostname} was not reached: {_reason(reason)}") from error
+                detail = getattr(reason, "strerror", None) or first_line(reason)
+                raise RunFailed(f"{redact(url)}: {urlsplit(url).hostname} was not reached: {detail}") from error
         except (ValueError, http.client.InvalidURL) as error:
-            raise UserError(f"{shown(url)}: not an address: {_reason(error)}") from error
+            raise UserError(f"{redact(url)}: not an address: {first_line(error)}") from error
         time.sleep(wait)
         wait *= 2
     raise AssertionError("the last attempt returns or raises")
@@ -125,13 +126,8 @@ def _whole_size(answer: http.client.HTTPResponse, begin: int) -> int | None:
 
 def _web_failure(url: str, code: int, reason: str) -> RunFailed:
     if code in (404, 410):
-        return RunFailed(f"no such file: {shown(url)}")
+        return RunFailed(f"no such file: {redact(url)}")
     if code in (401, 403):
         expired = " (a signed address may have expired)" if urlsplit(url).query else ""
-        return RunFailed(f"{shown(url)}: access denied{expired}")
-    return RunFailed(f"{shown(url)}: the server answered {code} {reason}")
-
-
-def _reason(error: object) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return shown(str(text).splitlines()[0])
+        return RunFailed(f"{redact(url)}: access denied{expired}")
+    return RunFailed(f"{redact(url)}: the server answered {code} {reason}")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources import ranges
 from nemotron.data_prep.sources import web as web_module
-from nemotron.data_prep.sources.files import SourceFile, shown
+from nemotron.data_prep.sources.files import SourceFile, redact
 from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.ranges import range_stream
 from nemotron.data_prep.sources.reader import read_piece
@@ -283,7 +283,7 @@ def test_a_redirect_is_followed(web: Web) -> None:
     ],
 )
 def test_what_is_shown_of_an_address(address: str, text: str) -> None:
-    assert shown(address) == text
+    assert redact(address) == text
 
 
 @pytest.mark.parametrize(("scheme", "extra"), [("s3", "s3"), ("gs", "gs")])

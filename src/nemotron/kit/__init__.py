@@ -1,4 +1,4 @@
-"""What every recipe script uses: artifact types, the run, metrics, lineage, pipes, scales, chat templates. No torch.
+"""Shared by all recipe scripts: artifact types, the run, metrics, lineage, pipes, scales, chat templates. No torch.
 
 Names are loaded on first use, so that `nemotron artifacts lineage` does not wait for pydantic.
 """

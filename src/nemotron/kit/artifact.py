@@ -1,4 +1,4 @@
-"""Artifact types: what a step hands to the next one. A recipe may subclass any of them for a kind of its own.
+"""Artifact types: what one step passes to the next. A recipe may subclass any of them for its own kind.
 
 dataset = Dataset(path=out, num_examples=n, train_path=out / "train.jsonl")
 dataset.save()                                      # the next version of the run's `run.output`
@@ -28,7 +28,7 @@ from nemotron.kit.run import Run, current_run
 
 
 class Source(BaseModel):
-    """Something raw that no artifact stands behind: a user's file, an interpreter's library, a generator."""
+    """Raw material that is no artifact: a user's file, an interpreter's library, a generator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -216,8 +216,8 @@ class Artifact(BaseModel):
         versions = {role: registry.resolve(ref) for role, ref in piped.items() if key in (None, role)}
         fits = {role: version for role, version in versions.items() if cls.__name__ in version.record.get("types", [])}
         if key is None and len(fits) != 1:
-            found = ", ".join(f"{role} ({version.record.get('type')})" for role, version in versions.items())
-            raise UserError(f"the pipe has {len(fits)} of type {cls.__name__}: {found}", "name one: load(key=…)")
+            listed = ", ".join(f"{role} ({version.record.get('type')})" for role, version in versions.items())
+            raise UserError(f"the pipe has {len(fits)} of type {cls.__name__}: {listed}", "name one: load(key=…)")
         return cls._of_version(next(iter(versions.values() if key else fits.values())))
 
 
@@ -256,7 +256,7 @@ class Preferences(Dataset):
 
 
 class Checkpoint(Artifact):
-    """Weights at the end of a training step, with the way back to the data."""
+    """Weights at the end of a training step, with references to the data that they were trained on."""
 
     step: int = Field(ge=0, description="optimizer steps")
     tokens: int | None = Field(default=None, ge=0, description="tokens trained on")
@@ -305,14 +305,14 @@ def _subclasses(cls: type[AnyArtifact]) -> list[type[AnyArtifact]]:
 
 def _names_of(cls: type[Artifact], registry: Registry) -> list[str]:
     """Names of the artifacts of this machine whose latest version is of the type, some of them at most."""
-    found = []
+    names = []
     for name in registry.names()[:_MOST_NAMES]:
         try:
             if cls.__name__ in registry.resolve(name).record.get("types", []):
-                found.append(name)
-        except UserError:  # a damaged one is none to propose
+                names.append(name)
+        except UserError:  # a damaged artifact is not proposed
             continue
-    return found
+    return names
 
 
 def _check_path(what: str, path: Path) -> None:

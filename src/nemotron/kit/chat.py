@@ -27,14 +27,14 @@ _NANO2_END = "<SPECIAL_12>"
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
-    """What no message may contain, as it would open or end a turn."""
+    """Strings that no message may contain, because they would open or end a turn."""
     return (*load_template(template).turn_tokens, "<s>", "</s>", "<pad>")
 
 
 def required_tokens(template: str) -> tuple[str, ...]:
-    """What has to be a token of its own in the tokenizer that a template is used with."""
+    """Strings that must be single tokens in the tokenizer that a template is used with."""
     turns = load_template(template).turn_tokens
-    # The tokenizer of Nano v2 spells the tags of its reasoning out; of another template only the turns are known.
+    # The tokenizer of Nano v2 has no tokens for the reasoning tags; of a user's template only the turns are known.
     return (*turns, THINK, END_THINK) if template in ("nano3", "super3") else turns
 
 
@@ -45,11 +45,10 @@ def template_source(template: str = "nano3") -> str:
 
 def generation_prompt(enable_thinking: bool = True, template: str = "nano3") -> str:
     """What opens an assistant turn; the model continues from here."""
-    asks: list[Message] = [{"role": "user", "content": ""}]
-    asked = render(asks, enable_thinking=enable_thinking, template=template)
-    return render(asks, enable_thinking=enable_thinking, add_generation_prompt=True, template=template).removeprefix(
-        asked
-    )
+    question: list[Message] = [{"role": "user", "content": ""}]
+    before = render(question, enable_thinking=enable_thinking, template=template)
+    text = render(question, enable_thinking=enable_thinking, template=template, add_generation_prompt=True)
+    return text.removeprefix(before)
 
 
 def render(
@@ -212,11 +211,11 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
             name = function_of(call)["name"]
             if name not in names:
                 guess = nearest(name, names)
-                there = f"declared: {', '.join(names[:8])}" if names else "no tool is declared"
+                declared = f"declared: {', '.join(names[:8])}" if names else "no tool is declared"
                 raise UntrainableError(
                     "tool without declaration",
                     f"message {i}: calls {name!r}, which is not declared" + (f"; meant {guess!r}?" if guess else ""),
-                    f"{there}; declarations stand beside the messages, in the column of tools",
+                    f"{declared}; declarations belong in the column of tools, beside the messages",
                 )
     if not answered:
         raise UntrainableError(NO_ANSWER, "no assistant turn: nothing to train on")

@@ -1,4 +1,4 @@
-"""What a run ran on: interpreter, libraries, processor, threads, devices. Never values of secrets."""
+"""The environment of a run: interpreter, libraries, processor, threads, devices. Never values of secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "W
 
 
 def describe_environment() -> dict[str, Any]:
-    """Facts that explain a number or a speed. Torch is asked only where the script has imported it already."""
+    """Facts that explain a result or a speed. Torch is queried only if the script has already imported it."""
     packages = {}
     for name in _PACKAGES:
         try:

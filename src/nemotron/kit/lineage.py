@@ -1,7 +1,7 @@
 """Lineage: every save is tracked, and from any artifact one can walk back to the raw sources that it came from.
 
-The record in the registry is the truth. Trackers repeat it elsewhere: a journal file always, W&B and MLflow beside it
-if `set_lineage_tracker` was called. A tracker that fails, or does not come back, costs a warning and nothing else.
+The record in the registry is authoritative. Trackers copy it elsewhere: a journal file always, W&B and MLflow if
+`set_lineage_tracker` was called. A tracker that fails or hangs costs a warning and nothing else.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TRACKER_SECONDS = 60.0
 
 
 class LineageTracker(Protocol):
-    """Something that wants to know of every saved artifact."""
+    """Receives every saved artifact."""
 
     def saved(self, version: Version) -> None:
-        """Take note of a version that has just been published. May raise; may not change anything of it."""
+        """Record a version that has just been published, without changing it. May raise."""
 
 
 class FileTracker:
     """One line of JSON for every save, in the order of the saves, in `lineage.jsonl` of the registry.
 
-    Of a registry behind a URL, where nothing can be appended, the journal is in its mirror: that of one machine.
+    A registry behind a URL has it in its local mirror, as nothing can be appended to an object: one journal a machine.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,7 +118,7 @@ class MlflowTracker:
 
 
 _WANDB_KEYS = {"project": TEXT, "entity": TEXT, "mode": choice("online", "offline", "disabled")}
-_trackers: tuple[LineageTracker, ...] | None = None  # None: nobody has set any, so env.toml may
+_trackers: tuple[LineageTracker, ...] | None = None  # None: not set by the script, so env.toml decides
 
 
 def set_lineage_tracker(*trackers: LineageTracker) -> None:
@@ -179,7 +179,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @dataclass(frozen=True)
 class RawSource:
-    """A leaf of lineage: something that no artifact stands behind."""
+    """A leaf of the lineage: raw material that is no artifact."""
 
     name: str
     sha256: str | None = None
@@ -208,16 +208,16 @@ class LineageNode:
 def walk(ref: str, registry: Registry | None = None) -> LineageNode:
     """The tree from an artifact back to its raw sources, as the records have it, each record and digest checked.
 
-    Raises UserError only when `ref` itself cannot be resolved; trouble further up stands in the node's `problem`.
+    Raises UserError only when `ref` itself cannot be resolved; a problem further up is in the `problem` of its node.
     """
     registry = registry or Registry.default()
     return _node(registry, registry.resolve(ref), None, ())
 
 
 def problems(node: LineageNode) -> list[str]:
-    """Everything that is wrong in a lineage, each thing once."""
-    found = {each.ref: f"{each.ref}: {each.problem}" for each in iterate(node) if each.problem}
-    return list(found.values())
+    """All problems in a lineage, each once."""
+    messages = {each.ref: f"{each.ref}: {each.problem}" for each in iterate(node) if each.problem}
+    return list(messages.values())
 
 
 def raw_sources(node: LineageNode) -> list[RawSource]:
@@ -233,7 +233,7 @@ def iterate(node: LineageNode) -> Iterator[LineageNode]:
 
 
 def format_lineage(node: LineageNode, *, digits: int = 12) -> list[str]:
-    """The tree as lines of text, with `digits` digits of every digest; what was shown before is not repeated."""
+    """The tree as lines of text, with `digits` digits of every digest. An artifact is expanded once."""
     return _format(node, "", "", digits, set())
 
 

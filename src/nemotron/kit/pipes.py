@@ -1,8 +1,8 @@
 """Scripts in a shell pipe: `python data_curation.py | python training.py`.
 
 The last line on stdout is a JSON map from a role (`data`, `model`) to an artifact reference; everything else that a
-script says goes to stderr. The next script finds its inputs there if its command line names none: it hands `read_pipe`
-itself to `load_script_config`, which calls it only then, so that `--help` and explicit commands never wait for stdin.
+script prints goes to stderr. The next script finds its inputs there if its command line names none: only then does
+`load_script_config` call `read_pipe`, so that `--help` and commands with explicit inputs never wait for stdin.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def print_complete(artifacts: Mapping[str, Saved | str]) -> None:
     Args:
         artifacts: role -> a saved artifact, or a reference. Raises ValueError for an artifact that was not saved.
 
-    A reader that is gone is none of this script's business: its artifacts are published, so that is no error.
+    A reader that has gone away is no error: the artifacts are published.
     """
     references = {role: item if isinstance(item, str) else item.uri for role, item in artifacts.items()}
     try:

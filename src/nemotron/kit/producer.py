@@ -15,10 +15,10 @@ from nemo_runspec.variables import CODE_DIGEST, GIT_COMMIT
 class Producer(BaseModel):
     """What made an artifact.
 
-    `script` is relative to its git repository, or to the code that travelled with it (else the bare file name), `name`
-    the script's runspec name, `argv` the command line that the user typed, program first,
-    `git_commit` ends in `-dirty` when tracked files were changed, and is None outside a repository. `code_digest` is
-    that of the code that travelled to a cluster, changes that nobody has committed included; None where none travelled.
+    `script` is relative to its git repository, or to the code that was sent along with it (else the bare file name),
+    `name` the script's runspec name, `argv` the command line that the user typed, program first.
+    `git_commit` ends in `-dirty` when tracked files were changed, and is None outside a repository. `code_digest`
+    covers the code that was sent to a cluster, uncommitted changes included; None if the script ran where it lies.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,8 +36,8 @@ def producer_of(
 ) -> Producer:
     """The producer for `script` as it stands on disk; `argv` defaults to this process's own.
 
-    Code that travelled is not in its repository any more: RUNSPEC_GIT_COMMIT says where it came from. A repository
-    around the folder where it arrived (`output/jobs` in a checkout) says nothing about it.
+    Code that was sent to a cluster is no longer in its repository: RUNSPEC_GIT_COMMIT names the commit. A repository
+    around the folder where it arrived (`output/jobs` in a checkout) is not that of the code.
     """
     script = script.absolute()
     bundle = _bundle_root(script)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_runspec.errors import UserError, did_you_mean
 
-# Percent of the full count; `tiny` is capped besides, so that it stays small whatever it is a part of.
+# Percent of the full count; `tiny` is capped as well, so that it stays small for data of any size.
 SCALES: dict[str, int] = {"tiny": 1, "small": 10, "medium": 30, "full": 100}
 TINY_CAP = 10_000
 

@@ -1,7 +1,7 @@
-"""What a model that understood nothing would score: a constant answer, or that of the most similar training task.
+"""Baselines without understanding: the best constant answer, and the answer of the most similar training task.
 
-Both are printed beside every result, with an upper bound on the share of the task space that training saw: a score
-means something only as far as it lies above them.
+Both are printed beside every result, with an upper bound on the share of the task space that training saw. A score is
+evidence of learning only as far as it lies above them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nemotron.stack.environments.families import task_space_size, verify
 from nemotron.stack.environments.task import Task
 
 _NGRAM = 3
-# A constant answer can only be good if it is common, so the most common ones are enough to try.
+# A constant answer can only be good if it is frequent, so trying the most frequent ones is enough.
 _CANDIDATES = 32
 
 
@@ -67,14 +67,14 @@ def nearest_neighbour_lookup(train_tasks: Sequence[Task], eval_tasks: Sequence[T
     for ngram, where in postings.items():
         squared_norm[where] += weight[ngram]
     norm = np.sqrt(np.maximum(squared_norm, 1e-12))
-    found = 0
+    solved = 0
     for task in eval_tasks:
         shared = np.zeros(len(train_tasks))
         for ngram in sorted(_ngrams(task.prompt) & postings.keys()):
             shared[postings[ngram]] += weight[ngram]
         neighbour = train_tasks[int(np.argmax(shared / norm))]
-        found += verify(task, neighbour.solution.answer).status == "score"
-    return found / len(eval_tasks)
+        solved += verify(task, neighbour.solution.answer).status == "score"
+    return solved / len(eval_tasks)
 
 
 def fraction_of_space_seen(

@@ -1,4 +1,4 @@
-"""The task families behind one door: generate, verify, count, and turn tasks into conversations or plain text."""
+"""All task families: generate, verify and count tasks, and turn them into conversations or plain text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nemotron.stack.environments.task import SPLITS, Split, Task, Verdict, answe
 
 FAMILIES = (math.FAMILY, multiple_choice.FAMILY, instruction_following.FAMILY, structured_output.FAMILY)
 # A split that yields no new task in this many draws one after the other is exhausted.
-_FRUITLESS_DRAWS = 20_000
+_MAX_FRUITLESS_DRAWS = 20_000
 
 
 def _family(family: str) -> tuple[ModuleType, type[Difficulty]]:
@@ -84,12 +84,12 @@ def iter_tasks(
         raise UserError(f"unknown split '{split}'", did_you_mean(str(split), SPLITS))
     module, _ = _family(family)
     settings = make_difficulty(family, difficulty)
-    # Seeding with a string goes through sha512, which, unlike hash(), is the same in every process.
+    # A string seed goes through sha512, which, unlike hash(), is the same in every process.
     draws = random.Random(f"{family}/{split}/{seed}")
     style = random.Random()
     seen: set[str] = set()
     index = fruitless = 0
-    while not distinct or fruitless < _FRUITLESS_DRAWS:
+    while not distinct or fruitless < _MAX_FRUITLESS_DRAWS:
         problem = module.draw(draws, settings)
         canonical = problem.canonical
         if split_of(canonical) != split or canonical in seen:
@@ -139,7 +139,7 @@ def evaluation_prompts(
 ) -> list[str]:
     """Prompts of the first `per_family` evaluation tasks (seed 0) of every family: what no training text may contain.
 
-    A family that has fewer gives all it has.
+    All of them for a family that has fewer.
     """
     chosen = difficulties or {}
     return [
@@ -198,7 +198,7 @@ def plain_text(task: Task) -> str:
 
 
 def plain_answer(continuation: str) -> str:
-    """The answer in what a model wrote after `plain_prompt`: the second line, empty where there is none."""
+    """The answer in what a model wrote after `plain_prompt`: the second line; empty without one."""
     lines = continuation.split("</s>", 1)[0].split("\n")
     return lines[1].strip() if len(lines) > 1 else ""
 

@@ -94,8 +94,8 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
     match = _ANSWER.fullmatch(answer)
     if match is None:
         return wrong("not an integer")
-    found = int(match.group(1) or match.group(2))
-    return right() if found == expected else wrong(f"{found} is not {expected}")
+    answered = int(match.group(1) or match.group(2))
+    return right() if answered == expected else wrong(f"{answered} is not {expected}")
 
 
 def space_size(difficulty: MathDifficulty) -> int:

@@ -74,7 +74,7 @@ def build(problem: Problem, difficulty: StructuredOutputDifficulty, rng: random.
     rng.shuffle(facts)
     prompt = rng.choice(_PHRASINGS).format(
         keys=", ".join(f"{key} ({kind})" for key, kind, _ in problem.fields),
-        facts=", ".join(f"{key} {_said(value)}" for key, _, value in facts),
+        facts=", ".join(f"{key} {_as_fact(value)}" for key, _, value in facts),
     )
     order = problem.fields if rng.random() < 0.7 else facts
     separators = (", ", ": ") if rng.random() < 0.7 else (",", ":")
@@ -86,8 +86,8 @@ def build(problem: Problem, difficulty: StructuredOutputDifficulty, rng: random.
     return Task(FAMILY, prompt, problem.canonical, {"schema": _schema(problem)}, solution)
 
 
-def _said(value: str | int | bool) -> str:
-    """A value as the facts say it."""
+def _as_fact(value: str | int | bool) -> str:
+    """A value in the wording of the facts."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

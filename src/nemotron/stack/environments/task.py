@@ -1,7 +1,7 @@
 """What a verifiable task is: the prompt, the spec that its answer is checked against, a demonstration, and its split.
 
-A task belongs to a split by the hash of its canonical form, never by the seed that drew it: whoever draws `12+7` or
-`7+12`, with any seed, finds it in the same split, so nothing that is evaluated can be met in training.
+A task belongs to a split by the hash of its canonical form, never by the seed that drew it: `12+7` and `7+12` are in
+the same split for every seed, so no evaluation task can occur in training.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Verdict:
     """The outcome of verifying one response.
 
     `score`: right, score 1.0. `wrong`: verified and not right, score 0.0. `error`: the verifier could not decide (a
-    broken task, say); its score is nan, so that no mean can take it for a zero unnoticed.
+    broken task, say); its score is nan, so that no mean counts it as a zero unnoticed.
     """
 
     status: Literal["score", "wrong", "error"]
@@ -115,7 +115,7 @@ def split_of(canonical: str) -> Split:
 
 
 def answer_of(response: str, thinking: bool | None = None) -> str:
-    """The answer in what a model generated after the generation prompt, empty where it never got to answering.
+    """The answer in what a model generated after the generation prompt; empty if it stopped before answering.
 
     Args:
         response: generated text; anything from `<|im_end|>` on is cut.

@@ -24,7 +24,7 @@ from nemotron.stack.models.layers import MLP, at_least_fp32
 
 
 class Router(nn.Module):
-    """Chooses K of E experts a token. `e_score_correction_bias` is a buffer: no gradient ever reaches it."""
+    """Chooses K of E experts a token. `e_score_correction_bias` is a buffer without gradient."""
 
     e_score_correction_bias: Tensor
     expert_load: Tensor
@@ -63,9 +63,9 @@ class Router(nn.Module):
         self.expert_load.zero_()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
-        """What `.to()`, `.bfloat16()` and the like call: the bias never gets less than fp32.
+        """Called by `.to()`, `.bfloat16()` and the like: the bias always stays fp32 or wider.
 
-        In bf16 it could not move by 1e-3 any more once it had reached 0.5.
+        In bf16 it could no longer change by 1e-3 once it had reached 0.5.
         """
         before = self.e_score_correction_bias
         super()._apply(fn, recurse)
@@ -105,7 +105,7 @@ class RoutedExperts(torch.autograd.Function):
         d down = (w g)^T a    d up = dpre^T x    dx = dpre up    dw = g . y
 
     Each expert's slice may end in padding rows (see `_dispatch`): they repeat token 0 with weight 0, so that they add
-    nothing to any gradient, and nobody reads their output.
+    nothing to any gradient, and their output is never read.
     """
 
     @staticmethod

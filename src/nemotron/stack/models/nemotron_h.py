@@ -1,7 +1,7 @@
 """Nemotron-H: embedding, a stack of pre-norm residual blocks given by a pattern string, final norm, output head.
 
 Symbols: `M` Mamba-2, `*` attention, `E` mixture of experts, `-` dense MLP. Module names follow the published
-checkpoints (`backbone.layers.N.mixer.…`); on disk every expert is a tensor of its own, in memory they are stacked.
+checkpoints (`backbone.layers.N.mixer.…`); on disk every expert is a separate tensor, in memory they are stacked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model remembers between decoding steps: keys and values of `*` blocks, conv and SSM states of `M` blocks.
+"""State of a model between decoding steps: keys and values of `*` blocks, conv and SSM states of `M` blocks.
 
 Rows of a batch are left-padded to one length, so that all rows write their next key at the same slot.
 """
@@ -43,7 +43,7 @@ class MambaCache:
         self.conv, self.ssm = [x_Bc[rows] for x_Bc in self.conv], self.ssm[rows]
 
     def clone(self) -> MambaCache:
-        """A copy to go on from, and to come back to this one."""
+        """A copy that can be advanced without changing this one."""
         return MambaCache(list(self.conv), self.ssm.clone())  # the inputs are replaced, never written to
 
 

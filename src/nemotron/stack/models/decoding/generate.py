@@ -13,9 +13,9 @@ from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.nemotron_h import NemotronH
 
-# Compacting the batch copies the cache; it pays once this share of the rows has finished.
+# Compacting the batch copies the cache, which pays off once this share of the rows has finished.
 COMPACT_AT = 0.25
-# A large batch is compacted to a multiple of this: what multiplies 240 rows fast is compiled once (decode.py).
+# A large batch is compacted to a multiple of this, so that oneDNN compiles few kernels (`ONEDNN_ROWS` in steps.py).
 ROW_MULTIPLE = 16
 
 
@@ -89,7 +89,7 @@ def generate(
             cache.keep_rows(copies)
             logits_BV = logits_BV[copies]
         rows = torch.arange(total, device=device)  # which completion each row of the batch is
-        done_B = torch.zeros(total, dtype=torch.bool, device=device)
+        finished_B = torch.zeros(total, dtype=torch.bool, device=device)
         records: list[tuple[Tensor, ...]] = []  # of each step: rows, tokens, and what their probabilities follow from
         for index in range(max_new_tokens):
             logits_BV = at_least_fp32(logits_BV)
@@ -98,17 +98,17 @@ def generate(
             logit_B = logits_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)
             best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
-            done_B |= torch.isin(next_B, stop)
-            num_rows, num_done = len(rows), int(done_B.sum())
-            if num_done == num_rows or index + 1 == max_new_tokens:
+            finished_B |= torch.isin(next_B, stop)
+            num_rows, num_finished = len(rows), int(finished_B.sum())
+            if num_finished == num_rows or index + 1 == max_new_tokens:
                 break
             poll()
-            num_kept = num_rows - num_done
+            num_kept = num_rows - num_finished
             if num_kept > ROW_MULTIPLE:
                 num_kept += -num_kept % ROW_MULTIPLE
-            if num_done >= COMPACT_AT * num_rows and num_kept < num_rows:  # until then a finished row decodes on
-                keep = done_B.int().argsort(stable=True)[:num_kept]
-                rows, next_B, done_B = rows[keep], next_B[keep], done_B[keep]
+            if num_finished >= COMPACT_AT * num_rows and num_kept < num_rows:  # until then a finished row decodes on
+                keep = finished_B.int().argsort(stable=True)[:num_kept]
+                rows, next_B, finished_B = rows[keep], next_B[keep], finished_B[keep]
                 cache.keep_rows(keep)
             logits_BV = step(model, next_B, cache)
     finally:

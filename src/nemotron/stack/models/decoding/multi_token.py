@@ -1,7 +1,7 @@
-"""Several further tokens a row in one pass, of which only some may come to stay: what speculative decoding verifies.
+"""Several further tokens a row in one pass, of which only some may be kept: how speculative decoding verifies.
 
-Keys and values are written behind a row's last token, where the next pass overwrites those that were refused. The
-states of `M` blocks sum over all tokens, so they move on only once it is known how many tokens stay.
+Keys and values are written behind a row's last token, where the next pass overwrites those that were rejected. The
+states of `M` blocks sum over all tokens, so they are updated only once it is known how many tokens are kept.
 
 Shapes: B batch, L prompt length, T tokens read at once, D hidden, S key slots. Mamba-2: H heads, P head_dim, G groups,
 h = H / G, N state size, K conv width, c conv channels. Attention: A query heads, J key/value heads, X head_dim.
@@ -48,7 +48,7 @@ class CachedStack:
         return x_BLD
 
     def extend(self, x_BTD: Tensor) -> Tensor:
-        """T further tokens a row, [B, T, D] -> [B, T, D]. They count as read only once `accept` says how many do."""
+        """T further tokens a row, [B, T, D] -> [B, T, D]. Only those that `accept` names are kept."""
         num_tokens, width = x_BTD.shape[1], self.prompt_mask_BL.shape[1]
         slots_BT = self.length_B.unsqueeze(1) + torch.arange(num_tokens, device=x_BTD.device)
         num_slots = int(self.length_B.max()) + num_tokens
@@ -70,14 +70,14 @@ class CachedStack:
         return x_BTD
 
     def accept(self, count_B: Tensor) -> None:
-        """The first `count` tokens (int64 [B], 0 .. T) of the last `extend` stay; slots of the others are reused."""
+        """The first `count` tokens (int64 [B], 0 .. T) of the last `extend` are kept; other slots are reused."""
         for pending, state in zip(self.pending, self.states, strict=True):
             if pending is not None and isinstance(state, MambaCache):
                 pending.accept(state, count_B)
         self.length_B = self.length_B + count_B
 
     def fork(self) -> CachedStack:
-        """A copy to go ahead with and throw away. Slots behind a row's length are free to both; states are copied."""
+        """A copy to draft with, then discarded. Both may write slots behind a row's length; states are copied."""
         ahead = copy(self)
         ahead.states = [state.clone() if isinstance(state, MambaCache) else state for state in self.states]
         return ahead
@@ -115,9 +115,9 @@ def extend_attention(
 
 
 def extend_mamba2(mixer: Mamba2, x_BTD: Tensor, cache: MambaCache) -> tuple[Tensor, PendingTokens]:
-    """T further tokens a row at once, [B, T, D] -> [B, T, D], of which only some may come to stay.
+    """T further tokens a row at once, [B, T, D] -> [B, T, D], of which only some may be kept.
 
-    The cache is read, not changed: `PendingTokens.accept` moves its states on by as many tokens as hold. One chunk
+    The cache is read, not changed: `PendingTokens.accept` advances its states by the tokens that are kept. One chunk
     of the scan, with a state before it: y_i = exp(c_i) C_i h + sum_(j <= i) exp(c_i - c_j) (C_i B_j) dt_j x_j.
     """
     z_BTI, xBC_BTc, dt_BTH = mixer.project(x_BTD)
@@ -155,7 +155,7 @@ class PendingTokens:
     B: Tensor
 
     def accept(self, cache: MambaCache, counts_B: Tensor) -> None:
-        """Move the states on by the first `counts` tokens of each row (int64 [B], 0 .. T); the others never were.
+        """Advance the states by the first `counts` tokens of each row (int64 [B], 0 .. T) and forget the others.
 
         h = exp(c_n) h + sum_(j <= n) exp(c_n - c_j) dt_j x_j B_j^T for the last accepted token n: the state is written
         once, whatever the number of tokens.

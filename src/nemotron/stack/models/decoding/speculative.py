@@ -5,14 +5,14 @@ A round, for all rows of a batch at once:
 1. Draft. The multi-token prediction block reads the trunk's hidden states of the tokens that the last round settled,
    each with the token after it, and predicts draft 1. Then it is applied to its own output and draft 1, and predicts
    draft 2, and so on: one shared block, so there may be more drafts than depths in training.
-2. Verify. The trunk reads the newest token and the k drafts in one pass and says what it would have generated after
-   each of them. As many drafts as agree are kept, and one more token comes from the trunk itself: 1 .. k+1 a round.
+2. Verify. The trunk reads the newest token and the k drafts in one pass and predicts what follows each of them. As
+   many drafts as agree are kept, and one more token comes from the trunk itself: 1 .. k+1 a round.
 3. Settle. States and cache move on by the kept tokens of each row; what was written for the rest is overwritten.
 
 Greedy output is that of `generate`, token for token; at a temperature > 0 its distribution is. In both cases up to
 rounding: a pass over k+1 tokens sums in another order than k+1 single steps, which can tip a tie in fp32 or bf16.
 
-Rows keep different numbers of tokens, so every row has a length of its own and writes its keys behind its own last one.
+Rows keep different numbers of tokens, so each row has its own length and writes its keys behind its own last one.
 
 Shapes: B batch, L prompt length, T tokens read at once, D hidden, V vocabulary, S key slots.
 """
@@ -125,7 +125,7 @@ def generate_speculative(
 
         while any(live):
             poll()
-            if live.count(False) >= COMPACT_AT * len(live):  # until then a finished row goes on and is not recorded
+            if live.count(False) >= COMPACT_AT * len(live):  # until then finished rows are decoded and not recorded
                 keep = [i for i, alive in enumerate(live) if alive]
                 index = torch.tensor(keep, device=device)
                 rows, live = [rows[i] for i in keep], [True] * len(keep)
@@ -140,7 +140,7 @@ def generate_speculative(
             logits_BTV = model.lm_head(hidden_BTD)
             kept_B, newest_B = _verify(drafts_Bk, draft_logits_BkV, logits_BTV, temperature, generator)
 
-            # ---- settle: the kept drafts, then the trunk's own token; what stands behind it is of no meaning
+            # ---- settle: the kept drafts, then the trunk's own token; whatever follows is ignored
             for kept, alive in zip(kept_B.tolist(), live, strict=True):
                 if alive:
                     acceptance.rounds += 1
@@ -151,7 +151,7 @@ def generate_speculative(
             live = _record(result, rows, live, tokens_BT, kept_B + 1, logits_BTV, max_new_tokens, stops)
             count_B = (kept_B + 1) * torch.tensor(live, device=device)  # rows at their end stay where they are
             trunk.accept(count_B)
-            # The drafter reads the settled tokens with the trunk's hidden states, where it had gone on with its own.
+            # The drafter reads the settled tokens again, now with the trunk's hidden states instead of its own.
             out_BTD = mtp.finish(drafter.extend(mtp.merge(embedding(tokens_BT), hidden_BTD)))
             drafter.accept(count_B)
             drafter_BD = out_BTD[torch.arange(len(rows), device=device), kept_B]

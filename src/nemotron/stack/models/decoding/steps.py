@@ -1,10 +1,10 @@
-"""Decoding: how each block reads one more token a row, given what the cache remembers of those before it.
+"""One decoding step: each block reads one more token a row, with the cache of the tokens before it.
 
-This is the function that the blocks' forward passes compute, in the form that suits one token: the recurrence instead
-of the scan, one query instead of a triangle of them, no autograd. `prepare` brings all weights into the form that is
-needed, once a generation; what it returns is then called for every token. A step of a small batch is a few hundred
-operations of a microsecond each, so there are few of them; a step of a large one is memory traffic, so states change in
-place and what can be a view is not copied.
+The function is that of the blocks' forward passes, in the form that suits one token: the recurrence instead of the
+scan, one query instead of a triangle of them, no autograd. `prepare` converts all weights once a generation and returns
+the function that is called for every token. A step of a small batch is a few hundred operations of a microsecond each,
+so their number is kept low; a step of a large batch is memory traffic, so states change in place and views replace
+copies.
 
 Shapes: B batch, D hidden, V vocabulary. Mamba-2: H heads, P head_dim, I = H P inner width, G groups, i = I / G, N state
 size, c conv channels. Attention: A query heads, J key/value heads, a = A / J, X head_dim, S key slots. Experts: T = B

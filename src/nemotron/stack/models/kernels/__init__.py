@@ -1,1 +1,1 @@
-"""Where plain PyTorch is slow: CUDA kernels where installed, oneDNN matmuls, a convolution with its own gradient."""
+"""Faster forms of what plain PyTorch computes slowly: CUDA kernels, oneDNN matmuls, a convolution with its gradient."""

@@ -1,4 +1,4 @@
-"""The two hot parts of a Mamba-2 block, by CUDA kernels where those are installed and by plain PyTorch elsewhere.
+"""The two hot parts of a Mamba-2 block: CUDA kernels where they are installed, plain PyTorch elsewhere.
 
 The kernels are those of the Mamba authors, `causal-conv1d` and `mamba-ssm`: optional, compiled for one version of torch
 and CUDA, and not needed on a CPU. Both ways compute the same function; `plain_torch()` forces the second.
@@ -83,10 +83,10 @@ def _device_type(x: Tensor) -> str:
 @functools.cache
 def _imported(module: str, function: str) -> Callable[..., Any] | None:
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        kernel: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except ImportError:
         return None
-    return found
+    return kernel
 
 
 def _int32(seq_idx_BL: Tensor | None) -> Tensor | None:

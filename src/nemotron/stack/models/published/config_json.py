@@ -13,8 +13,7 @@ from nemotron.stack.models.config import NemotronHConfig
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "nemotron_h"
-# Where `config.json` names a choice that this model has made: the key, and the one value that it may have. A config
-# that leaves a key out means that value.
+# Keys of `config.json` for which this model supports one value only, which is also what a missing key means.
 FIXED: dict[str, Any] = {
     "tie_word_embeddings": False,
     "attention_bias": False,
@@ -33,9 +32,9 @@ FIXED: dict[str, Any] = {
     "n_shared_experts": 1,
     "residual_in_fp32": False,
 }
-# Keys that choose nothing in this model, and so may say anything: the Mamba width is heads x head_dim (the published
-# Nano 3 config has expand 2, which would be another width); time_step_{min,max,floor} are about initial weights; there
-# are no rotary embeddings; norm_eps repeats layer_norm_epsilon; the rest concerns other programs.
+# Keys without effect on this model, whose values are ignored: the Mamba width is heads x head_dim (the published Nano 3
+# config has expand 2, which would be another width); time_step_{min,max,floor} concern initial weights; there are no
+# rotary embeddings; norm_eps repeats layer_norm_epsilon; the rest is for other programs.
 NEUTRAL = frozenset((
     "architectures", "auto_map", "model_type", "transformers_version", "dtype", "torch_dtype", "num_hidden_layers",
     "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -44,7 +43,7 @@ NEUTRAL = frozenset((
     "use_cache", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep", "moe_shared_expert_overlap",
     "output_router_logits", "layers_block_type", "mtp_layers_block_type",
 ))  # fmt: skip
-# Other names under which published configs and transformers know a field.
+# Other names of a field in published configs and in transformers.
 ALIASES = {
     "layer_types": "layers_block_type",
     "num_local_experts": "n_routed_experts",
@@ -66,7 +65,7 @@ LISTS = {
     "layers_block_type": "hybrid_override_pattern",
     "mtp_layers_block_type": "mtp_hybrid_override_pattern",
 }
-# What a `config.json` must say; the other fields have a default that is no dimension.
+# Fields that a `config.json` must have; the others have defaults that are no dimensions.
 _ALWAYS = ("hybrid_override_pattern", "vocab_size", "hidden_size")
 _PER_SYMBOL = {
     "M": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"),
@@ -149,7 +148,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def unknown_keys(values: dict[str, Any]) -> list[str]:
-    """Keys of a `config.json` that mean nothing to this model, and of which it is not known that they need not."""
+    """Keys of a `config.json` that this model does not know, not even as one without effect (`NEUTRAL`)."""
     known = {field.name for field in fields(NemotronHConfig)} | FIXED.keys() | NEUTRAL | ALIASES.keys()
     return sorted(values.keys() - known - {"quantization_config"})
 

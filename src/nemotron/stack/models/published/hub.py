@@ -10,7 +10,7 @@ is filled, or read, straight from or into the place in that parameter, so neithe
 
 What is read is checked: names, shapes and dtypes against the config before anything is allocated, and every tensor
 against its sha256 where the index has them. A directory from elsewhere has none, and safetensors itself has no
-checksum: a flipped bit inside its weights cannot be seen. Pickles are never opened.
+checksum: a flipped bit inside its weights goes unnoticed. Pickles are never opened.
 """
 
 from __future__ import annotations
@@ -292,14 +292,14 @@ class Stored:
         direct = target.dtype == DTYPES[self.dtype] and target.device.type == "cpu" and target.is_contiguous()
         buffer = target if direct else torch.empty(self.shape, dtype=DTYPES[self.dtype])
         data = _bytes_of(buffer)
-        done = 0
+        num_read = 0
         with self.file.open("rb", buffering=0) as stream:
             stream.seek(self.start)
-            while done < len(data):  # one read gives at most 2 GB
-                count = stream.readinto(data[done:])
+            while num_read < len(data):  # one read gives at most 2 GB
+                count = stream.readinto(data[num_read:])
                 if not count:
                     raise UserError(f"{self.file}: ends within {self.name}")
-                done += count
+                num_read += count
         if self.sha256 is not None and hashlib.sha256(data).hexdigest() != self.sha256:
             raise UserError(
                 f"{self.file}: {self.name} is damaged: its content differs from its sha256 in {INDEX_FILE}",
@@ -309,7 +309,7 @@ class Stored:
             target.copy_(buffer)
 
     def read(self) -> Tensor:
-        """The tensor in a memory of its own; raises as `read_into`."""
+        """The tensor in newly allocated memory; raises as `read_into`."""
         tensor = torch.empty(self.shape, dtype=DTYPES[self.dtype])
         self.read_into(tensor)
         return tensor
@@ -328,11 +328,11 @@ def load_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, devi
     stored = checked_weights(folder, model.state_dict())
     state: dict[str, Tensor] = {}
     for name, meta in model.state_dict().items():
-        found = {stored[piece].dtype for piece in hub_layout({name: meta})}
-        if len(found) > 1:
-            raise UserError(f"{folder}: experts of {name} have different dtypes: {', '.join(sorted(found))}")
-        wanted = dtype_in(name, dtype or DTYPES[found.pop()])
-        state[name] = torch.empty(meta.shape, dtype=wanted, device=device)
+        dtypes = {stored[piece].dtype for piece in hub_layout({name: meta})}
+        if len(dtypes) > 1:
+            raise UserError(f"{folder}: experts of {name} have different dtypes: {', '.join(sorted(dtypes))}")
+        target_dtype = dtype_in(name, dtype or DTYPES[dtypes.pop()])
+        state[name] = torch.empty(meta.shape, dtype=target_dtype, device=device)
     for name, target in hub_layout(state).items():
         stored[name].read_into(target)
     model.load_state_dict(state, assign=True)
@@ -344,7 +344,7 @@ def load_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, devi
 
 
 def checked_weights(folder: Path, state: Mapping[str, Tensor]) -> dict[str, Stored]:
-    """The tensors of a model directory after holding them against a model's state dict (a meta one will do).
+    """The tensors of a model directory, checked against a model's state dict (which may be on the meta device).
 
     Weights of multi-token prediction (`mtp.*`) are left out where the config has num_nextn_predict_layers 0, as
     transformers leaves them out always.
@@ -447,7 +447,7 @@ def _read_header(path: Path, digests: Mapping[str, str]) -> Iterator[Stored]:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a file that safetensors does not open, if it can be said better than the library does."""
+    """What is wrong with a file that safetensors does not open, where it can be told more precisely than there."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:

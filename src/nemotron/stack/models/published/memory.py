@@ -1,6 +1,6 @@
-"""How much memory a model needs, from its config alone: weights, training state, and what decoding remembers.
+"""How much memory a model needs, from its config alone: weights, training state, and the states of decoding.
 
-What depends on how a program runs (activations, communication buffers, fragmentation) is not in here.
+Not counted is what depends on how a program runs: activations, communication buffers, fragmentation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How many parameters a model has, from its config alone: in closed form, by the part that holds them.
+"""Number of parameters of a model, by part, in closed form from its config alone.
 
-Counted is what the optimiser trains. The experts' correction bias (E numbers an `E` block) is a buffer and not counted.
+Counted are the parameters that the optimiser trains; the experts' correction bias (E numbers an `E` block) is a buffer.
 "Active" are the parameters that take part in predicting one token: of the routed experts, those that it visits.
 Published figures differ in whether the input embedding is active (3.6 B against 3.2 B of Nemotron 3 Nano) and leave
 out the MTP block; hence the parts.
@@ -57,7 +57,7 @@ def count_parameters(config: NemotronHConfig) -> Parameters:
 
 
 def count_mtp_parameters(config: NemotronHConfig) -> Parameters:
-    """Parameters of the stored MTP block, zeros where there is none; embedding and head are the model's own.
+    """Parameters of the stored MTP block, all 0 for a model without it; embedding and head are the model's own.
 
     However often training or decoding applies the block, it is stored once; `active` is that of one application.
     """

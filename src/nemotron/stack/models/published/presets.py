@@ -1,4 +1,4 @@
-"""The published models as configs, by the name that `nemotron models show` knows.
+"""The published models as configs, under the names that `nemotron models show` takes.
 
 Patterns and dimensions are those of the tech reports (Nemotron 3 Nano: arXiv 2512.20848, table 1; Nemotron 3 Super:
 arXiv 2604.12374; Nemotron Nano v2: arXiv 2508.14444) and of the recipes in Megatron-Bridge that train and load these
@@ -105,7 +105,7 @@ def preset(name: str) -> NemotronHConfig:
     """The published model called `name`.
 
     Raises:
-        UserError: there is none of that name; the hint is the nearest one.
+        UserError: unknown name; the hint is the nearest one.
     """
     if name not in PRESETS:
         raise UserError(f"no preset '{name}'", did_you_mean(name, PRESETS, "presets"))

@@ -8,36 +8,31 @@ A document is cut into segments that the model can take at once, each segment is
 what comes back is checked before it counts: empty, cut off, a refusal, out of proportion, a copy of the prompt or of
 the text, not in the form asked for. Each of these has its count and its samples.
 
-Answers are appended to a journal as they come, so that a run that is stopped asks nothing again that was answered. A
-request is repeated on 408, 425, 429, 5xx, a broken connection, a timeout and an unreadable answer, with growing waits,
-or as long as the endpoint's Retry-After says, which then holds for all requests.
+Answers are appended to a journal as they come, so that a run that is stopped asks nothing again that was answered. The
+`openai` package sends the requests, repeats them on 408, 409, 429, 5xx, a broken connection and a timeout, and waits in
+between as the endpoint's Retry-After says. An answer that breaks off, takes too long or cannot be read is asked for
+again here: the package has no limit on the time and size of an answer as a whole.
 
 The API key is read from the environment variable that the config names. It goes into the request's header and nowhere
-else: not into errors, records or the journal.
+else: not into errors, records or the journal, and to no other host, because redirects are not followed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import email.utils
 import hashlib
-import http.client
 import json
 import os
-import queue
 import random
 import re
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
@@ -54,8 +49,10 @@ from nemotron.data_prep.curation.step import (
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.shards import ShardOutput
 
+if TYPE_CHECKING:
+    import openai
+
 _MAX_ANSWER_BYTES = 16 * 2**20
-_AGAIN = (408, 425, 429)
 _REFUSED = "refused with status"
 _REPORT_SECONDS = 10.0
 _LAST_SECONDS = 10.0  # when the run fails, for the answers that are under way
@@ -253,9 +250,8 @@ class Endpoint:
     """Where the model is, and how patiently it is asked.
 
     `base_url`: ends before `/chat/completions`. `api_key_env`: name of the variable that holds the key; None: no key.
-    Times in seconds: `timeout` for one attempt as a whole, `base_wait` before the second attempt (doubled for each one
-    after), `max_wait` at most between two, also where the endpoint asks for more. `max_failed`: share of a shard's
-    requests that may fail for good before the run stops.
+    `timeout`: seconds until an answer begins, and again until it is complete. `max_failed`: share of a shard's requests
+    that may fail for good before the run stops.
     """
 
     base_url: str
@@ -264,8 +260,6 @@ class Endpoint:
     concurrency: int = 8
     timeout: float = 120.0
     max_attempts: int = 6
-    base_wait: float = 1.0
-    max_wait: float = 60.0
     max_failed: float = 0.01
 
 
@@ -278,21 +272,11 @@ class Answer:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     failure: str = ""
-    retries: tuple[str, ...] = ()
+    retries: int = 0
 
 
-class _TryAgain(Exception):
-    """An attempt failed in a way that may pass. `wait`: seconds that the endpoint asked for."""
-
-    def __init__(self, reason: str, wait: float | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.wait = wait
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """None: not followed, lest the key go to another host."""
+class _UnusableError(Exception):
+    """An answer that cannot be used, and that another attempt may do better; its text is the reason."""
 
 
 def api_key(variable: str | None) -> str | None:
@@ -310,110 +294,109 @@ def api_key(variable: str | None) -> str | None:
 
 
 class Client:
-    """Asks an endpoint; usable from several threads at a time."""
+    """Asks an endpoint, any number of requests at a time; use as an asynchronous context manager."""
 
-    def __init__(self, endpoint: Endpoint, stop: threading.Event | None = None) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
+        try:
+            import openai
+        except ImportError:
+            raise UserError("asking an endpoint needs openai", "pip install -e '.[curation]'") from None
         self.endpoint = endpoint
+        self._openai = openai
         self._key = api_key(endpoint.api_key_env)
-        self._stop = stop or threading.Event()
-        self._hold_until = 0.0  # on the monotonic clock
-        handlers: list[Any] = [_NoRedirect()]
-        if urlsplit(endpoint.base_url).hostname in ("localhost", "127.0.0.1", "::1"):
-            handlers.append(urllib.request.ProxyHandler({}))  # no proxy leads back here
-        self._opener = urllib.request.build_opener(*handlers)
+        self._headers: dict[str, Any] = {} if self._key else {"Authorization": openai.Omit()}
+        is_here = urlsplit(endpoint.base_url).hostname in ("localhost", "127.0.0.1", "::1")  # no proxy leads back here
+        with _without_variables("OPENAI_"):  # keys and headers for another host
+            self._client = openai.AsyncOpenAI(
+                api_key=self._key or "none",
+                base_url=endpoint.base_url,
+                max_retries=endpoint.max_attempts - 1,
+                timeout=endpoint.timeout,
+                http_client=openai.DefaultAsyncHttpxClient(
+                    follow_redirects=False, trust_env=not is_here, timeout=endpoint.timeout
+                ),
+            )
 
-    def ask(self, body: Mapping[str, Any]) -> Answer:
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def ask(self, body: Mapping[str, Any]) -> Answer:
         """One request, repeated where that may help.
 
         Returns an Answer, with `failure` set where the endpoint refuses this very request or does not answer in the
         end. RunFailed: what concerns all requests (the key is refused, there is no such model).
         """
-        retries: list[str] = []
-        while True:
-            self._pause(self._hold_until - time.monotonic())
+        openai, retries, reason = self._openai, 0, ""
+        while retries < self.endpoint.max_attempts:
             try:
-                return self._attempt(body, tuple(retries))
-            except _TryAgain as problem:
-                retries.append(problem.reason)
-                if len(retries) >= self.endpoint.max_attempts or self._stop.is_set():
-                    return Answer(failure=problem.reason, retries=tuple(retries))
-                wait = self.endpoint.base_wait * 2 ** (len(retries) - 1) * random.uniform(0.5, 1.0)
-                if problem.wait is not None:
-                    wait = max(wait, problem.wait)
-                    # One told to wait is all told to wait.
-                    self._hold_until = max(
-                        self._hold_until, time.monotonic() + min(problem.wait, self.endpoint.max_wait)
-                    )
-                self._pause(min(wait, self.endpoint.max_wait))
+                create = self._client.chat.completions.with_streaming_response.create
+                async with create(**body, extra_headers=self._headers) as response:
+                    retries += response.retries_taken
+                    async with asyncio.timeout(self.endpoint.timeout):
+                        return _parsed(await _read(response), retries)
+            except openai.APIStatusError as error:
+                return self._refused(error)
+            except openai.APITimeoutError:
+                return Answer(failure="timeout", retries=self.endpoint.max_attempts - 1)
+            except openai.APIConnectionError:
+                return Answer(failure="no connection", retries=self.endpoint.max_attempts - 1)
+            except TimeoutError:
+                reason = "timeout"
+            except _UnusableError as error:
+                reason = str(error)
+            except Exception as error:  # of the HTTP library, which openai passes on while an answer is read
+                if not type(error).__module__.startswith("http"):
+                    raise
+                reason = "no connection"
+            retries += 1
+        return Answer(failure=reason, retries=retries - 1)
 
-    def _pause(self, seconds: float) -> None:
-        if seconds > 0:
-            self._stop.wait(seconds)
-
-    def _attempt(self, body: Mapping[str, Any], retries: tuple[str, ...]) -> Answer:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "nemotron-data-prep"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        url = self.endpoint.base_url.rstrip("/") + "/chat/completions"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
-        deadline = time.monotonic() + self.endpoint.timeout
-        try:
-            with self._opener.open(request, timeout=self.endpoint.timeout) as response:
-                raw = _read(response, deadline)
-        except urllib.error.HTTPError as error:
-            with error:
-                return self._refused(error, retries)
-        except TimeoutError:
-            raise _TryAgain("timeout") from None
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, OSError) as error:
-            if isinstance(getattr(error, "reason", None), TimeoutError):
-                raise _TryAgain("timeout") from None
-            raise _TryAgain("no connection") from None
-        return _parsed(raw, retries)
-
-    def _refused(self, error: urllib.error.HTTPError, retries: tuple[str, ...]) -> Answer:
-        status = error.code
-        if status in _AGAIN or status >= 500:
-            raise _TryAgain(f"status {status}", _retry_after(error.headers.get("Retry-After")))
-        said = self._said(error)
-        where = f"{self.endpoint.base_url}: status {status}{said}"
+    def _refused(self, error: openai.APIStatusError) -> Answer:
+        status = error.status_code
+        if status in (408, 409, 429) or status >= 500:
+            return Answer(failure=f"status {status}", retries=self.endpoint.max_attempts - 1)
+        where = f"{self.endpoint.base_url}: status {status}{self._message(error)}"
         if status in (401, 403):
             variable = self.endpoint.api_key_env
             raise RunFailed(where, f"is the key in {variable} right?" if variable else "set endpoint.api_key_env")
         if status in (404, 405) or status < 400:
             raise RunFailed(where, f"is endpoint.base_url right, and is there a model {self.endpoint.model}?")
-        return Answer(failure=f"{_REFUSED} {status}", retries=retries)
+        return Answer(failure=f"{_REFUSED} {status}")
 
-    def _said(self, error: urllib.error.HTTPError) -> str:
+    def _message(self, error: openai.APIStatusError) -> str:
         """The endpoint's own words, one short line, without the key should it repeat it."""
-        try:
-            raw = error.read(4096).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException, ValueError):
-            return ""
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            raw = json.loads(raw)["error"]["message"]
-        line = " ".join(str(raw).split())[:160]
+        said = error.body.get("message", error.body) if isinstance(error.body, dict) else error.body
+        line = " ".join(str(said or "").split())[:160]
         if self._key and any(self._key[i : i + 6] in line for i in range(max(1, len(self._key) - 5))):
             return ""
         return f": {line}" if line else ""
 
 
-def _read(response: Any, deadline: float) -> bytes:
-    """The whole body, but not for longer than until `deadline`: an endpoint may send a byte a minute."""
+@contextlib.contextmanager
+def _without_variables(prefix: str) -> Iterator[None]:
+    """Without the environment variables that begin so."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(prefix)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+async def _read(response: openai.AsyncAPIResponse[Any]) -> bytes:
+    """The whole body of an answer, up to a limit."""
     parts, size = [], 0
-    while part := response.read1(1 << 16):
+    async for part in response.iter_bytes():
         parts.append(part)
         size += len(part)
         if size > _MAX_ANSWER_BYTES:
-            raise _TryAgain("answer too large")
-        if time.monotonic() > deadline:
-            raise _TryAgain("timeout")
-    if response.length:  # http.client's: what was announced and did not come
-        raise _TryAgain("no connection")
+            raise _UnusableError("answer too large")
     return b"".join(parts)
 
 
-def _parsed(raw: bytes, retries: tuple[str, ...]) -> Answer:
+def _parsed(raw: bytes, retries: int) -> Answer:
     try:
         reply = json.loads(raw)
         choice = reply["choices"][0]
@@ -421,23 +404,12 @@ def _parsed(raw: bytes, retries: tuple[str, ...]) -> Answer:
         if content is not None and not isinstance(content, str):
             raise TypeError("content is no text")
     except (ValueError, KeyError, IndexError, TypeError):
-        raise _TryAgain("unreadable answer") from None
+        raise _UnusableError("unreadable answer") from None
     usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     prompt, completion = (count if isinstance(count, int) else None for count in counts)
     reason = choice.get("finish_reason")
     return Answer(content or "", reason if isinstance(reason, str) else None, prompt, completion, "", retries)
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds, from seconds or a date (RFC 9110, 10.2.3)."""
-    if value is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(value))
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return None
 
 
 # --- Answers are kept as they come ----------------------------------------------------------------------------------
@@ -455,7 +427,7 @@ class Journal:
                 try:
                     record = json.loads(line)
                     key = record.pop("key")
-                    answer = Answer(**(record | {"retries": tuple(record["retries"])}))
+                    answer = Answer(**record)
                 except (ValueError, AttributeError, KeyError, TypeError):
                     break
                 if not line.endswith(b"\n"):
@@ -464,16 +436,14 @@ class Journal:
                 whole += len(line)
             os.truncate(path, whole)
         self._file = path.open("ab")
-        self._lock = threading.Lock()
 
     def add(self, key: str, answer: Answer) -> None:
-        """Append one, from any thread; it has left this process when this returns."""
+        """Append one; it has left this process when this returns."""
         record = {"key": key} | {name: getattr(answer, name) for name in Answer.__slots__}
         line = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-        with self._lock:
-            self.answers[key] = answer
-            self._file.write(line)
-            self._file.flush()
+        self.answers[key] = answer
+        self._file.write(line)
+        self._file.flush()
 
     def __enter__(self) -> Journal:
         return self
@@ -505,7 +475,6 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
     del failed[""]
     wanted -= journal.answers.keys()
     in_a_row = 0
-    stop = threading.Event()
 
     def check() -> None:
         if failed.total() > int(endpoint.max_failed * total) or in_a_row >= _IN_A_ROW * endpoint.concurrency:
@@ -515,92 +484,46 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
                 "what was answered is kept, and the same command goes on; endpoint.max_failed allows for more",
             )
 
-    def todo() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for body in bodies():
-            key = request_key(body)
-            if key in wanted:
-                wanted.discard(key)
-                yield key, body
-
-    def ask(key: str, body: Mapping[str, Any]) -> Answer:
-        answer = client.ask(body)
+    async def ask(client: Client, key: str, body: Mapping[str, Any]) -> Answer:
+        answer = await client.ask(body)
         if not answer.failure or answer.failure.startswith(_REFUSED):
             journal.add(key, answer)  # at once, so that a kill loses no more than what is under way
         else:
             journal.answers[key] = answer
         return answer
 
-    check()
-    if not wanted:
-        return
-    client = Client(endpoint, stop)
-    reported = time.monotonic()
-    threads: list[threading.Thread] = []
-    answers = _in_threads(todo(), ask, endpoint.concurrency, threads)
-    try:
-        for answer in answers:
-            in_a_row = in_a_row + 1 if answer.failure else 0
-            failed.update([answer.failure] if answer.failure else [])
-            if answer.failure:
-                check()
-            if time.monotonic() - reported > _REPORT_SECONDS:
-                reported = time.monotonic()
-                print(f"  {len(journal.answers)} of {total} requests answered", file=sys.stderr, flush=True)
-    except RunFailed:
-        # What is under way may be paid for already.
-        stop.set()
-        answers.close()
-        deadline = time.monotonic() + _LAST_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        raise
-    finally:
-        stop.set()
-
-
-def _in_threads(
-    items: Iterator[tuple[str, Mapping[str, Any]]],
-    function: Callable[[str, Mapping[str, Any]], Answer],
-    count: int,
-    threads: list[threading.Thread],
-) -> Generator[Answer, None, None]:
-    """Yield function(*item) as they are done, in `count` threads, which are put into `threads`.
-
-    They are daemons: a signal need not wait for an answer.
-    """
-    todo: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
-
-    def work() -> None:
-        while (item := todo.get()) is not None:
+    async def ask_wanted() -> None:
+        nonlocal in_a_row
+        reported = time.monotonic()
+        pending: set[asyncio.Task[Answer]] = set()
+        remaining = ((key, body) for body in bodies() if (key := request_key(body)) in wanted)
+        async with Client(endpoint) as client:
             try:
-                done.put(function(*item))
-            except BaseException as error:
-                done.put(error)
+                while True:
+                    while len(pending) < endpoint.concurrency and (item := next(remaining, None)):
+                        key, body = item
+                        wanted.discard(key)  # the same request twice is one request
+                        pending.add(asyncio.create_task(ask(client, key, body)))
+                    if not pending:
+                        return
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        failure = task.result().failure
+                        in_a_row = in_a_row + 1 if failure else 0
+                        failed.update([failure] if failure else [])
+                    check()
+                    if time.monotonic() - reported > _REPORT_SECONDS:
+                        reported = time.monotonic()
+                        print(f"  {len(journal.answers)} of {total} requests answered", file=sys.stderr, flush=True)
+            except RunFailed:
+                finished, _ = await asyncio.wait({*done, *pending}, timeout=_LAST_SECONDS)  # may be paid for already
+                for task in finished:
+                    task.exception()  # the first one is raised; asyncio would print the others
+                raise
 
-    for _ in range(count):
-        threads.append(threading.Thread(target=work, daemon=True))
-        threads[-1].start()
-    waiting = 0
-    try:
-        for item in islice(items, 2 * count):
-            todo.put(item)
-            waiting += 1
-        while waiting:
-            answer = done.get()
-            waiting -= 1
-            if isinstance(answer, BaseException):
-                raise answer
-            for item in islice(items, 1):
-                todo.put(item)
-                waiting += 1
-            yield answer
-    finally:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                todo.get_nowait()
-        for _ in range(count):
-            todo.put(None)
+    check()
+    if wanted:
+        asyncio.run(ask_wanted())
 
 
 # --- A shard --------------------------------------------------------------------------------------------------------
@@ -631,20 +554,20 @@ class Job:
 
 @dataclass
 class Usage:
-    """Requests and tokens; mergeable. `retries`, `failures`: by reason. `untold`: answers without a token count."""
+    """Requests and tokens; mergeable. `failures`: by reason. `untold`: answers without a token count."""
 
     requests: int = 0
     answers: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     untold: int = 0
-    retries: Counter[str] = field(default_factory=Counter)
+    retries: int = 0
     failures: Counter[str] = field(default_factory=Counter)
 
     def add(self, answer: Answer) -> None:
         """Count one request and what it led to."""
         self.requests += 1
-        self.retries.update(answer.retries)
+        self.retries += answer.retries
         if answer.failure:
             self.failures[answer.failure] += 1
             return
@@ -655,18 +578,13 @@ class Usage:
 
     def merge(self, other: Usage) -> None:
         """Add what another one counted."""
-        for name in ("requests", "answers", "prompt_tokens", "completion_tokens", "untold"):
+        for name in ("requests", "answers", "prompt_tokens", "completion_tokens", "untold", "retries"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.retries.update(other.retries)
         self.failures.update(other.failures)
 
     def to_json(self) -> dict[str, Any]:
         """For metrics."""
-        return {
-            **vars(self),
-            "retries": dict(sorted(self.retries.items())),
-            "failures": dict(sorted(self.failures.items())),
-        }
+        return {**vars(self), "failures": dict(sorted(self.failures.items()))}
 
 
 @dataclass(frozen=True, slots=True)

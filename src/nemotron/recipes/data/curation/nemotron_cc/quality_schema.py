@@ -224,10 +224,8 @@ class EndpointConfig(Group):
         None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="name of the environment variable with the API key"
     )
     concurrency: int = Field(16, ge=1, le=1024, description="requests at a time")
-    timeout: float = Field(300.0, gt=0, description="seconds for one attempt")
+    timeout: float = Field(300.0, gt=0, description="seconds until an answer begins, and again until it is complete")
     max_attempts: int = Field(6, ge=1, le=20, description="of one request")
-    base_wait: float = Field(1.0, gt=0, description="seconds before the second attempt, doubled for each one after")
-    max_wait: float = Field(60.0, gt=0, description="seconds between two attempts at most, also if asked for more")
     max_failed: float = Field(0.01, ge=0, le=1, description="share of a shard's requests that may fail for good")
 
 

@@ -89,7 +89,7 @@ def main() -> None:
             print(
                 f"  {style:<18} {total.requests:>7} requests, "
                 f"{total.prompt_tokens} tokens read, {total.completion_tokens} written, "
-                f"{sum(total.retries.values())} repeated, {sum(total.failures.values())} failed",
+                f"{total.retries} repeated, {sum(total.failures.values())} failed",
                 file=sys.stderr,
             )
 

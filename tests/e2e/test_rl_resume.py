@@ -30,7 +30,7 @@ SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
 STAGE = SOURCE_ROOT / "nemotron" / "recipes" / "nano3" / "stage2_rl"
 STEPS = 9
 RL = [
-    STAGE / "train.py", "--config", "tiny", "run.model=start:1", "run.data=nano3-rl-data-tiny:1",
+    STAGE / "rlvr.py", "--config", "tiny", "run.model=start:1", "run.data=nano3-rl-data-tiny:1",
     f"grpo.max_num_steps={STEPS}", "grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=8",
     "grpo.val_period=4", "grpo.val_tasks_per_family=3", "env.families={multiple_choice: 3, math: 1}",
     "env.enable_thinking=false", "policy.optimizer.lr=2e-3", "policy.lr_warmup_iters=2",
@@ -133,7 +133,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     letter_model(tokenizer.get_vocab_size(), letters, tokenizer.token_to_id("<|im_end|>")).save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
-        Model(path=folder, step=0, tokenizer_path=folder).save("start")
+        Model(path=folder, step=0, tokenizer_path=folder, chat_template="nano3").save("start")
     house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500"], "prep")
     house.run(RL, "unbroken")
     return house

@@ -243,6 +243,7 @@ class SFTPack(Dataset):
 
     seq_len: int = Field(ge=1, description="tokens a row")
     num_loss_tokens: int | None = Field(default=None, ge=0, description="tokens that count in the loss")
+    chat_template: str = Field(description="template under which the conversations were tokenised")
 
 
 class RLPrompts(Dataset):
@@ -262,6 +263,7 @@ class Checkpoint(Artifact):
     tokens: int | None = Field(default=None, ge=0, description="tokens trained on")
     dataset_path: Path | None = Field(default=None, description="payload of the data set that it was trained on")
     tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
+    chat_template: str | None = Field(default=None, description="template that it answers under; none: a base model")
 
 
 class Model(Checkpoint):

@@ -33,6 +33,14 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stream: TextIO | None = None
+        self._num_records: int | None = None
+
+    @property
+    def num_records(self) -> int:
+        """How many records the log has; what a checkpoint notes for `truncate`."""
+        if self._num_records is None:
+            self._num_records = len(self.read())
+        return self._num_records
 
     def log(self, step: int, **values: Any) -> None:
         """Append `values` of `step`: numbers, strings, booleans, None, 0-d tensors, and lists or dicts of them.
@@ -46,26 +54,26 @@ class MetricsLog:
             self._stream = self.path.open("a", encoding="utf-8")
         self._stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         self._stream.flush()
+        self._num_records = None if self._num_records is None else self._num_records + 1
 
-    def truncate_after(self, step: int) -> int:
-        """Drop what was logged for steps after `step`, and return how many lines that were.
+    def truncate(self, num_records: int) -> None:
+        """Keep the first `num_records` records only.
 
-        A resumed run calls it with the step of the checkpoint that it goes on from, so that no step is logged twice;
-        `truncate_after(-1)` empties the log, for a run that was killed before its first checkpoint.
+        A resumed run calls it with the number that its checkpoint noted (0 without one), so that nothing is logged
+        twice.
         """
         self.close()
         if not self.path.exists():
-            return 0
+            return
         _drop_cut_line(self.path)
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        kept = [line for line, record in zip(lines, self.read(), strict=True) if record["step"] <= step]
+        kept = self.path.read_text(encoding="utf-8").split("\n")[:-1][:num_records]
         aside = self.path.with_name(self.path.name + ".tmp")
         with aside.open("w", encoding="utf-8") as stream:
             stream.writelines(f"{line}\n" for line in kept)
             stream.flush()
             os.fsync(stream.fileno())
         aside.replace(self.path)
-        return len(lines) - len(kept)
+        self._num_records = len(kept)
 
     def read(self) -> list[dict[str, Any]]:
         """All records so far, in the order in which they were logged."""

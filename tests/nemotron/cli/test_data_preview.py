@@ -87,7 +87,12 @@ def test_packed_rows_and_their_artifact(
     assert border and int(border[1]) == len(items[0].input_ids)
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "registry"))
     SFTPack(
-        path=payload, num_examples=6, train_path=payload / "train.parquet", tokenizer_path=tokenizer, seq_len=999
+        path=payload,
+        num_examples=6,
+        train_path=payload / "train.parquet",
+        tokenizer_path=tokenizer,
+        seq_len=999,
+        chat_template="nano3",
     ).save("my-pack")
     by_name = nemotron("data preview my-pack -n 9", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
     assert by_name.returncode == 0, by_name.stderr

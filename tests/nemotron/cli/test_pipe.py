@@ -107,7 +107,7 @@ def make_recipes(root: Path) -> None:
         before = f"model: nano3-{previous[stage]}-model-t\n  " if stage in previous else ""
         write(
             folder,
-            "train.py",
+            "rlvr.py" if stage == "rl" else "train.py",
             f"nano3/{stage}",
             "config",
             f"{before}data: nano3-{stage}-data-t\n  output: nano3-{stage}-model-t",

@@ -75,7 +75,7 @@ def test_the_payload_digest_is_of_content_only(out):
 
 
 def test_kinds_load_as_their_own_type_or_any_base_and_as_nothing_else(out):
-    SFTPack(path=out, num_examples=2, seq_len=512).save("pack")
+    SFTPack(path=out, num_examples=2, seq_len=512, chat_template="nano3").save("pack")
     Curated(path=out, num_examples=2, dropped={"short": 3}).save("curated")
     assert Dataset.load("pack").seq_len == 512 and isinstance(Artifact.load("pack"), SFTPack)
     assert Dataset.load("curated").dropped == {"short": 3}

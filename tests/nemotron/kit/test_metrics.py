@@ -46,12 +46,18 @@ def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(1, 8):
         log.log(step, loss=1.0 / step)
+        if step == 5:
+            num_records = log.num_records
+            log.log(step, valid_loss=0.1)  # after the checkpoint, of the same step
+    assert log.num_records == 8
     again = MetricsLog(tmp_path / "metrics.jsonl")
-    assert again.truncate_after(5) == 2
-    again.log(6, loss=0.0)
-    assert [record["step"] for record in again.read()] == [1, 2, 3, 4, 5, 6]
-    assert again.truncate_after(-1) == 6 and again.read() == []
-    assert MetricsLog(tmp_path / "none.jsonl").truncate_after(3) == 0
+    again.truncate(num_records)
+    again.log(5, valid_loss=0.2)
+    assert [record["step"] for record in again.read()] == [1, 2, 3, 4, 5, 5]
+    assert again.num_records == 6 and again.read()[-1]["valid_loss"] == 0.2
+    again.truncate(0)
+    assert again.read() == [] and again.num_records == 0
+    MetricsLog(tmp_path / "none.jsonl").truncate(3)
     assert not (tmp_path / "none.jsonl").exists()
 
 
@@ -62,10 +68,11 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
     MetricsLog(path).log(2, loss=1.0)
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
-    assert MetricsLog(path).truncate_after(9) == 0 and len(read_metrics(path)) == 1
+    MetricsLog(path).truncate(9)
+    assert path.read_text() == '{"step": 1, "loss": 2.0}\n'
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo\n{"step": 3}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
-        MetricsLog(path).truncate_after(9)
+        read_metrics(path)
 
 
 def test_what_was_logged_is_there_after_kill_9(tmp_path):

@@ -94,6 +94,7 @@ def publish(folder: Path, name: str, where: str) -> Model:
             step=0,
             tokenizer_path=payload,
             num_parameters=total,
+            chat_template="nano3",
             metrics={"active_parameters": active},
             sources=[Source(name=where, detail="a model from elsewhere")],
         ).save(name)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.environments import Task
-from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, PromptFormat, evaluate_tasks
+from nemotron.stack.environments import FAMILIES, Task, best_constant_answer, generate_tasks
+from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 
-_STOP_TOKENS = ("<|im_end|>", "</s>")
+if TYPE_CHECKING:
+    from nemotron.kit.schemas.evaluation import EvaluationConfig, ResponsesConfig
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
@@ -27,6 +30,11 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as failure:  # the tokenizers library raises bare Exception
         raise UserError(f"{path} is not a tokenizer: {failure}") from None
+
+
+def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that end a response: the end of a turn and the end of a document, as far as the tokenizer has them."""
+    return [index for token in ("<|im_end|>", "</s>") if (index := tokenizer.token_to_id(token)) is not None]
 
 
 def model_generate_fn(
@@ -44,7 +52,7 @@ def model_generate_fn(
         batch_size: completions decoded at once.
         poll: called at every decoding step; raises to stop (a signal arrived).
     """
-    stops = tuple(index for token in _STOP_TOKENS if (index := tokenizer.token_to_id(token)) is not None)
+    stops = stop_token_ids(tokenizer)
 
     def generate_fn(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
         encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(prompts), add_special_tokens=False)]
@@ -69,8 +77,9 @@ def model_generate_fn(
             )
             texts = tokenizer.decode_batch(out.tokens, skip_special_tokens=False)
             for position, text in enumerate(texts):
-                done = Completion(text, len(out.tokens[position]), out.entropies[position], out.finished[position])
-                completions[rows[position // samples]].append(done)
+                num_tokens, finished = len(out.tokens[position]), out.finished[position]
+                completion = Completion(text, num_tokens, out.entropies[position], finished)
+                completions[rows[position // samples]].append(completion)
         return [completion for several in completions for completion in several]
 
     return generate_fn
@@ -80,17 +89,57 @@ def evaluate_model(
     model: NemotronH,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
+    settings: ResponsesConfig,
     *,
-    samples: int = 4,
-    prompt_format: PromptFormat = "chat",
-    max_new_tokens: int = 64,
-    batch_size: int = 256,
-    seed: int = 0,
+    template: str | None,
+    thinking: bool = True,
     poll: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """pass@1 of a model in memory, greedy and sampled at temperature 1; arguments as in `evaluate_tasks`.
+    """pass@1 of a model in memory, greedy and sampled at temperature 1; `template` and `thinking` as `evaluate_tasks`.
 
     The same arguments give the same evaluation, so two models that are given the same tasks can be compared in pairs.
     """
-    generate_fn = model_generate_fn(model, tokenizer, max_new_tokens=max_new_tokens, batch_size=batch_size, poll=poll)
-    return evaluate_tasks(generate_fn, tasks, samples=samples, prompt_format=prompt_format, seed=seed)
+    generate_fn = model_generate_fn(
+        model, tokenizer, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size, poll=poll
+    )
+    return evaluate_tasks(
+        generate_fn, tasks, template=template, thinking=thinking, samples=settings.samples, seed=settings.seed
+    )
+
+
+def held_out_tasks(per_family: int, settings: ResponsesConfig) -> list[Task]:
+    """`per_family` tasks of each environment family that no training data holds."""
+    return [
+        task
+        for family in FAMILIES
+        for task in generate_tasks(family, "eval", per_family, settings.seed, settings.difficulty.get(family))
+    ]
+
+
+def score_tasks(
+    model: NemotronH,
+    tokenizer: Tokenizer,
+    settings: EvaluationConfig,
+    *,
+    template: str | None,
+    poll: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """What a training script publishes of its model: pass@1 on held-out tasks, beside the best constant answer.
+
+    The metrics `tasks`, `best_constant` by family, and some `generations` to read; none with `tasks_per_family` 0.
+    """
+    tasks = held_out_tasks(settings.tasks_per_family, settings)
+    if not tasks:
+        return {}
+    evaluation = evaluate_model(model, tokenizer, tasks, settings, template=template, poll=poll)
+    constants = {
+        family: best_constant_answer([task for task in tasks if task.family == family]).score for family in FAMILIES
+    }
+    for family, constant in constants.items():
+        score = evaluation.greedy(family).estimate
+        print(f"{family}: pass@1 {score:.3f} greedy, best constant answer {constant:.3f}", file=sys.stderr)
+    return {
+        "tasks": evaluation.metrics(),
+        "best_constant": constants,
+        "generations": evaluation.generations(per_family=2),
+    }

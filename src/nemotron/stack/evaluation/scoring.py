@@ -24,8 +24,6 @@ from nemotron.stack.evaluation.intervals import (
     wilson_interval,
 )
 
-PromptFormat = Literal["chat", "chat_no_think", "plain"]
-
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -57,7 +55,7 @@ class Evaluation:
     """Scores of one model on a list of tasks. `greedy_T` and `sampled_TS` hold 1, 0, or nan for a verifier error."""
 
     tasks: list[Task]
-    prompt_format: PromptFormat
+    prompt_format: Literal["chat", "chat_no_think", "plain"]
     greedy_T: np.ndarray
     sampled_TS: np.ndarray
     greedy_completions: list[Completion]
@@ -106,6 +104,19 @@ class Evaluation:
         scores = np.concatenate([self.greedy_T, self.sampled_TS.ravel()])
         return float(np.isnan(scores).mean()) if scores.size else 0.0
 
+    def counts(self, families: Sequence[str]) -> dict[tuple[str, str, str], float]:
+        """How many responses were right and how many have a verdict, which add up over parts of a list of tasks.
+
+        Keys: `greedy` or `sampled`, the family, `right` or `scored`; all of them, for a family without tasks as well.
+        """
+        counts = {}
+        for family in families:
+            rows = self.rows(family)
+            for which, scores in (("greedy", self.greedy_T[rows]), ("sampled", self.sampled_TS[rows])):
+                counts[which, family, "right"] = float(np.nansum(scores))
+                counts[which, family, "scored"] = float((~np.isnan(scores)).sum())
+        return counts
+
     def metrics(self) -> dict[str, Any]:
         """Everything above as plain JSON, as it goes into the Results artifact: a mean and one entry a family."""
         report: dict[str, Any] = {
@@ -121,13 +132,13 @@ class Evaluation:
 
     def _entry(self, greedy: Interval, sampled: Interval, family: str | None) -> dict[str, Any]:
         rows = np.arange(len(self.tasks)) if family is None else self.rows(family)
-        done = [self.greedy_completions[row] for row in rows]
+        greedy_completions = [self.greedy_completions[row] for row in rows]
         entry: dict[str, Any] = {"tasks": len(rows), "greedy": greedy.estimate, "greedy_95": [greedy.low, greedy.high]}
         if self.sampled_TS.shape[1]:
             entry |= {"sampled": sampled.estimate, "sampled_95": [sampled.low, sampled.high]}
             entry["entropy_nats_per_token"] = self.entropy(family)
-        entry["greedy_tokens"] = sum(completion.num_tokens for completion in done) / max(1, len(done))
-        entry["greedy_finished"] = sum(completion.finished for completion in done) / max(1, len(done))
+        entry["greedy_tokens"] = sum(completion.num_tokens for completion in greedy_completions) / max(1, len(rows))
+        entry["greedy_finished"] = sum(completion.finished for completion in greedy_completions) / max(1, len(rows))
         return entry
 
     def generations(self, per_family: int) -> list[dict[str, Any]]:
@@ -190,53 +201,55 @@ def _mean_over_samples(scores_TS: np.ndarray) -> np.ndarray:
     return mean
 
 
-def prompt_text(task: Task, prompt_format: PromptFormat) -> str:
-    """The prompt of a task: under the chat template with reasoning on or off, or plain for a model without one."""
-    if prompt_format == "plain":
+def prompt_text(task: Task, template: str | None, thinking: bool = True) -> str:
+    """The prompt of a task: under a chat template with reasoning on or off, or plain for a model without a template."""
+    if template is None:
         return plain_prompt(task)
-    return chat.render(
-        prompt_messages(task), enable_thinking=prompt_format == "chat", add_generation_prompt=True, template="nano3"
-    )
+    return chat.render(prompt_messages(task), enable_thinking=thinking, add_generation_prompt=True, template=template)
 
 
-def _verdict(task: Task, completion: Completion, prompt_format: PromptFormat) -> Verdict:
-    if prompt_format == "plain":
+def _verdict(task: Task, completion: Completion, template: str | None, thinking: bool) -> Verdict:
+    if template is None:
         return verify(task, plain_answer(completion.text), thinking=False)
-    return verify(task, completion.text, thinking=prompt_format == "chat")
+    return verify(task, completion.text, thinking)
 
 
 def evaluate_tasks(
     generate_fn: GenerateFn,
     tasks: Sequence[Task],
     *,
+    template: str | None,
+    thinking: bool = True,
     samples: int = 4,
-    temperature: float = 1.0,
-    prompt_format: PromptFormat = "chat",
     seed: int = 0,
     max_error_rate: float = 0.01,
 ) -> Evaluation:
-    """Generate and verify one greedy and `samples` sampled responses a task.
+    """Generate and verify one greedy response a task, and `samples` sampled ones at temperature 1.
 
     Args:
+        template: the chat template that the model was trained with; None: the document format of pretraining.
+        thinking: reasoning on or off, under a template.
         samples: sampled responses a task; 0 evaluates greedily only.
-        prompt_format: `chat` (reasoning on), `chat_no_think`, or `plain` (the document format of pretraining).
         max_error_rate: a larger share of responses that no verifier could decide raises RunFailed: then the scores
             would be those of another set of tasks.
 
     Returns:
         the scores, with all completions.
     """
-    prompts = [prompt_text(task, prompt_format) for task in tasks]
+    prompts = [prompt_text(task, template, thinking) for task in tasks]
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
-    flat = generate_fn(prompts, temperature=temperature, seed=seed, samples=samples) if samples else []
+    flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
     verdicts = [
-        [_verdict(task, done, prompt_format) for done in (first, *several)]
+        [_verdict(task, completion, template, thinking) for completion in (first, *several)]
         for task, first, several in zip(tasks, greedy, sampled, strict=True)
     ]
     scores_TS = np.array([[verdict.score for verdict in row] for row in verdicts], dtype=float)
     scores_TS = scores_TS.reshape(len(tasks), 1 + samples)
     greedy_T, sampled_TS = scores_TS[:, 0], scores_TS[:, 1:]
+    prompt_format: Literal["chat", "chat_no_think", "plain"] = "chat" if thinking else "chat_no_think"
+    if template is None:
+        prompt_format = "plain"
     evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled)
     if evaluation.error_rate() > max_error_rate:
         errors = (

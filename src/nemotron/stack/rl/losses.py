@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -22,6 +23,11 @@ class PolicyLoss:
     clipped: Tensor
     masked: Tensor
     kl: Tensor
+
+
+def token_logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """Log-probability of each target under fp32 logits, [T]. V vocabulary."""
+    return -F.cross_entropy(logits_TV.float(), targets_T, reduction="none")
 
 
 def grpo_loss(

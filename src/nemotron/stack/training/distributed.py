@@ -12,7 +12,7 @@ which would no longer be bit-exact. Where communication costs much, shard instea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from nemo_runspec.errors import UserError
+
 T = TypeVar("T")
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Ranks:
     def is_main(self) -> bool:
         """Whether this process is the one that writes files and prints."""
         return self.rank == 0
+
+    def check_divides(self, key: str, count: int) -> None:
+        """UserError naming the config key where `count` of something cannot be spread evenly over all ranks."""
+        if count % self.world_size:
+            raise UserError(f"{key} {count} does not divide among {self.world_size} processes")
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def start_distributed() -> Ranks:
@@ -70,6 +81,16 @@ def sum_over_ranks(tensors: Iterable[torch.Tensor]) -> None:
         dist.all_reduce(flat)
         for tensor, summed in zip(group, flat.split([t.numel() for t in group]), strict=True):
             tensor.copy_(summed.view_as(tensor))
+
+
+def sum_metrics(values: Mapping[Name, torch.Tensor | float], ranks: Ranks) -> dict[Name, float]:
+    """Each of `values`, scalars, summed over all ranks in one message, in float64.
+
+    All ranks call it with the same names in the same order: a rank that has nothing to count passes zeros.
+    """
+    sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=ranks.device) for v in values.values()])
+    sum_over_ranks([sums])
+    return dict(zip(values, sums.tolist(), strict=True))
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
 from nemotron.stack.training.blend import Blend, MixtureRow, read_blend
+from nemotron.stack.training.distributed import ALONE, Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 
 
@@ -98,16 +99,14 @@ class TokenStream:
 class BlendLoader:
     """Training batches of the blend in `directory`/blend.json, for a run of `total_sequences` sequences.
 
-    Which source sequence number n comes from is decided by `Blend.draw`; rank r of `world_size` reads rows r,
+    Which source sequence number n comes from is decided by `Blend.draw`; rank r of world_size reads rows r,
     r+world_size, ... of every global batch, and keeps the same books as all others. `state_dict` is the cursor.
     """
 
-    def __init__(
-        self, directory: Path, seq_len: int, total_sequences: int, seed: int, rank: int = 0, world_size: int = 1
-    ) -> None:
+    def __init__(self, directory: Path, seq_len: int, total_sequences: int, seed: int, ranks: Ranks = ALONE) -> None:
         blend_file = read_blend(directory)
         self.blend = Blend(blend_file.phases, total_sequences)
-        self.seq_len, self._rank, self._world_size = seq_len, rank, world_size
+        self.seq_len, self._ranks = seq_len, ranks
         used = sorted({source for phase in blend_file.phases for source, weight in phase.weights.items() if weight > 0})
         self._streams = {
             source: TokenStream(_joined(directory, blend_file.sources[source].train), seq_len, (seed, i), source)
@@ -121,7 +120,7 @@ class BlendLoader:
         rows = []
         for i in range(global_batch_size):
             source = self.blend.draw()
-            if i % self._world_size == self._rank:
+            if i % self._ranks.world_size == self._ranks.rank:
                 rows.append(self._streams[source].window(self._drawn[source]))
             self._drawn[source] += 1
         tokens = torch.from_numpy(np.stack(rows))
@@ -220,9 +219,7 @@ class PackedLoader:
     are no rows or one longer than `seq_len`.
     """
 
-    def __init__(
-        self, path: Path, seq_len: int, seed: int, pad_id: int = 0, rank: int = 0, world_size: int = 1
-    ) -> None:
+    def __init__(self, path: Path, seq_len: int, seed: int, ranks: Ranks = ALONE, pad_id: int = 0) -> None:
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
             raise UserError(f"{path}: no packed Parquet file there")
@@ -236,7 +233,7 @@ class PackedLoader:
         if table.num_rows == 0:
             raise UserError(f"{path}: holds no packed sequence")
         self.num_rows, self.seq_len, self._seed, self._pad_id = table.num_rows, seq_len, seed, pad_id
-        self._rank, self._world_size = rank, world_size
+        self._ranks = ranks
         self._ids, self._offsets = _flat_lists(table, "input_ids")
         self._mask, mask_offsets = _flat_lists(table, "loss_mask")
         self._starts, self._start_offsets = _flat_lists(table, "seq_start_id")
@@ -253,11 +250,11 @@ class PackedLoader:
         """This rank's rows of the next global batch."""
         rows = [self._row_at(self._drawn + i) for i in range(global_batch_size)]
         self._drawn += global_batch_size
-        return self._collate(rows[self._rank :: self._world_size])
+        return self._collate(rows[self._ranks.rank :: self._ranks.world_size])
 
     def all_batches(self, batch_size: int) -> Iterator[Batch]:
         """Every row once, in file order, for validation; leaves the cursor alone. Split over ranks like training."""
-        rows = range(self.num_rows)[self._rank :: self._world_size]
+        rows = range(self.num_rows)[self._ranks.rank :: self._ranks.world_size]
         for i in range(0, len(rows), batch_size):
             yield self._collate(list(rows[i : i + batch_size]))
 

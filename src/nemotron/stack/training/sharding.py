@@ -1,5 +1,6 @@
-"""Sharded data parallelism, FSDP2: each rank holds 1/world_size of weights, gradients and AdamW moments (ZeRO stage 3).
+"""What a model needs of each rank's memory: sharded weights (FSDP2), activations that are recomputed.
 
+Sharded, each rank holds 1/world_size of weights, gradients and AdamW moments (ZeRO stage 3).
 `torch.distributed.fsdp.fully_shard` turns every parameter into a DTensor of which a rank keeps a slice along the first
 dimension (of routed experts [E, F, D]: some experts). A residual block is gathered before its forward and again before
 its backward pass, and its gradients are summed and scattered after it, while the next block computes. Model and loop
@@ -10,8 +11,8 @@ FSDP and DTensor are imported where they are used: that takes 0.6 s, and most ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +20,45 @@ from torch import nn
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.moe import Router
 from nemotron.stack.training.distributed import Ranks, full_tensor, is_sharded
+
+if TYPE_CHECKING:
+    from nemotron.kit.schemas.training import TrainedModelConfig
+
+# Kinds of blocks in Megatron-Core's `recompute_modules`, and their symbols in `hybrid_override_pattern`.
+SYMBOLS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+
+
+def place_model(model: NemotronH, ranks: Ranks, cfg: TrainedModelConfig, shard: bool, bf16: bool) -> None:
+    """Bring `model` to the device of this rank, sharded if asked for, and choose what its backward pass recomputes.
+
+    Call it before the optimiser is built, with the same weights on every rank. `bf16` as in `shard_model`.
+    """
+    if shard:
+        shard_model(model, ranks, bf16)
+    model.to(ranks.device)
+    recompute_activations(model, cfg.recompute_granularity, cfg.recompute_modules)
+
+
+def recompute_activations(
+    model: NemotronH, granularity: Literal["full", "selective"] | None, modules: Iterable[str] = ("mamba",)
+) -> None:
+    """Choose the blocks that keep their input only, and are computed again for their gradient (Chen et al. 2016).
+
+    A third more arithmetic for much less memory. Results stay the same to the bit: the second pass does what the first
+    did.
+
+    Args:
+        granularity: "full" every block, "selective" those of the kinds in `modules`, None none.
+        modules: of `SYMBOLS`: mamba, attention, moe, mlp. ValueError for another.
+    """
+    if unknown := sorted(set(modules) - set(SYMBOLS)):
+        raise ValueError(f"recompute_modules {unknown}: {', '.join(SYMBOLS)} expected")
+    chosen = {None: "", "full": "M*E-", "selective": "".join(SYMBOLS[name] for name in modules)}[granularity]
+    symbols, blocks = model.config.hybrid_override_pattern, model.blocks()
+    if model.mtp is not None:
+        symbols, blocks = symbols + model.config.mtp_hybrid_override_pattern, [*blocks, *model.mtp.blocks()]
+    for symbol, block in zip(symbols, blocks, strict=True):
+        block.recompute = symbol in chosen
 
 
 def shard_model(model: NemotronH, ranks: Ranks, bf16: bool) -> None:

@@ -87,7 +87,7 @@ def test_the_resolved_config_is_as_short_as_the_one_written() -> None:
         ("stage2_rl/data_prep.py", "tasks"),
         ("stage0_pretrain/train.py", "evaluation"),
         ("stage1_sft/train.py", "evaluation"),
-        ("stage2_rl/train.py", "evaluation"),
+        ("stage2_rl/rlvr.py", "evaluation"),
         ("stage3_eval/evaluate.py", "tasks"),
     ],
 )

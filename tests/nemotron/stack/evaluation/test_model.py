@@ -9,6 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.evaluation import evaluate_model, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
@@ -95,8 +96,9 @@ def test_a_model_on_disk_scores_as_the_one_in_memory(model: NemotronH, tokenizer
         load_tokenizer(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = NemotronH.from_pretrained(tmp_path)
-    on_disk = evaluate_model(loaded, load_tokenizer(tmp_path), tasks, samples=2, max_new_tokens=5)
-    in_memory = evaluate_model(model, tokenizer, tasks, samples=2, max_new_tokens=5)
+    settings = ResponsesConfig(samples=2, max_new_tokens=5)
+    on_disk = evaluate_model(loaded, load_tokenizer(tmp_path), tasks, settings, template="nano3")
+    in_memory = evaluate_model(model, tokenizer, tasks, settings, template="nano3")
     assert on_disk.greedy_completions == in_memory.greedy_completions
     assert on_disk.sampled_completions == in_memory.sampled_completions
 

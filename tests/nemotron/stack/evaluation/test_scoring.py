@@ -17,9 +17,9 @@ from nemotron.stack.evaluation import Completion, GenerateFn, compare, evaluate_
 TASKS = [task for family in FAMILIES for task in generate_tasks(family, "eval", 40)]
 
 
-def answers(right_share: dict[str, float], seed: int = 0, prompt_format: str = "chat") -> GenerateFn:
+def answers(right_share: dict[str, float], seed: int = 0, thinking: bool = True) -> GenerateFn:
     """A generator that demonstrates the solution with a probability of its family when sampled, always when greedy."""
-    by_prompt = {prompt_text(task, prompt_format): task for task in TASKS}
+    by_prompt = {prompt_text(task, "nano3", thinking): task for task in TASKS}
 
     def generate(prompts: Sequence[str], *, temperature: float, seed: int = seed, samples: int = 1) -> list[Completion]:
         rng = random.Random(seed)
@@ -37,7 +37,7 @@ def answers(right_share: dict[str, float], seed: int = 0, prompt_format: str = "
 
 def test_scores_are_what_the_generator_was_made_to_reach() -> None:
     shares = dict(zip(FAMILIES, (0.0, 0.25, 0.75, 1.0), strict=True))
-    evaluation = evaluate_tasks(answers(shares), TASKS, samples=8)
+    evaluation = evaluate_tasks(answers(shares), TASKS, template="nano3", samples=8)
     assert all(evaluation.greedy(family).estimate == 1.0 for family in FAMILIES)
     for family, share in shares.items():
         interval = evaluation.sampled(family)
@@ -52,7 +52,7 @@ def test_scores_are_what_the_generator_was_made_to_reach() -> None:
 
 
 def test_metrics_and_generations_are_json_and_complete() -> None:
-    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, samples=2)
+    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, template="nano3", samples=2)
     metrics = json.loads(json.dumps(evaluation.metrics(), allow_nan=False))
     assert list(metrics["families"]) == list(FAMILIES) and metrics["families"]["math"]["tasks"] == 40
     assert metrics["mean"]["greedy_tokens"] == 10 and metrics["mean"]["greedy_finished"] == 1.0
@@ -62,7 +62,7 @@ def test_metrics_and_generations_are_json_and_complete() -> None:
 
 
 def test_without_samples_only_greedy_is_reported() -> None:
-    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, samples=0)
+    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, template="nano3", samples=0)
     assert "sampled" not in evaluation.metrics()["mean"] and math.isnan(evaluation.entropy())
 
 
@@ -70,8 +70,8 @@ def test_reasoning_that_is_never_closed_is_wrong_though_it_holds_the_answer() ->
     def unclosed(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
         return [Completion(task.solution.answer, 5, 0.1, False) for task in TASKS for _ in range(samples)]
 
-    assert evaluate_tasks(unclosed, TASKS, samples=0).mean("greedy").estimate == 0.0
-    assert evaluate_tasks(unclosed, TASKS, samples=0, prompt_format="chat_no_think").mean("greedy").estimate == 1.0
+    assert evaluate_tasks(unclosed, TASKS, template="nano3", samples=0).mean("greedy").estimate == 0.0
+    assert evaluate_tasks(unclosed, TASKS, samples=0, template="nano3", thinking=False).mean("greedy").estimate == 1.0
 
 
 def test_a_model_without_chat_template_answers_in_the_second_line() -> None:
@@ -79,15 +79,15 @@ def test_a_model_without_chat_template_answers_in_the_second_line() -> None:
         assert list(prompts) == [f"{task.prompt}\n" for task in TASKS]
         return [Completion(f"{t.solution.reasoning}\n{t.solution.answer}\nmore", 5, 0.1, True) for t in TASKS]
 
-    assert evaluate_tasks(plain, TASKS, samples=0, prompt_format="plain").mean("greedy").estimate == 1.0
+    assert evaluate_tasks(plain, TASKS, samples=0, template=None).mean("greedy").estimate == 1.0
 
 
 def test_too_many_verifier_errors_stop_the_evaluation_and_few_are_left_out() -> None:
     broken = [Task(t.family, t.prompt, t.canonical, {}, t.solution) if i % 40 == 0 else t for i, t in enumerate(TASKS)]
     generate = answers(dict.fromkeys(FAMILIES, 1.0))
     with pytest.raises(RunFailed, match=r"2\.5% of the responses"):
-        evaluate_tasks(generate, broken, samples=1)
-    evaluation = evaluate_tasks(generate, broken, samples=1, max_error_rate=0.03)
+        evaluate_tasks(generate, broken, template="nano3", samples=1)
+    evaluation = evaluate_tasks(generate, broken, template="nano3", samples=1, max_error_rate=0.03)
     assert evaluation.error_rate() == 4 / 160
     assert evaluation.mean("greedy").estimate == 1.0  # an error is not a zero
     assert np.isnan(evaluation.greedy_T).sum() == 4
@@ -103,14 +103,14 @@ def test_the_reason_of_a_failed_verification_is_the_one_that_was_found() -> None
         return [Completion("7\n12\n", 3, 0.1, True) for _ in prompts for _ in range(samples)]
 
     with pytest.raises(RunFailed) as caught:
-        evaluate_tasks(plain, [broken], samples=0, prompt_format="plain")
+        evaluate_tasks(plain, [broken], samples=0, template=None)
     assert caught.value.hint == "first: math: ValueError: invalid literal for int() with base 10: 'twelve'"
 
 
 def test_a_gain_is_found_in_the_family_that_has_it_and_a_loss_is_named() -> None:
-    before = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.6)), TASKS, samples=8, seed=1)
+    before = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.6)), TASKS, template="nano3", samples=8, seed=1)
     shares = dict(zip(FAMILIES, (0.9, 0.6, 0.6, 0.2), strict=True))
-    after = evaluate_tasks(answers(shares), TASKS, samples=8, seed=2)
+    after = evaluate_tasks(answers(shares), TASKS, template="nano3", samples=8, seed=2)
     comparison = compare(before, after, "sampled")
     assert comparison.families["math"].low > 0 and comparison.families["math"].p_adjusted < 0.01
     assert comparison.worse() == ["structured_output"]
@@ -123,4 +123,21 @@ def test_a_gain_is_found_in_the_family_that_has_it_and_a_loss_is_named() -> None
 def test_only_the_same_tasks_can_be_compared() -> None:
     generate = answers(dict.fromkeys(FAMILIES, 1.0))
     with pytest.raises(ValueError, match="different tasks"):
-        compare(evaluate_tasks(generate, TASKS[:80]), evaluate_tasks(generate, TASKS[80:]), "greedy")
+        compare(
+            evaluate_tasks(generate, TASKS[:80], template="nano3"),
+            evaluate_tasks(generate, TASKS[80:], template="nano3"),
+            "greedy",
+        )
+
+
+def test_counts_of_parts_add_up_to_the_rates_of_the_whole() -> None:
+    generate = answers(dict(zip(FAMILIES, (0.1, 0.3, 0.6, 1.0), strict=True)))
+    whole = evaluate_tasks(generate, TASKS, template="nano3", samples=1)
+    # The second part has no task of two families, the third none at all.
+    parts = [evaluate_tasks(generate, part, template="nano3", samples=1) for part in (TASKS[:90], TASKS[90:], [])]
+    counts = [part.counts(FAMILIES) for part in parts]
+    assert counts[0].keys() == counts[1].keys() == counts[2].keys()
+    sums = {key: sum(count[key] for count in counts) for key in counts[0]}
+    assert all(sums["greedy", family, "scored"] == 40 for family in FAMILIES)
+    for family in FAMILIES:
+        assert sums["greedy", family, "right"] / 40 == whole.greedy(family).estimate

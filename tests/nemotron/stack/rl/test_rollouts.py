@@ -160,7 +160,7 @@ def test_packed_gradient_is_the_policy_gradient_of_separate_rollouts() -> None:
 
 
 def collect(model: NemotronH, prompts: list[list[int]], per_call: int, **settings: object) -> list[Rollout]:
-    knobs = {"samples_per_prompt": 3, "max_new_tokens": 7, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": (11, 20)}
+    knobs = {"samples_per_prompt": 3, "max_new_tokens": 7, "stop_token_ids": (11, 20)}
     return collect_rollouts(
         model, prompts, settings.pop("score", lambda index, ids: float(len(ids))), prompts_per_call=per_call,
         generator=torch.Generator().manual_seed(0), **(knobs | settings),

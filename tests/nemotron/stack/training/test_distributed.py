@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nemo_runspec.errors import UserError
 from nemotron.stack.training.distributed import (
     Ranks,
     any_rank,
@@ -18,6 +19,7 @@ from nemotron.stack.training.distributed import (
     from_rank_0,
     start_distributed,
     sum_gradients,
+    sum_metrics,
     sum_over_ranks,
 )
 
@@ -30,6 +32,7 @@ def test_alone_nothing_changes() -> None:
     assert tensor.tolist() == [1.0, 2.0]
     assert any_rank(True, ranks.device) and not any_rank(False, ranks.device)
     assert from_rank_0(7) == 7
+    assert sum_metrics({"loss": torch.tensor(0.5), "tokens": 3}, ranks) == {"loss": 0.5, "tokens": 3.0}
     layer = torch.nn.Linear(1, 1)
     sum_gradients(layer)
     assert layer.weight.grad is None
@@ -44,6 +47,12 @@ def test_all_batches_are_dealt_once_and_every_rank_is_called_equally_often(count
     hands = [list(deal(range(count), Ranks(rank, world_size, torch.device("cpu")))) for rank in range(world_size)]
     assert sorted(batch for hand in hands for batch, counts in hand if counts) == list(range(count))
     assert {len(hand) for hand in hands} == {-(-count // world_size)}
+
+
+def test_what_does_not_divide_among_the_ranks_is_refused() -> None:
+    Ranks(0, 2, torch.device("cpu")).check_divides("train.global_batch_size", 4)
+    with pytest.raises(UserError, match="global_batch_size 5 does not divide among 2 processes"):
+        Ranks(0, 2, torch.device("cpu")).check_divides("train.global_batch_size", 5)
 
 
 def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
@@ -65,12 +74,14 @@ def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
         gradients = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
         count = torch.tensor(ranks.rank + 1, dtype=torch.int64)
         sum_over_ranks([count, torch.zeros(2)])
+        sums = sum_metrics({"tokens": 2**53 - 1 if ranks.rank else 1, "nats": torch.tensor(0.5 + ranks.rank)}, ranks)
         flags = (any_rank(ranks.rank == 1, ranks.device), any_rank(False, ranks.device), from_rank_0(ranks.rank + 5))
         stop_distributed()
-        Path(sys.argv[1], f"{ranks.rank}.txt").write_text(repr((gradients, count.item(), flags)))
+        Path(sys.argv[1], f"{ranks.rank}.txt").write_text(repr((gradients, count.item(), sums, flags)))
     """)
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script, tmp_path]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     results = {(tmp_path / f"{rank}.txt").read_text() for rank in range(2)}
-    assert results == {repr(([[[4.0, 6.0]], [[3.0, 4.0]], None], 3, (True, False, 5)))}
+    sums = {"tokens": 2.0**53, "nats": 2.0}
+    assert results == {repr(([[[4.0, 6.0]], [[3.0, 4.0]], None], 3, sums, (True, False, 5)))}

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from nemo_runspec.errors import UserError
+from nemotron.stack.training.distributed import Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 from nemotron.stack.training.loaders import BlendLoader, PackedLoader, TokenStream, validation_batches
 
@@ -162,7 +163,7 @@ def test_joined_files_are_numbered_through(tmp_path: Path) -> None:
 def test_ranks_share_out_the_same_global_batch(tmp_path: Path) -> None:
     make_blend(tmp_path)
     alone = BlendLoader(tmp_path, 16, 80, seed=5)
-    ranks = [BlendLoader(tmp_path, 16, 80, seed=5, rank=r, world_size=2) for r in range(2)]
+    ranks = [BlendLoader(tmp_path, 16, 80, 5, Ranks(r, 2, torch.device("cpu"))) for r in range(2)]
     for _ in range(3):
         whole, parts = alone.next_batch(8), [rank.next_batch(8) for rank in ranks]
         assert torch.equal(whole.labels_BL[0::2], parts[0].labels_BL)
@@ -229,7 +230,7 @@ def test_packed_epochs_cover_all_rows_and_resume_exactly(tmp_path: Path) -> None
     resumed = PackedLoader(tmp_path, seq_len=8, seed=3)
     resumed.load_state_dict(json.loads(cursors[5]))
     assert torch.equal(resumed.next_batch(3).input_ids_BL, drawn[5])
-    halves = [PackedLoader(tmp_path, seq_len=8, seed=3, rank=r, world_size=2) for r in range(2)]
+    halves = [PackedLoader(tmp_path, 8, 3, Ranks(r, 2, torch.device("cpu"))) for r in range(2)]
     parts = [half.next_batch(3).input_ids_BL for half in halves]
     assert torch.equal(parts[0], drawn[0][0::2]) and torch.equal(parts[1], drawn[0][1::2])
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.training.recompute import recompute_activations
-from nemotron.stack.training.sharding import matrix_modules
+from nemotron.stack.training.sharding import matrix_modules, recompute_activations
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
@@ -29,7 +28,6 @@ from pathlib import Path
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.training.distributed import *
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
-from nemotron.stack.training.recompute import recompute_activations
 from nemotron.stack.training.sharding import *
 
 ranks, results = start_distributed(), {}

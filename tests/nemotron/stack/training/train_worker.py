@@ -8,6 +8,7 @@ All is written beside RUNS.json: the data before the first run, the metrics of e
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +19,15 @@ import torch
 from safetensors.torch import save_file
 from token_files import write_blend
 
-from nemo_runspec.errors import Preempted
 from nemotron.kit import MetricsLog
+from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.recipes.nano3.stage0_pretrain import train as script
 from nemotron.recipes.nano3.stage0_pretrain.schema import PretrainConfig
+from nemotron.stack.training import session as module
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import Ranks, start_distributed, stop_distributed
 from nemotron.stack.training.loaders import BlendLoader
+from nemotron.stack.training.session import Session
 
 VOCAB_SIZE = 48
 BASE: dict[str, Any] = {
@@ -41,18 +44,21 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-class StopAfter:
-    """Stands in for the signal: requested as soon as `step` is logged."""
+class StopAfter(StopFlag):
+    """Stands in for the signal: it comes as soon as `step` is logged."""
 
     def __init__(self, metrics: MetricsLog, step: int | None) -> None:
+        super().__init__()
         self.metrics, self.step = metrics, step
 
     @property
-    def requested(self) -> bool:
-        return self.step is not None and any(record["step"] >= self.step for record in self.metrics.read())
+    def received(self) -> signal.Signals | None:
+        logged = self.step is not None and any(record["step"] >= self.step for record in self.metrics.read())
+        return signal.SIGTERM if logged else None
 
-    def error(self, checkpoint: Path) -> Preempted:
-        return Preempted(checkpoint)
+    @received.setter
+    def received(self, number: signal.Signals | None) -> None:
+        """No signal comes but that one."""
 
 
 def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
@@ -66,19 +72,21 @@ def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
         else:
             values[group] = value
     cfg = PretrainConfig.model_validate(values)
-    size, length = cfg.train.global_batch_size, cfg.dataset.seq_length
-    loader = BlendLoader(data, length, cfg.train.train_iters * size, cfg.rng.seed, ranks.rank, ranks.world_size)
+    sequences = cfg.train.train_iters * cfg.train.global_batch_size
+    loader = BlendLoader(data, cfg.dataset.seq_length, sequences, cfg.rng.seed, ranks)
+    no_tokenizer: Any = None
+    inputs = script.Data(loader, data, no_tokenizer, torch.ones(VOCAB_SIZE, dtype=torch.int64))
     directory = out / run.get("directory", run["name"])
     metrics = MetricsLog(directory / f"metrics{ranks.rank}.jsonl")
-    stop: Any = StopAfter(metrics, run.get("stop_after"))
     opened: Any = SimpleNamespace(dir=directory, resumed=run.get("resume", False), metrics=metrics)
-    byte_lengths = torch.ones(VOCAB_SIZE, dtype=torch.int64)
-    settings = cfg.model_dump(mode="json"), cfg.checkpoint.keep_last, cfg.checkpoint.async_save
-    try:
-        with Checkpoints(directory / "checkpoints", *settings) as checkpoints:
-            model, _ = script.train(cfg, opened, loader, byte_lengths, ranks, stop, checkpoints)
-    except Preempted:
-        return
+    with Checkpoints(directory / "checkpoints", cfg.model_dump(mode="json"), cfg.checkpoint.keep_last) as checkpoints:
+        stop = StopAfter(metrics, run.get("stop_after"))
+        session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, bf16=False)
+        try:
+            model, _ = script.train(cfg, session, inputs)
+        except StopRequested:
+            assert stop.checkpoint is not None and stop.checkpoint == checkpoints.last
+            return
     if ranks.is_main:
         save_file(model.state_dict(), out / f"{run['name']}.safetensors")
 
@@ -102,7 +110,7 @@ def write_data(folder: Path) -> None:
 def main() -> None:
     """All runs of the file."""
     path = Path(sys.argv[1])
-    script.measure_peak_flops = lambda *_: 1.0  # type: ignore[assignment]
+    module.measure_peak_flops = lambda *_: 1.0
     ranks = start_distributed()
     data = path.with_name("data")
     if not data.exists():  # the first launch is of one process

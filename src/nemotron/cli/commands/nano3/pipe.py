@@ -21,7 +21,7 @@ STEPS = (
     Step("data-sft", FAMILY / "stage1_sft" / "data_prep.py"),
     Step("sft", FAMILY / "stage1_sft" / "train.py"),
     Step("data-rl", FAMILY / "stage2_rl" / "data_prep.py"),
-    Step("rl", FAMILY / "stage2_rl" / "train.py"),
+    Step("rl", FAMILY / "stage2_rl" / "rlvr.py"),
     Step("eval", FAMILY / "stage3_eval" / "evaluate.py"),
 )
 # A stage and its first step; `--from sft` begins with the data of SFT.

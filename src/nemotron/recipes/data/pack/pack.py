@@ -171,12 +171,12 @@ def main() -> None:
             test_path=paths.get("test"),
             tokenizer_path=run.output_dir / "tokenizer",
             seq_len=packing.seq_length,
+            chat_template=cfg.chat_template,
             metrics={
                 "curation": table.rows(),
                 "duplicates": chosen.duplicates,
                 "mixture": [asdict(share) for share in chosen.shares],
                 "packs": {split.split: asdict(totals[split.split]) | asdict(split.bins.report()) for split in packed},
-                "chat_template": cfg.chat_template,
                 "samples": samples[:100],
             },
             sources=[_source(name, listed) for name, listed in files.items()],

@@ -161,6 +161,7 @@ def main() -> None:
             valid_path=run.output_dir / "valid.parquet" if "valid" in packs else None,
             tokenizer_path=cfg.tokenizer,
             seq_len=cfg.packing.seq_length,
+            chat_template=cfg.chat_template,
             metrics={
                 "curation": table.rows(),
                 "not_read_samples": {name: report.samples for name, report in reports.items() if report.samples},

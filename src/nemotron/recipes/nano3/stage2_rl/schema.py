@@ -1,4 +1,4 @@
-"""Every knob of `train.py`: type, default, unit, allowed range, and where the default comes from.
+"""Every knob of `rlvr.py`: type, default, unit, allowed range, and where the default comes from.
 
 Defaults are those of the published Nemotron 3 Nano where it states one ("tech report": arXiv 2512.20848, section 3.2;
 "recipe": the public GRPO recipe); group and field names are NeMo-RL's. What other stages have, too, comes from

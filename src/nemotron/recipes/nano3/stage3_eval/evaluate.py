@@ -44,6 +44,7 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
     end_on_signals()
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,6 @@ from nemotron.stack.environments import (
     Task,
     best_constant_answer,
     fraction_of_space_seen,
-    generate_tasks,
     nearest_neighbour_lookup,
     read_tasks,
     task_space_size,
@@ -70,6 +70,7 @@ from nemotron.stack.evaluation import (
     Evaluation,
     compare,
     evaluate_model,
+    held_out_tasks,
     load_tokenizer,
     model_bits_per_byte,
     token_byte_lengths,
@@ -92,23 +93,17 @@ def main() -> None:
     models = {role: getattr(cfg.run, role) for role in ROLES if getattr(cfg.run, role)}
     if not models:
         raise UserError("no model to evaluate", f"set one of {', '.join(f'run.{role}' for role in ROLES)}")
-    tasks = [
-        task
-        for family in FAMILIES
-        for task in generate_tasks(
-            family, "eval", cfg.tasks.per_family, cfg.tasks.seed, cfg.tasks.difficulty.get(family)
-        )
-    ]
+    tasks = held_out_tasks(cfg.tasks.per_family, cfg.tasks)
     with open_run(cfg, script=__file__) as run, StopFlag() as stop:
         with run.phase("baselines"):
             baselines = score_baselines(cfg, run, tasks)
-        held_out = held_out_text(cfg)
+        held_out = HeldOut(tasks, held_out_text(cfg))
         evaluations: dict[str, Evaluation] = {}
         reasoning_off: dict[str, Any] = {}
         text: dict[str, Any] = {}
         for role, reference in models.items():
             with run.phase(f"evaluate {role}"):
-                evaluations[role], without, text[role] = evaluate_role(cfg, role, reference, tasks, held_out, stop)
+                evaluations[role], without, text[role] = evaluate_role(cfg, role, reference, held_out, stop)
                 reasoning_off |= {role: without.metrics()} if without else {}
             scores = evaluations[role].mean("greedy")
             print(f"{role} ({reference}): greedy pass@1 {scores.estimate:.3f}", file=sys.stderr)
@@ -181,43 +176,37 @@ def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task]) -> dict[str, d
     return baselines
 
 
+@dataclass
+class HeldOut:
+    """What every model is measured on. text: per source, a stream of tokens."""
+
+    tasks: list[Task]
+    text: dict[str, np.ndarray]
+
+
 def evaluate_role(
-    cfg: EvalConfig,
-    role: str,
-    reference: str,
-    tasks: list[Task],
-    held_out: dict[str, np.ndarray],
-    stop: StopFlag,
+    cfg: EvalConfig, role: str, reference: str, held_out: HeldOut, stop: StopFlag
 ) -> tuple[Evaluation, Evaluation | None, dict[str, float]]:
-    """One model: with reasoning on (the base model: as plain text), with reasoning off, and its bits per byte."""
+    """One model: tasks with reasoning on and off (a base model: as plain text), and its bits per byte."""
     artifact = Model.load(reference)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = NemotronH.from_pretrained(artifact.path).to(device)
-    tokenizer = load_tokenizer(artifact.path)
-    limits: dict[str, Any] = {
-        "max_new_tokens": cfg.tasks.max_new_tokens,
-        "batch_size": cfg.tasks.batch_size,
-        "seed": cfg.tasks.seed,
-        "poll": stop.poll,
-    }
-    base = role == "base"
-    evaluation = evaluate_model(
-        model,
-        tokenizer,
-        tasks,
-        samples=cfg.tasks.base_samples if base else cfg.tasks.samples,
-        prompt_format="plain" if base else "chat",
-        **limits,
-    )
-    without = None
-    if cfg.tasks.reasoning_off and not base:
-        without = evaluate_model(model, tokenizer, tasks, samples=0, prompt_format="chat_no_think", **limits)
+    tokenizer, template = load_tokenizer(artifact.path), artifact.chat_template
+
+    def score(samples: int, thinking: bool) -> Evaluation:
+        settings = cfg.tasks.model_copy(update={"samples": samples})
+        return evaluate_model(
+            model, tokenizer, held_out.tasks, settings, template=template, thinking=thinking, poll=stop.poll
+        )
+
+    evaluation = score(cfg.tasks.base_samples if role == "base" else cfg.tasks.samples, thinking=True)
+    without = score(0, thinking=False) if cfg.tasks.reasoning_off and template is not None else None
     byte_lengths = token_byte_lengths(tokenizer)
     bits = {
         source: model_bits_per_byte(
             model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=stop.poll
         ).bits_per_byte
-        for source, stream in held_out.items()
+        for source, stream in held_out.text.items()
     }
     return evaluation, without, bits
 

@@ -66,7 +66,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for seed, stage in enumerate(("pretrain", "sft", "rl")):
             model(seed).save_pretrained(root / stage)
             save_tokenizer(tokenizer, root / stage, model_max_length=256)
-            Model(path=root / stage, step=1).save(f"nano3-{stage}-model-tiny")
+            template = None if stage == "pretrain" else "nano3"
+            Model(path=root / stage, step=1, chat_template=template).save(f"nano3-{stage}-model-tiny")
         prompts = root / "prompts"
         prompts.mkdir()
         records = [{"task": task.to_dict()} for family in FAMILIES for task in generate_tasks(family, "train", 50)]

@@ -29,7 +29,7 @@ def rl(ctx: typer.Context) -> None:
 
 def _execute_published_order(cfg: RecipeConfig) -> int:
     # Nano 3 was aligned with verifiable rewards first; the phases stand here in the order in which they run.
-    phases = [Step("rlvr", STAGE / "train.py", overrides=cfg.overrides)]
+    phases = [Step("rlvr", STAGE / "rlvr.py", overrides=cfg.overrides)]
     if executor_of(cfg.profile) != "local":
         return submit_pipeline("nano3-rl", phases, cfg, submit_to_slurm)
     results = run_pipeline(phases, cfg)

@@ -31,7 +31,7 @@ def rlvr(ctx: typer.Context) -> None:
 
 def _execute_rlvr(cfg: RecipeConfig) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
-    spec = parse_runspec(STAGE / "train.py")
+    spec = parse_runspec(STAGE / "rlvr.py")
     train_config = parse_config(cfg, spec)
     spec = parse_runspec(STAGE / train_config.run.script)  # another script, if the config names one
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml; local without a profile

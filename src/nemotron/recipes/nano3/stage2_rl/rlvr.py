@@ -1,0 +1,375 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# docs = "Reinforcement learning from verifiable rewards (GRPO) on four environment families at once."
+# name = "nano3/rl"
+# setup = "pip install nemotron"
+#
+# [tool.runspec.run]
+# launch = "torchrun"
+#
+# [tool.runspec.config]
+# dir = "./config"
+# default = "default"
+# format = "omegaconf"
+# schema = "schema.py:RLConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 1
+# ///
+"""Stage 2: reinforcement learning from verifiable rewards, GRPO.
+
+    nemotron nano3 rl rlvr -c tiny
+    python rlvr.py --config tiny grpo.max_num_steps=5
+    torchrun --nproc-per-node 8 rlvr.py --config small
+
+A step: draw prompts of all families in a fixed ratio, sample a group of completions for each, let the environments
+verify them, turn rewards into group-relative advantages, take one optimiser step. Publishes the weights of the last
+step, and their results: pass@1 on held-out tasks, greedy and sampled.
+
+Shapes: P prompts of this rank, N completions a prompt, B packed rows, L tokens a row, T completion tokens.
+
+Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): four generated families instead of nine
+sources; no curriculum over pass rates; every process holds the whole model; the trainer is its own generator in the
+same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has next to nothing to
+mask. Leave-one-out baseline, normalised rewards, asymmetric clip, token-level loss, one update a batch, overlong
+filtering, frozen router with moving expert bias are the paper's. With one update a batch the policy ratio is 1 when the
+gradient is taken, so the clip never acts; it stands in the loss because it does as soon as a batch is split into
+several updates.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is to end in one line, too
+    from nemo_runspec.errors import end_on_signals
+
+    end_on_signals()
+
+import math
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import RunFailed, UserError, run_main
+from nemotron.kit import Checkpoint, MetricsLog, Results, RLPrompts, print_complete, read_pipe
+from nemotron.kit.commands import command_hint
+from nemotron.kit.schemas.evaluation import ResponsesConfig
+from nemotron.stack.environments import Task, verify
+from nemotron.stack.evaluation import evaluate_model, load_tokenizer, prompt_text, score_tasks, stop_token_ids
+from nemotron.stack.models import NemotronH
+from nemotron.stack.rl.advantages import leave_one_out_advantages
+from nemotron.stack.rl.losses import grpo_loss, token_logprobs
+from nemotron.stack.rl.prompts import PromptSource, read_prompts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
+from nemotron.stack.training.distributed import (
+    Ranks,
+    clip_gradients,
+    stop_distributed,
+    sum_gradients,
+    sum_metrics,
+    sum_over_ranks,
+)
+from nemotron.stack.training.flops import training_flops_per_token
+from nemotron.stack.training.optim import build_optimizer, set_lr
+from nemotron.stack.training.publish import publish_model
+from nemotron.stack.training.session import Session, open_session
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
+
+
+def main() -> None:
+    """Config, then train, publish, evaluate."""
+    cfg: RLConfig = load_script_config(__file__, inputs=read_pipe)
+    with open_session(cfg, script=__file__) as session:
+        with session.run.phase("train"):
+            data = open_data(cfg, session.ranks)
+            model = train(cfg, session, data)
+        stop_distributed()
+        if not session.ranks.is_main:  # one process publishes
+            return
+        steps, prompts_per_step = cfg.grpo.max_num_steps, cfg.grpo.num_prompts_per_step
+        published = publish_model(
+            session.run, model, data.initial.path,
+            {"rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt},
+            step=steps, dataset_path=data.prompts.path, chat_template=data.template,
+        )  # fmt: skip
+        with session.run.phase("evaluate"):
+            scores = score_tasks(model, data.tokenizer, cfg.evaluation, template=data.template, poll=session.stop.poll)
+            results = Results(metrics=scores).save()
+    print_complete({"model": published, "results": results})
+
+
+@dataclass
+class Data:
+    """The model to start from, and prompts to train on and to validate on (never those of the evaluation split)."""
+
+    initial: Checkpoint
+    template: str
+    tokenizer: Tokenizer
+    prompts: RLPrompts
+    source: PromptSource
+    valid: list[Task]
+
+
+def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
+    """Model and prompts. Which prompts a step draws is a function of the seed and the step."""
+    prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
+    ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
+    if initial.chat_template is None:
+        raise UserError(f"{initial.ref} has no chat template", "RL starts from a model after SFT")
+    if prompts.train_path is None:
+        raise UserError(f"{prompts.ref} has no training prompts")
+    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed)
+    pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
+    valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
+    return Data(initial, initial.chat_template, load_tokenizer(initial.path), prompts, source, valid)
+
+
+def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
+    """The GRPO loop. Returns the trained model."""
+    ranks, steps, adam = session.ranks, cfg.grpo.max_num_steps, cfg.policy.optimizer
+    torch.manual_seed(cfg.seed)
+    model = NemotronH.from_pretrained(data.initial.path).to(ranks.device)
+    if cfg.policy.freeze_moe_router:
+        for moe in model.moe_blocks():
+            moe.gate.weight.requires_grad_(False)
+    reference = None
+    if cfg.loss_fn.reference_policy_kl_penalty:
+        reference = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval()
+    optimizer = build_optimizer(model, adam.lr, (adam.adam_beta1, adam.adam_beta2), adam.adam_eps, adam.weight_decay)
+    policy = Policy(model, reference, optimizer)
+    flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
+
+    # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state
+    step, num_samples = 0, 0
+    if (restored := session.resume("rl", steps, model, optimizer)) is not None:
+        step, num_samples = restored.step, restored.state["num_samples"]
+    samples = MetricsLog(session.run.dir / "rollouts.jsonl")  # some of rank 0's
+    if ranks.is_main:
+        samples.truncate(num_samples)
+
+    while True:
+        # ---- 1. What changes no weight: save where that is due, validate, draw the rollouts. Where a signal cuts this
+        # short, the rollouts are dropped, and a resumed run draws the same ones.
+        with session.head_of_step(step, model, optimizer, {"num_samples": samples.num_records}):
+            if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
+                metrics = validate(cfg, session, model, data)
+                session.run.metrics.log(step, **metrics)
+                session.progress.note(
+                    f"step {step}: validation pass@1 {metrics['valid_greedy']:.3f} greedy, "
+                    f"{metrics['valid_sampled']:.3f} sampled"
+                )
+            if step == steps:
+                break
+            began = time.perf_counter()
+            batch = draw_rollouts(cfg, session, model, data, step)
+            generated = time.perf_counter()
+
+        # ---- 2. Advantages: how much better than the other completions of the same prompt
+        rewards_PN = torch.tensor([math.nan if r.reward is None else r.reward for r in batch.rollouts])
+        rewards_PN = rewards_PN.view(-1, cfg.grpo.num_generations_per_prompt)
+        advantages_PN = leave_one_out_advantages(rewards_PN, ~rewards_PN.isnan(), cfg.grpo.normalize_rewards)
+
+        # ---- 3. One update
+        lr = adam.lr * min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
+        set_lr(optimizer, lr)
+        grad_norm, sums = update(cfg, session, policy, batch.rollouts, advantages_PN)
+        if not math.isfinite(grad_norm):
+            raise RunFailed(f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps")
+
+        # ---- 4. Records
+        step += 1
+        seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
+        sums["groups_without_gradient"] = float((advantages_PN == 0).all(-1).sum())
+        metrics = step_metrics(cfg, session, batch, sums)
+        session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
+        if ranks.is_main and cfg.logger.log_samples:
+            every = max(1, len(batch.rollouts) // cfg.logger.log_samples)
+            for rollout in batch.rollouts[::every][: cfg.logger.log_samples]:
+                task = batch.tasks[rollout.prompt_index]
+                text = data.tokenizer.decode(rollout.completion_ids, skip_special_tokens=False)
+                samples.log(step, family=task.family, prompt=task.prompt, completion=text, reward=rollout.reward)
+        # Generated tokens cost a forward pass, a third of a training token.
+        flops = flops_per_token * (metrics["trained_tokens"] + metrics["tokens"] / 3)
+        session.progress.update(step, tokens=int(metrics["tokens"]), flops=flops, reward=metrics["reward"])
+    session.progress.close()
+    samples.close()
+    return model
+
+
+@dataclass
+class Batch:
+    """This rank's prompts of a step, their completions, and why the verification of some failed."""
+
+    tasks: list[Task]
+    rollouts: list[Rollout]
+    errors: list[str]
+
+
+def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data, step: int) -> Batch:
+    """N completions for each of this rank's prompts, sampled from the policy as it is now, and their rewards."""
+    ranks, thinking, generation = session.ranks, cfg.env.enable_thinking, cfg.policy.generation
+    tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
+    texts = [prompt_text(task, data.template, thinking) for task in tasks]
+    prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
+    seed = np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0]
+    errors: list[str] = []
+
+    def reward(index: int, completion_ids: list[int]) -> float | None:
+        verdict = verify(tasks[index], data.tokenizer.decode(completion_ids, skip_special_tokens=False), thinking)
+        if verdict.status == "error":  # not a zero: left out of baseline and loss, and counted
+            errors.append(verdict.reason)
+            return None
+        return verdict.score
+
+    # Generator and trainer use one precision, and no temperature: otherwise they would be two policies.
+    with session.dealt_out(), session.autocast:
+        rollouts = collect_rollouts(
+            model,
+            prompts,
+            reward,
+            samples_per_prompt=cfg.grpo.num_generations_per_prompt,
+            max_new_tokens=generation.max_new_tokens,
+            stop_token_ids=stop_token_ids(data.tokenizer),
+            prompts_per_call=max(1, generation.batch_size // cfg.grpo.num_generations_per_prompt),
+            generator=torch.Generator(device=ranks.device).manual_seed(int(seed)),
+            poll=session.stop.poll,
+        )
+    return Batch(tasks, rollouts, errors)
+
+
+@dataclass
+class Policy:
+    """The model being trained, the one that a KL term holds it to, and the optimiser."""
+
+    model: NemotronH
+    reference: NemotronH | None
+    optimizer: torch.optim.Optimizer
+
+
+def update(
+    cfg: RLConfig, session: Session, policy: Policy, rollouts: list[Rollout], advantages_PN: torch.Tensor
+) -> tuple[float, dict[str, float | torch.Tensor]]:
+    """One step on one batch. Loss: sum over completion tokens / number of completion tokens of the global batch.
+
+    Completions without a verdict and, with overlong filtering, those that hit the length limit count in neither.
+    Returns the norm of the gradient, and what this rank counted.
+    """
+    device, reference = session.ranks.device, policy.reference
+    counted = [
+        (rollout, advantage)
+        for rollout, advantage in zip(rollouts, advantages_PN.flatten().tolist(), strict=True)
+        if rollout.reward is not None and not (cfg.grpo.overlong_filtering and rollout.truncated)
+    ]
+    num_loss_tokens = float(sum(len(rollout.completion_ids) for rollout, _ in counted))
+    loss_tokens = torch.tensor([num_loss_tokens], device=device)
+    sum_over_ranks([loss_tokens])
+    policy.model.train()
+    kl, clipped, masked = torch.zeros(3, device=device)
+    trained_tokens = 0
+    for micro in pack_rollouts(
+        [rollout for rollout, _ in counted],
+        [advantage for _, advantage in counted],
+        cfg.policy.max_total_sequence_length,
+        cfg.policy.train_micro_batch_size,
+        keep_zero_advantage=reference is not None,  # with a KL term every completion has a gradient
+    ):
+        micro = micro.to(device)
+        inputs = micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL
+        with session.autocast:
+            logits_TV = policy.model(*inputs).logits
+        logp_T = token_logprobs(logits_TV, micro.targets_T)
+        reference_T = None
+        if reference is not None:
+            with torch.no_grad(), session.autocast:
+                reference_T = token_logprobs(reference(*inputs).logits, micro.targets_T)
+        loss = grpo_loss(
+            logp_T,
+            logp_T.detach(),  # one update a batch: the policy of the rollouts is the policy being updated
+            micro.logp_generator_T,
+            micro.advantages_T,
+            ratio_clip_min=cfg.loss_fn.ratio_clip_min,
+            ratio_clip_max=cfg.loss_fn.ratio_clip_max,
+            importance_bound=cfg.loss_fn.importance_bound,
+            logp_reference_T=reference_T,
+            kl_penalty=cfg.loss_fn.reference_policy_kl_penalty,
+        )
+        (loss.loss / loss_tokens.clamp(min=1)).sum().backward()
+        kl, clipped, masked = kl + loss.kl, clipped + loss.clipped, masked + loss.masked
+        trained_tokens += micro.input_ids_BL.numel()
+    sum_gradients(policy.model)
+    grad_norm = clip_gradients(policy.model, cfg.policy.max_grad_norm).item()
+    if math.isfinite(grad_norm):
+        policy.optimizer.step()
+        policy.model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
+    policy.optimizer.zero_grad()
+    sums = {"loss_tokens": num_loss_tokens, "trained_tokens": trained_tokens}
+    return grad_norm, {**sums, "kl": kl, "clipped_tokens": clipped, "masked_tokens": masked}
+
+
+def step_metrics(
+    cfg: RLConfig, session: Session, batch: Batch, counts: dict[str, float | torch.Tensor]
+) -> dict[str, float]:
+    """The metrics of a step over all ranks; `counts` are those of the update. RunFailed where too many verifications
+    failed."""
+    rollouts = batch.rollouts
+    counts |= {
+        "completions": len(rollouts),
+        "tokens": sum(len(r.completion_ids) for r in rollouts),
+        "entropy": sum(r.entropy * len(r.completion_ids) for r in rollouts),
+        "truncated": sum(r.truncated for r in rollouts),
+        "verifier_errors": len(batch.errors),
+    }
+    for family in cfg.env.families:
+        rewards = [r.reward for r in rollouts if r.reward is not None and batch.tasks[r.prompt_index].family == family]
+        counts |= {f"reward_{family}": sum(rewards), f"verdicts_{family}": len(rewards)}
+    sums = sum_metrics(counts, session.ranks)
+    if sums["verifier_errors"] > cfg.grpo.max_error_rate * sums["completions"]:
+        raise RunFailed(
+            f"verification failed for {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts",
+            batch.errors[0] if batch.errors else "on another rank",
+        )
+    verdicts = {family: sums[f"verdicts_{family}"] for family in cfg.env.families}
+    return {
+        "reward": sum(sums[f"reward_{family}"] for family in verdicts) / max(sum(verdicts.values()), 1),
+        **{f"reward_{family}": sums[f"reward_{family}"] / max(count, 1) for family, count in verdicts.items()},
+        "entropy": sums["entropy"] / max(sums["tokens"], 1),
+        "completion_tokens": sums["tokens"] / sums["completions"],
+        "truncated": sums["truncated"] / sums["completions"],
+        "groups_without_gradient": sums["groups_without_gradient"] / cfg.grpo.num_prompts_per_step,
+        "kl": sums["kl"] / max(sums["loss_tokens"], 1),
+        **{name: sums[name] for name in ("verifier_errors", "clipped_tokens", "masked_tokens")},
+        **{name: sums[name] for name in ("tokens", "trained_tokens")},
+    }
+
+
+def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> dict[str, float]:
+    """pass@1 on the validation prompts, greedy and sampled, mean over the families. Each rank does a share of them."""
+    ranks, generation = session.ranks, cfg.policy.generation
+    settings = ResponsesConfig(
+        samples=1, max_new_tokens=generation.max_new_tokens, batch_size=generation.batch_size, seed=cfg.seed
+    )
+    with session.dealt_out(), session.autocast:
+        evaluation = evaluate_model(
+            model, data.tokenizer, data.valid[ranks.rank :: ranks.world_size], settings, template=data.template,
+            thinking=cfg.env.enable_thinking, poll=session.stop.poll,
+        )  # fmt: skip
+    families = list(dict.fromkeys(task.family for task in data.valid))
+    sums = sum_metrics(evaluation.counts(families), ranks)
+    rates = {
+        f"valid_{which}": [sums[which, family, "right"] / max(sums[which, family, "scored"], 1) for family in families]
+        for which in ("greedy", "sampled")
+    }
+    return {name: sum(of_family) / len(families) for name, of_family in rates.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main, command_hint))

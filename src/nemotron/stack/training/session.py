@@ -1,0 +1,138 @@
+"""What a training loop has around it: ranks, records, checkpoints, progress, signals. The loop itself is the script's.
+
+    with open_session(cfg, script=__file__) as session:
+        restored = session.resume("pretrain", steps, model, optimizer)
+        for step in range(start, steps + 1):
+            with session.head_of_step(step, model, optimizer, {"loader": loader.state_dict()}):
+                ...                         # validation, rollouts: whatever changes no weight
+            if step == steps:
+                break
+            ...                             # the update
+
+A checkpoint of `step` is the state at the head of step `step`, before its validation. So whatever interrupts that head,
+a resumed run begins it again and ends with the weights and the records of a run that nobody touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from nemotron.kit.metrics import Progress
+from nemotron.kit.run import Run, open_run
+from nemotron.kit.schemas.training import CheckpointConfig
+from nemotron.kit.stop import StopFlag, StopRequested
+from nemotron.stack.training.checkpoint import Checkpoints, Restored
+from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
+from nemotron.stack.training.matmul_peak import measure_peak_flops
+
+
+class SessionConfig(Protocol):
+    """What a session reads of a stage's config."""
+
+    @property
+    def checkpoint(self) -> CheckpointConfig: ...
+    @property
+    def mixed_precision(self) -> Literal["fp32", "bf16_mixed"]: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+@contextlib.contextmanager
+def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
+    """Join the other ranks, open the run of `script`, and listen to signals for as long as the `with` block lasts."""
+    ranks = start_distributed()
+    settings = cfg.checkpoint
+    with (
+        open_run(cfg, script=script) as run,
+        StopFlag() as stop,
+        Checkpoints(
+            run.dir / "checkpoints", cfg.model_dump(mode="json"), settings.keep_last, settings.async_save
+        ) as checkpoints,
+    ):
+        yield Session(ranks, run, stop, checkpoints, settings.save_interval, cfg.mixed_precision == "bf16_mixed")
+
+
+@dataclass
+class Session:
+    """One training run as this rank sees it. `progress` is there from `resume` on."""
+
+    ranks: Ranks
+    run: Run
+    stop: StopFlag
+    checkpoints: Checkpoints
+    save_interval: int
+    bf16: bool
+    progress: Progress = field(init=False)
+
+    @property
+    def autocast(self) -> torch.autocast:
+        """The precision of matrix products: bf16 under mixed precision, else fp32."""
+        return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def resume(self, label: str, steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored | None:
+        """Fill `model` and `optimizer` from the newest checkpoint of a run that was stopped, and show progress from it.
+
+        Records that were logged after that checkpoint are dropped: their steps are done again. None where there is
+        nothing to resume: a fresh run, or one that was killed before its first checkpoint.
+        """
+        restored = self.checkpoints.load_latest(model, optimizer) if self.run.resumed else None
+        self.run.metrics.truncate(restored.state["num_records"] if restored else 0)
+        if restored is not None:
+            self.stop.checkpoint = self.checkpoints.last
+            if self.ranks.is_main:
+                print(f"resumed at step {restored.step} of {steps}", file=sys.stderr)
+        peak = measure_peak_flops(self.ranks.device, torch.bfloat16 if self.bf16 else torch.float32)
+        self.progress = Progress(
+            steps, label=label, start=restored.step if restored else 0, peak_flops=peak * self.ranks.world_size,
+            stream=sys.stderr if self.ranks.is_main else io.StringIO(),
+        )  # fmt: skip
+        return restored
+
+    @contextlib.contextmanager
+    def head_of_step(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
+        best_model: Mapping[str, torch.Tensor] | None = None,
+    ) -> Iterator[None]:  # fmt: skip
+        """Around the part of a step that changes no weight, after `step` updates: save, then leave if a signal came.
+
+        A checkpoint is saved first where one is due: every `save_interval` steps and at the last. A signal, before the
+        block or in it, saves one as well, which is what StopRequested then leaves behind. All ranks enter it together.
+        """
+        state = {**state, "num_records": self.run.metrics.num_records}
+
+        def save() -> None:
+            self.stop.checkpoint = self.checkpoints.save(step, model, optimizer, state, best_model)
+
+        if step > 0 and (step % self.save_interval == 0 or step == self.progress.total):
+            save()
+        try:
+            self.poll()
+            yield
+        except StopRequested:
+            save()  # nothing, where it is on disk already
+            raise
+
+    def poll(self) -> None:
+        """Raise StopRequested on every rank if a signal has come to one of them. All ranks call it equally often."""
+        if any_rank(self.stop.received is not None, self.ranks.device):
+            raise StopRequested(self.stop.received or signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def dealt_out(self) -> Iterator[None]:
+        """Around work of which each rank does a share of its own, polling `stop` alone: all ranks leave it together.
+
+        A rank that a signal reaches leaves its share at once; the others learn of it when they have done theirs. No
+        collective may stand in the block.
+        """
+        with contextlib.suppress(StopRequested):
+            yield
+        self.poll()

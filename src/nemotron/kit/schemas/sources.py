@@ -78,6 +78,7 @@ class StepRunConfig(DataRunConfig):
 class DataPrepConfig(Group):
     """What every data preparation of a recipe has."""
 
+    run: DataRunConfig
     scale: Scale = Field("full", description="share of the generated counts to use")
     seed: int = Field(1234, ge=0, description="of every random choice")
 
@@ -199,6 +200,7 @@ class SourcesRunConfig(DataRunConfig):
 class SourcesConfig(Group):
     """What `nemotron data` makes of sources: their splits, and what is done about bad records."""
 
+    run: SourcesRunConfig
     tokenizer: TokenizerLocation
     splits: SplitsConfig = Field(default_factory=SplitsConfig)
     reading: ReadingConfig = Field(default_factory=ReadingConfig)

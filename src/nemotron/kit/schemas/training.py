@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.group import Group, ModelRunConfig
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
+
+MixedPrecision: TypeAlias = Annotated[Literal["fp32", "bf16_mixed"], Field(description="type of the matrix products")]
+Resume: TypeAlias = Annotated[
+    Path | None, Field(description="run directory to go on in, if not the one of this config and these inputs")
+]
 
 
 class TrainedModelConfig(Group):
@@ -29,6 +34,12 @@ class TrainedModelConfig(Group):
     recompute_modules: list[Literal["mamba", "attention", "moe", "mlp"]] = Field(
         ["mamba"], description="blocks that `selective` recomputes; M blocks keep most"
     )
+
+
+class DatasetConfig(Group):
+    """What is read."""
+
+    path: Path = Field(description="payload of the data artifact")
 
 
 class TrainConfig(Group):
@@ -75,18 +86,12 @@ class RngConfig(Group):
     seed: int = Field(1234, ge=0, description="of the data order and, in pretraining, of initial weights")
 
 
-class TrainingScriptConfig(Group):
-    """What a training script takes besides its groups."""
+class TrainingConfig(Group):
+    """Training on tokens, pretraining and SFT alike; a stage narrows what is its own."""
 
-    mixed_precision: Literal["fp32", "bf16_mixed"] = Field("bf16_mixed", description="type of the matrix products")
-    resume: Path | None = Field(
-        None, description="run directory to go on in, if not the one of this config and these inputs"
-    )
-
-
-class TrainingConfig(TrainingScriptConfig):
-    """Training on tokens, pretraining and SFT alike. A stage adds `run`, `model` and `dataset`."""
-
+    run: ModelRunConfig
+    model: TrainedModelConfig
+    dataset: DatasetConfig
     train: TrainConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
@@ -95,6 +100,8 @@ class TrainingConfig(TrainingScriptConfig):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     rng: RngConfig = Field(default_factory=RngConfig)
+    mixed_precision: MixedPrecision = "bf16_mixed"
+    resume: Resume = None
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:

@@ -11,7 +11,7 @@ from nemotron.kit.schemas import conversations
 from nemotron.kit.schemas import sources as shared
 from nemotron.kit.schemas.conversations import BinPacking, ReasoningConfig
 from nemotron.kit.schemas.group import Group, Scale
-from nemotron.kit.schemas.sources import SourcesConfig, SourcesRunConfig, check_weights, named
+from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
 
 class SourceConfig(shared.SourceConfig):
@@ -72,7 +72,6 @@ class PackingConfig(conversations.PackingConfig):
 class PackConfig(SourcesConfig):
     """`nemotron data pack`."""
 
-    run: SourcesRunConfig
     scale: Scale = Field("full", description="share of the made-up conversations to use")
     seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
     chat_template: Literal["nano2", "nano3", "super3"] = Field("nano3", description="how messages become text")

@@ -11,7 +11,6 @@ from nemotron.kit.schemas.difficulty import DifficultyConfig
 from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
-    DataRunConfig,
     Location,
     OwnSourceConfig,
     PhaseConfig,
@@ -82,7 +81,6 @@ class TokenizerConfig(Group):
 class PretrainDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep pretrain`."""
 
-    run: DataRunConfig
     seed: int = Field(1234, ge=0, description="of document order, held-out split and MinHash")
     stdlib: StdlibConfig = Field(default_factory=StdlibConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)

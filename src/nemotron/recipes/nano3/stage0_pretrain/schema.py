@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import evaluation, optimizer, training
 from nemotron.kit.schemas.architecture import check_dimensions
-from nemotron.kit.schemas.group import Group, ModelRunConfig
+from nemotron.kit.schemas.group import ModelRunConfig
 
 
 class ModelConfig(training.TrainedModelConfig):
@@ -53,7 +53,7 @@ class ModelConfig(training.TrainedModelConfig):
         return self
 
 
-class DatasetConfig(Group):
+class DatasetConfig(training.DatasetConfig):
     """What is read."""
 
     path: Path = Field(description="payload of the data artifact: blend.json, token files, tokenizer")

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from nemotron.kit.schemas import optimizer, training
-from nemotron.kit.schemas.group import Group, ModelRunConfig
+from nemotron.kit.schemas.group import ModelRunConfig
 
 
 class ModelConfig(training.TrainedModelConfig):
@@ -20,7 +20,7 @@ class ModelConfig(training.TrainedModelConfig):
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 3.1)")
 
 
-class DatasetConfig(Group):
+class DatasetConfig(training.DatasetConfig):
     """What is read; rows are as long as data preparation packed them."""
 
     path: Path = Field(description="payload of the data artifact: packed Parquet files")

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
-from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, OwnSourceConfig, check_names
+from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_names
 
 
 class TasksConfig(sources.TasksConfig):
@@ -32,7 +32,6 @@ class SourceConfig(OwnSourceConfig):
 class RLDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep rl`."""
 
-    run: DataRunConfig
     seed: int = Field(1234, ge=0, description="of the order of the prompts")
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own task records; a path alone is a source, too")

@@ -111,7 +111,7 @@ class RunConfig(ModelRunConfig):
     data: str = Field(description="prompts to train on: an RLPrompts artifact, as name or name:version")
 
 
-class RLConfig(training.TrainingScriptConfig):
+class RLConfig(Group):
     """`nemotron nano3 rl`."""
 
     run: RunConfig
@@ -124,6 +124,8 @@ class RLConfig(training.TrainingScriptConfig):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     seed: int = Field(42, ge=0, description="of the prompt order and of sampling")
+    mixed_precision: training.MixedPrecision = "bf16_mixed"
+    resume: training.Resume = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

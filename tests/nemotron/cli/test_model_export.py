@@ -67,8 +67,8 @@ def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, nemo
             {"--model=nano3-sft-model-tiny:1", "--output=out", "--dtype=bfloat16", "--max-shard-size=1GB", "--force",
              "--debug"},
         ),
-        ("import a/b --revision v1", "model_import.py", {"--source=a/b", "--revision=v1"}),
-        ("import dir -n mine", "model_import.py", {"--source=dir", "--name=mine"}),
+        ("import a/b --revision v1", "model_import.py", {"--family=nano3", "--source=a/b", "--revision=v1"}),
+        ("import dir -n mine", "model_import.py", {"--family=nano3", "--source=dir", "--name=mine"}),
     ],
 )  # fmt: skip
 def test_the_script_gets_the_options(

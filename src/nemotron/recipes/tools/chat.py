@@ -1,7 +1,8 @@
 """Talk to a trained model: python chat.py --model DIR [--prompt TEXT] [--no-thinking] [--complete]
 
-DIR holds config.json and model.safetensors, and tokenizer.json unless --tokenizer names its folder. Without --prompt,
-questions come from the terminal, or one question from stdin. `nemotron nano3 chat` finds both and starts this script.
+DIR holds config.json and model.safetensors, and tokenizer.json unless --tokenizer names its folder. The chat template
+is the tokenizer's own, else that of the family that made the model (--producer, as in nano3/sft). Without --prompt,
+questions come from the terminal, or one question from stdin. `nemotron nano3 chat` finds all and starts this script.
 The model runs on the GPU if there is one. This is a tool and no step of a recipe: it reads no config and publishes
 nothing, so it takes plain options and carries no runspec block.
 """
@@ -23,7 +24,9 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit.chat import IM_END, generation_prompt, parse_response, render
+from nemotron.kit.chat_template import TEMPLATES
 from nemotron.kit.commands import command_hint
+from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
 
@@ -33,9 +36,13 @@ END_OF_TEXT = "</s>"
 
 @dataclass(frozen=True)
 class Speaker:
-    """A model that continues text. `temperature` 0 is greedy; at others `seed` decides which tokens are drawn."""
+    """A model that continues text, and talks under a chat template (a family's name or a path).
+
+    `temperature` 0 is greedy; at others `seed` decides which tokens are drawn.
+    """
 
     generate: GenerateFn
+    template: str
     temperature: float = 0.0
     seed: int = 0
 
@@ -46,8 +53,9 @@ class Speaker:
 
     def answer(self, messages: list[dict[str, str]], thinking: bool) -> dict[str, str]:
         """The assistant's next message: content, and reasoning_content when it reasoned."""
-        prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True)
-        opened = generation_prompt(thinking).partition("\n")[2]  # `<think>`: in the prompt, but part of the response
+        prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True, template=self.template)
+        # `<think>` stands in the prompt, and is yet a part of the response.
+        opened = generation_prompt(thinking, self.template).partition("\n")[2]
         reasoning, content = parse_response(opened + self.complete(prompt))
         message = {"role": "assistant", "content": content}
         if reasoning:
@@ -117,6 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Talk to a trained model.")
     parser.add_argument("--model", type=Path, required=True, help="directory with the model and its tokenizer")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json (default: that of the model)")
+    parser.add_argument("--template", help="chat template, by name or path (default: the tokenizer's, the family's)")
+    parser.add_argument("--producer", help="the recipe that made the model, as in nano3/sft")
     parser.add_argument("--prompt", help="one question instead of a conversation")
     parser.add_argument("--no-thinking", action="store_true", help="answer without reasoning")
     parser.add_argument("--complete", action="store_true", help="continue plain text, without the chat template")
@@ -130,10 +140,15 @@ def main() -> None:
 
     if not (args.model / "config.json").is_file():
         raise UserError(f"no config.json in {args.model}", "give the payload directory of a model artifact")
-    tokenizer = load_tokenizer(args.tokenizer or args.model)
+    folder = args.tokenizer or args.model
+    tokenizer = load_tokenizer(folder)
+    template = args.template or chat_template_of(folder, args.producer)
+    if template is None and not args.complete:
+        hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path; --complete continues plain text"
+        raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
     model = load_model(args.model, tokenizer)
     generate = model_generate_fn(model, tokenizer, max_new_tokens=args.max_new_tokens)
-    speaker = Speaker(generate, args.temperature, args.seed)
+    speaker = Speaker(generate, template or "", args.temperature, args.seed)
 
     if args.prompt is None and sys.stdin.isatty():
         converse(speaker, not args.no_thinking, args.complete)

@@ -24,6 +24,7 @@ import torch
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Model
 from nemotron.kit.chat import IM_END, template_source
+from nemotron.kit.chat_template import TEMPLATES
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import walk
 from nemotron.recipes.tools.model_card import model_card
@@ -34,6 +35,7 @@ from nemotron.recipes.tools.model_files import (
     whole_directory,
     write_manifest,
 )
+from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import load_tokenizer
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config, read_config
@@ -58,7 +60,7 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     with torch.device("meta"):
         state = NemotronH(config).state_dict()
     stored = checked_weights(model.path, state)
-    tokenizer_config = write_tokenizer(model.tokenizer_path or model.path, folder)
+    tokenizer_config = write_tokenizer(model.tokenizer_path or model.path, folder, model.producer.name)
     others = read_others(model.path, folder, tokenizer_config)
 
     tensors = {
@@ -75,8 +77,11 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     write_manifest(folder)
 
 
-def write_tokenizer(source: Path, folder: Path) -> dict[str, Any]:
-    """Copy the tokenizer's files, add the chat template where there is none; returns tokenizer_config.json.
+def write_tokenizer(source: Path, folder: Path, producer: str | None) -> dict[str, Any]:
+    """Copy the tokenizer's files, add the chat template of the family of `producer` where there is none.
+
+    Returns:
+        tokenizer_config.json.
 
     Raises:
         UserError: there is no tokenizer.json, or a file cannot be read.
@@ -91,8 +96,9 @@ def write_tokenizer(source: Path, folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{source / path.name}: cannot be read: {error}") from error
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    if "chat_template" not in settings and not (folder / "chat_template.jinja").is_file():
-        settings["chat_template"] = template_source()
+    template = chat_template_of(folder, producer)
+    if template in TEMPLATES:
+        settings["chat_template"] = template_source(template)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return settings
 

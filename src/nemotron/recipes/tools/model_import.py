@@ -1,7 +1,7 @@
 """Register a Hugging Face directory as a model artifact: python model_import.py --source DIR [--name NAME]
 
 Config, tensors and tokenizer are checked, then the files are published as they are; the model is never in memory.
-`nemotron nano3 model import` starts this script. This is a tool and no step of a recipe: it reads no config, so it
+`nemotron FAMILY model import` starts this script. This is a tool and no step of a recipe: it reads no config, so it
 takes plain options and carries no runspec block.
 """
 
@@ -104,6 +104,7 @@ def main() -> None:
     """Parse the command line, find, check, publish."""
     parser = argparse.ArgumentParser(description="Register a Hugging Face directory as a model artifact.")
     parser.add_argument("--source", required=True, help="directory, or ORG/MODEL")
+    parser.add_argument("--family", default="nano3", help="whose `chat` the last line names")
     parser.add_argument("--name", help="name of the artifact (default: that of the directory)")
     parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -113,7 +114,7 @@ def main() -> None:
     folder, where = find_source(args.source, args.revision)
     model = publish(folder, name, where)
     print(model.ref)
-    print(f"talk to it: nemotron nano3 chat --model {model.ref}", file=sys.stderr)
+    print(f"talk to it: nemotron {args.family} chat --model {model.ref}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nemo_runspec.errors import UserError, run_main
 from nemotron.recipes.tools import chat
+from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import Completion
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
@@ -48,26 +49,26 @@ class Replies:
 
 def test_reasoning_and_answer_are_told_apart() -> None:
     model = Replies("1 + 1\n</think>\n2<|im_end|>")
-    message = chat.Speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = chat.Speaker(model, "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
     assert message == {"role": "assistant", "content": "2", "reasoning_content": "1 + 1"}
     assert model.prompts == ["<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"]
 
 
 def test_without_thinking_the_tags_stand_empty_in_the_prompt() -> None:
     model = Replies("2<|im_end|>")
-    message = chat.Speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
+    message = chat.Speaker(model, "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
     assert message == {"role": "assistant", "content": "2"}
     assert model.prompts[0].endswith("<|im_start|>assistant\n<think></think>")
 
 
 def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
-    message = chat.Speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = chat.Speaker(Replies("1 + "), "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
     assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""])
 def test_a_completion_comes_without_the_token_that_ended_it(end: str) -> None:
-    assert chat.Speaker(Replies(f"return x{end}")).complete("def f(x): ") == "return x"
+    assert chat.Speaker(Replies(f"return x{end}"), "nano3").complete("def f(x): ") == "return x"
 
 
 def test_a_conversation_keeps_its_turns_without_their_reasoning(
@@ -75,7 +76,7 @@ def test_a_conversation_keeps_its_turns_without_their_reasoning(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n\n/help\n2 + 2?\n/quit\nnever read\n"))
     model = Replies("1 + 1\n</think>\n2<|im_end|>", "</think>\n4<|im_end|>")
-    chat.converse(chat.Speaker(model), thinking=True)
+    chat.converse(chat.Speaker(model, "nano3"), thinking=True)
     captured = capsys.readouterr()
     assert captured.out.replace("> ", "").split() == ["2", "4"]
     assert "1 + 1\n" in captured.err
@@ -89,7 +90,7 @@ def test_ctrl_c_at_the_prompt_leaves_a_conversation(
 ) -> None:
     monkeypatch.setattr("builtins.input", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        chat.converse(chat.Speaker(Replies()), thinking=True)
+        chat.converse(chat.Speaker(Replies(), "nano3"), thinking=True)
     assert capsys.readouterr().err == f"{chat.HELP}\n\n"
 
 
@@ -127,9 +128,21 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> None:
     arguments = (f"--model={model_dir}", "--max-new-tokens=12", "--no-thinking", "--temperature=1", "--seed=3")
+    arguments += ("--producer=nano3/sft",)
     first, second = run(*arguments, "--prompt=hello"), run(*arguments, stdin="hello\n")
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout == second.stdout
+
+
+def test_a_model_is_talked_to_under_the_template_of_its_tokenizer(model_dir: Path, tmp_path: Path) -> None:
+    assert chat_template_of(model_dir, "nano3/sft") == "nano3"
+    assert chat_template_of(model_dir, "mine/sft") is None and chat_template_of(model_dir, None) is None
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    template = chat_template_of(tmp_path, "nano3/sft")
+    assert template == str(tmp_path)
+    model = Replies("yes")
+    chat.Speaker(model, template).answer([{"role": "user", "content": "hello"}], thinking=True)
+    assert model.prompts == ["[hello]"]
 
 
 def test_the_script_continues_plain_text(model_dir: Path) -> None:
@@ -143,7 +156,8 @@ def test_the_script_continues_plain_text(model_dir: Path) -> None:
     [
         (["--model={empty}", "--prompt=x"], "no config.json in"),
         (["--model={model}", "--tokenizer={empty}"], "no tokenizer.json in"),
-        (["--model={model}"], "no question: stdin is empty"),
+        (["--model={model}", "--template=nano3"], "no question: stdin is empty"),
+        (["--model={model}", "--producer=mine/sft"], "no chat template in"),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(

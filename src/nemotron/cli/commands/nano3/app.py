@@ -6,12 +6,12 @@ import typer
 
 from nemo_runspec.help import recipe_command
 from nemo_runspec.job import CONTEXT_SETTINGS
+from nemotron.cli.commands.model.app import model
 from nemotron.cli.commands.nano3.chat import chat
 from nemotron.cli.commands.nano3.data.prep.pretrain import pretrain as prep_pretrain
 from nemotron.cli.commands.nano3.data.prep.rl import rl as prep_rl
 from nemotron.cli.commands.nano3.data.prep.sft import sft as prep_sft
 from nemotron.cli.commands.nano3.eval import evaluate
-from nemotron.cli.commands.nano3.model.app import model
 from nemotron.cli.commands.nano3.pipe import pipe
 from nemotron.cli.commands.nano3.pretrain import pretrain
 from nemotron.cli.commands.nano3.rl.published import rl

@@ -25,6 +25,10 @@ def chat(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="An artifact reference instead of --config and --stage.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option("--template", help="Chat template, by name or path (default: the tokenizer's, the family's)."),
+    ] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Reason before answering.")] = True,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, reasoning included.")] = 256,
@@ -54,6 +58,10 @@ def chat(
     ]
     if tokenizer := version.record["fields"].get("tokenizer_path"):
         arguments.append(f"--tokenizer={tokenizer}")
+    if producer := (version.record.get("producer") or {}).get("name"):
+        arguments.append(f"--producer={producer}")
+    if template is not None:
+        arguments.append(f"--template={template}")
     if not thinking:
         arguments.append("--no-thinking")
     if stage == "pretrain" and model is None:

@@ -1,4 +1,4 @@
-"""nemotron nano3 model export: a model artifact as a Hugging Face directory."""
+"""nemotron FAMILY model export: a model artifact as a Hugging Face directory."""
 
 from __future__ import annotations
 

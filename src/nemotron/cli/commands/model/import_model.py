@@ -1,4 +1,4 @@
-"""nemotron nano3 model import: a Hugging Face directory as a model artifact."""
+"""nemotron FAMILY model import: a Hugging Face directory as a model artifact."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nemotron.cli.recipe_dir import recipe_dir
 
 
 def import_model(
+    ctx: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="DIR|ORG/MODEL", help="A directory, or a model of the Hub (needs nemotron[hf]).")
     ],
@@ -33,7 +34,7 @@ def import_model(
     """
     from nemo_runspec.execution.local import local_environment
 
-    arguments = [f"--source={source}"]
+    arguments = [f"--source={source}", f"--family={ctx.command_path.split()[1]}"]
     if name is not None:
         arguments.append(f"--name={name}")
     if revision is not None:

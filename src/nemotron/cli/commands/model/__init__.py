@@ -1,0 +1,1 @@
+"""nemotron FAMILY model: models to and from Hugging Face, the same for every family."""

@@ -1,1 +1,0 @@
-"""nemotron nano3 model: models to and from Hugging Face."""

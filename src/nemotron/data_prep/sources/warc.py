@@ -1,7 +1,7 @@
 """WARC and WET, the files of crawls: their records one after another, and pages and texts as rows.
 
-warcio parses the records. What lies around them is read here: warcio's own iterator takes a damaged gzip member for
-the end of the file, and here reading goes on at the next record, with the damage counted.
+warcio parses the HTTP responses. The records are read here: warcio's own iterator takes a damaged gzip member for the
+end of the file, and here reading goes on at the next record, with the damage counted.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from nemotron.data_prep.sources.reading import (
 from nemotron.data_prep.sources.streams import DamagedError, decompressed
 
 _WITH_BODY = ("response", "resource", "conversion")
+_HTTP_VERSIONS = ("HTTP/1.0", "HTTP/1.1", "HTTP/2.0", "HTTP/2", "HTTP/3")
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _READ, _SCAN = 1 << 14, 1 << 20  # bytes at a time, of a gzip member and in search of the next one
 _MAX_HEADER = 1 << 16  # bytes of a record's header, HTTP's included
@@ -242,12 +243,11 @@ class _Member(io.RawIOBase):
 
 
 class _Parts(NamedTuple):
-    """A record that is not parsed yet. `content` may be shorter than `length`."""
+    """A record that is not parsed yet: its WARC fields by name, in lower case, and its content, which may be cut."""
 
-    kind: str
-    header: bytes
+    fields: dict[str, str]
     content: bytes
-    length: int
+    is_cut: bool
 
 
 def _read_parts(stream: io.BufferedReader[Any], limit: int) -> _Parts | None:
@@ -256,18 +256,18 @@ def _read_parts(stream: io.BufferedReader[Any], limit: int) -> _Parts | None:
         return None
     if not line.startswith(b"WARC/"):
         raise DamagedError("no WARC header where a record should begin")
-    header, length, kind = line, None, "unknown"
+    fields: dict[str, str] = {}
+    size = 0
     while (line := stream.readline(_MAX_HEADER)) not in (b"\r\n", b"\n"):
-        if not line or len(header) > _MAX_HEADER:
+        size += len(line)
+        if not line or size > _MAX_HEADER:
             raise DamagedError("the header of the record does not end")
-        header += line
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and value.strip().isdigit():
-            length = int(value)
-        elif name.strip().lower() == b"warc-type":
-            kind = value.strip().decode("ascii", "replace")
-    if length is None:
+        name, _, value = line.decode("utf-8", "replace").partition(":")
+        fields[name.strip().lower()] = value.strip()
+    declared = fields.get("content-length", "")
+    if not (declared.isascii() and declared.isdigit()):
         raise DamagedError("the header of the record has no length")
+    length = int(declared)
     content, left = stream.read(min(length, limit)), length - min(length, limit)
     missing = min(length, limit) - len(content)
     while left and not missing:
@@ -277,38 +277,44 @@ def _read_parts(stream: io.BufferedReader[Any], limit: int) -> _Parts | None:
         raise DamagedError(f"the record ends {missing} bytes before its end")
     while stream.peek(1)[:1] in (b"\r", b"\n"):
         stream.read(1)  # blank lines between records
-    return _Parts(kind, header, content, length)
+    return _Parts(fields, content, length > limit)
 
 
 def _parsed(parts: _Parts, offset: int, number: int, max_body_bytes: int) -> WarcRecord:
-    """The record; with a `problem` where its content is not what its header says, which costs this record only."""
+    """The record; with a `problem` where a response is not HTTP, which costs this record only."""
     try:
-        from warcio.archiveiterator import WARCIterator
-        from warcio.bufferedreaders import BufferedReader
-        from warcio.statusandheaders import StatusAndHeadersParserException
+        from warcio.bufferedreaders import BufferedReader, ChunkedDataReader
+        from warcio.statusandheaders import StatusAndHeadersParser
     except ImportError:
         raise UserError("reading WARC files needs warcio", _HINT) from None
-    kind = parts.kind
+    fields = parts.fields
+    kind, content_type = fields.get("warc-type", "unknown"), fields.get("content-type", "")
     if kind not in _WITH_BODY:
         return WarcRecord(offset, number, kind)
+    status, encoding = "", ""
+    stream: Any = io.BytesIO(parts.content)
     try:
-        record = next(iter(WARCIterator(io.BytesIO(parts.header + b"\r\n" + parts.content), verify_http=True)))
-        # What is too large and encoded cannot be decoded to its end.
-        stream = record.raw_stream if parts.length > len(parts.content) else record.content_stream()
+        if kind == "response" and content_type.startswith("application/http"):
+            http = StatusAndHeadersParser(_HTTP_VERSIONS).parse(stream)
+            status, content_type = http.get_statuscode() or "", http.get_header("Content-Type") or ""
+            encoding = (http.get_header("Content-Encoding") or "").strip().lower()
+            decoder = encoding if encoding in BufferedReader.get_supported_decompressors() else None
+            if not parts.is_cut:  # what is encoded and cut cannot be decoded to its end
+                if (http.get_header("Transfer-Encoding") or "").lower() == "chunked":
+                    stream = ChunkedDataReader(stream, decomp_type=decoder)
+                elif decoder:
+                    stream = BufferedReader(stream, decomp_type=decoder)
+            if decoder:
+                encoding = ""
         body = b""
         while len(body) <= max_body_bytes and (more := stream.read(max_body_bytes + 1 - len(body))):
             body += more
-        http = record.http_headers
-        status = (http.get_statuscode() if http else "") or ""
-        content_type = (http.get_header("Content-Type") if http else record.content_type) or ""
-        encoding = ((http.get_header("Content-Encoding") if http else "") or "").strip().lower()
-        url, date = (record.rec_headers.get_header(name) or "" for name in ("WARC-Target-URI", "WARC-Date"))
     except Exception as error:  # flipped bytes take the parser to where nobody else has been
-        kind = kind if isinstance(error, StatusAndHeadersParserException) else ""
         return WarcRecord(offset, number, kind, problem=_one_line(f"{type(error).__name__}: {error}"))
-    status_code = int(status) if status.isascii() and status.isdigit() else 0
-    if encoding in (*BufferedReader.get_supported_decompressors(), "identity", "none") or _is_text(body):
+    if encoding in ("identity", "none") or (encoding and _is_text(body)):
         encoding = ""  # text: whoever fetched it has taken the encoding off
+    url, date = fields.get("warc-target-uri", ""), fields.get("warc-date", "")
+    status_code = int(status) if status.isascii() and status.isdigit() else 0
     return WarcRecord(offset, number, kind, url, date, status_code, content_type.lower(), body, encoding)
 
 

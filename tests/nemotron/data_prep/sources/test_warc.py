@@ -201,3 +201,14 @@ def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
     assert [(record.offset, record.number, record.body) for record in responses(path)] == [
         (0, number, page(number)) for number in range(3)
     ]
+
+
+@pytest.mark.parametrize("status_line", [b"HTTP/1.0 200", b"HTTP/2 200", b"HTTP/2.0 200 OK", b"HTTP/3 200"])
+def test_responses_of_every_version_of_http(tmp_path: Path, status_line: bytes) -> None:
+    (record,) = warc_bytes([page(0)], compressed=False)
+    header, _, content = record.partition(b"\r\n\r\n")
+    content = content.replace(b"HTTP/1.1 200 OK", status_line).rstrip(b"\r\n")
+    lines = [line for line in header.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    path = tmp_path / "a.warc"
+    path.write_bytes(b"\r\n".join([*lines, b"Content-Length: %d" % len(content), b"", content, b"", b""]))
+    assert [(response.status, response.body) for response in responses(path)] == [(200, page(0))]

@@ -5,14 +5,27 @@ Next: `mamba2.py`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.cache import AttentionCache
 from nemotron.stack.models.kernels.linear import Linear
 
 # Shapes: B batch, L length, D hidden, A query heads, J key/value heads, X head_dim.
+
+
+@dataclass
+class AttentionCache:
+    """What decoding needs of the tokens so far: keys and values, [B, num_key_value_heads, capacity, head_dim]."""
+
+    k: Tensor
+    v: Tensor
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Drop every row but `rows` (int64 [B'])."""
+        self.k, self.v = self.k[rows], self.v[rows]
 
 
 class Attention(nn.Module):

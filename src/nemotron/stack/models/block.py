@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nemotron.stack.models.attention import Attention
+from nemotron.stack.models.attention import Attention, AttentionCache
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.cache import AttentionCache, MambaCache
 from nemotron.stack.models.layers import MLP, RMSNorm
-from nemotron.stack.models.mamba2 import Mamba2
+from nemotron.stack.models.mamba2 import Mamba2, MambaCache
 from nemotron.stack.models.moe import MoE
 
 # Shapes: B batch, L length, D hidden.

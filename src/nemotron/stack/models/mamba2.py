@@ -9,22 +9,45 @@ Per head, with scalar decay a_t = exp(dt_t A) and state h of shape [P, N]:
 Shapes: B batch, L length, D hidden, H heads, P head_dim, I = H P inner width, G groups (B and C are shared by H/G
 heads, like keys in GQA), N state size, K conv width, c conv channels.
 
-`causal_conv_silu` and `chunk_scan` take a CUDA kernel where one is installed; what they compute otherwise is
-`DepthwiseConv` below with a SiLU, and the scan of `ssd.py`, which is next.
+Where the CUDA kernels of `kernels/cuda.py` are installed, they take the place of the convolution with its SiLU
+(`DepthwiseConv` below) and of the scan. Next: `ssd.py`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.cache import MambaCache
 from nemotron.stack.models.kernels.conv import CausalConv
-from nemotron.stack.models.kernels.cuda import causal_conv_silu, chunk_scan
+from nemotron.stack.models.kernels.cuda import causal_conv_silu, scan_kernel
 from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.models.layers import GatedGroupRMSNorm, at_least_fp32
+from nemotron.stack.models.ssd import ssd_chunk_scan
+
+
+@dataclass
+class MambaCache:
+    """What decoding needs of the tokens so far: the states of the convolution and of the recurrence.
+
+    conv: the last conv_kernel - 1 inputs of the convolution, oldest first, each [B, conv]; a step drops one and appends
+    one, so no input is ever moved. ssm: fp32 [B, G, N, I/G], state size N and inner width I of a group: in this order,
+    what a step reads from it, C h, is a row vector times a matrix; BLAS takes ten times longer the other way round.
+    """
+
+    conv: list[Tensor]
+    ssm: Tensor
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Drop every row but `rows` (int64 [B'])."""
+        self.conv, self.ssm = [x_Bc[rows] for x_Bc in self.conv], self.ssm[rows]
+
+    def clone(self) -> MambaCache:
+        """A copy that can be advanced without changing this one."""
+        return MambaCache(list(self.conv), self.ssm.clone())  # the inputs are replaced, never written to
 
 
 class Mamba2(nn.Module):
@@ -58,7 +81,8 @@ class Mamba2(nn.Module):
         xBC_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
         x_BLHP, B_BLGN, C_BLGN = self.split(xBC_BLc)
         with torch.autocast(x_BLD.device.type, enabled=False):  # the state sums over the whole past: fp32
-            y_BLHP, state_BHPN = chunk_scan(
+            scan = scan_kernel(x_BLHP) or ssd_chunk_scan
+            y_BLHP, state_BHPN = scan(
                 x_BLHP, dt_BLH, -torch.exp(at_least_fp32(self.A_log)), B_BLGN, C_BLGN, self.chunk_size, seq_idx_BL
             )
         if cache is not None:

@@ -7,18 +7,19 @@ checkpoints (`backbone.layers.N.mixer.…`); on disk every expert is a separate 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from nemotron.stack.models.attention import packing_mask
+from nemotron.stack.models.attention import AttentionCache, packing_mask
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.kernels.linear import Linear, linear
 from nemotron.stack.models.layers import RMSNorm
+from nemotron.stack.models.mamba2 import MambaCache
 from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.mtp import MTP, shift_left
 from nemotron.stack.models.published import hub
@@ -104,17 +105,20 @@ class NemotronH(nn.Module):
         return NemotronHOutput(logits, balance, mtp_logits)
 
     def hidden_states(
-        self, input_ids_BL: Tensor, seq_idx_BL: Tensor | None, cache: Cache | None = None
+        self,
+        input_ids_BL: Tensor,
+        seq_idx_BL: Tensor | None,
+        states: Sequence[AttentionCache | MambaCache | None] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The backbone: hidden states after the final norm [B, L, D], and the load-balancing loss of each `E` block.
 
-        `cache` receives the state of every block after the last token, from which decoding goes on.
+        `states`, one a block, receive what decoding goes on from after the last token.
         """
         mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL)
         x_BLD = self.backbone.embeddings(input_ids_BL)
         balances: list[Tensor] = []
         for index, block in enumerate(self.blocks()):
-            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, cache.layers[index] if cache is not None else None)
+            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, states[index] if states is not None else None)
             if balance is not None:
                 balances.append(balance)
         return self.backbone.norm_f(x_BLD), balances

@@ -11,40 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nemotron.stack.models.attention import AttentionCache
 from nemotron.stack.models.config import NemotronHConfig
-
-
-@dataclass
-class AttentionCache:
-    """Keys and values of one `*` block, [B, num_key_value_heads, capacity, head_dim], filled up to `Cache.length`."""
-
-    k: Tensor
-    v: Tensor
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """Drop every row but `rows` (int64 [B'])."""
-        self.k, self.v = self.k[rows], self.v[rows]
-
-
-@dataclass
-class MambaCache:
-    """States of one `M` block.
-
-    conv: the last conv_kernel - 1 inputs of the convolution, oldest first, each [B, conv]; a step drops one and appends
-    one, so no input is ever moved. ssm: fp32 [B, G, N, I/G], state size N and inner width I of a group: in this order,
-    what a step reads from it, C h, is a row vector times a matrix; BLAS takes ten times longer the other way round.
-    """
-
-    conv: list[Tensor]
-    ssm: Tensor
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """Drop every row but `rows` (int64 [B'])."""
-        self.conv, self.ssm = [x_Bc[rows] for x_Bc in self.conv], self.ssm[rows]
-
-    def clone(self) -> MambaCache:
-        """A copy that can be advanced without changing this one."""
-        return MambaCache(list(self.conv), self.ssm.clone())  # the inputs are replaced, never written to
+from nemotron.stack.models.mamba2 import MambaCache
 
 
 @dataclass

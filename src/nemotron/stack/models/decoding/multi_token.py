@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention, packing_mask
+from nemotron.stack.models.attention import Attention, AttentionCache, packing_mask
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.cache import AttentionCache, Cache, MambaCache
+from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.layers import at_least_fp32
-from nemotron.stack.models.mamba2 import Mamba2
+from nemotron.stack.models.mamba2 import Mamba2, MambaCache
 from nemotron.stack.models.moe import MoE
 
 

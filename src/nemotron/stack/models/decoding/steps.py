@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention
-from nemotron.stack.models.decoding.cache import AttentionCache, Cache, MambaCache
+from nemotron.stack.models.attention import Attention, AttentionCache
+from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.kernels.linear import matmul_nt, onednn_serves
 from nemotron.stack.models.layers import MLP, at_least_fp32
-from nemotron.stack.models.mamba2 import Mamba2
+from nemotron.stack.models.mamba2 import Mamba2, MambaCache
 from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.nemotron_h import NemotronH
 
@@ -53,7 +53,7 @@ def prefill(model: NemotronH, input_ids_BL: Tensor, is_token_BL: Tensor, capacit
     is_padded = not bool(is_token_BL.all())
     if is_padded:
         cache.key_mask_BS = F.pad(is_token_BL, (0, capacity - is_token_BL.shape[1]), value=True)
-    hidden_BLD, _ = model.hidden_states(input_ids_BL, is_token_BL.long() if is_padded else None, cache)
+    hidden_BLD, _ = model.hidden_states(input_ids_BL, is_token_BL.long() if is_padded else None, cache.layers)
     cache.length = input_ids_BL.shape[1]
     logits_BV: Tensor = model.lm_head(hidden_BLD[:, -1])
     return logits_BV, cache

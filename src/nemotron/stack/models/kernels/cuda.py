@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models.kernels.conv import CausalConv
-from nemotron.stack.models.ssd import ssd_chunk_scan
 
 _forced_plain = False
 
@@ -50,23 +49,18 @@ def causal_conv_silu(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_
     return out.transpose(1, 2)
 
 
-def chunk_scan(
-    x_BLHP: Tensor,
-    dt_BLH: Tensor,
-    A_H: Tensor,
-    B_BLGN: Tensor,
-    C_BLGN: Tensor,
-    chunk_size: int,
-    seq_idx_BL: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The SSD scan, see `ssd_chunk_scan`: y [B, L, H, P] and the last state [B, H, P, N]."""
+def scan_kernel(x_BLHP: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """The scan with the arguments and results of `ssd_chunk_scan`; None where no kernel serves x."""
     kernel = _kernel("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined", x_BLHP)
     if kernel is None:
-        return ssd_chunk_scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, chunk_size, seq_idx_BL)
-    y_BLHP, state_BHPN = kernel(
-        x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, chunk_size, seq_idx=_int32(seq_idx_BL), return_final_states=True
-    )
-    return y_BLHP, state_BHPN
+        return None
+
+    def scan(*arguments: Any) -> tuple[Tensor, Tensor]:
+        *inputs, seq_idx_BL = arguments
+        y_BLHP, state_BHPN = kernel(*inputs, seq_idx=_int32(seq_idx_BL), return_final_states=True)
+        return y_BLHP, state_BHPN
+
+    return scan
 
 
 def _kernel(module: str, function: str, x: Tensor) -> Callable[..., Any] | None:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding import speculative
-from nemotron.stack.models.decoding.cache import MambaCache
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.decoding.speculative import generate_speculative
 from nemotron.stack.models.decoding.steps import prefill, step
+from nemotron.stack.models.mamba2 import MambaCache
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
 WITH_MTP: dict[str, Any] = {"num_nextn_predict_layers": 1, "dtype": torch.float64}

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.decoding.cache import AttentionCache, Cache, MambaCache
+from nemotron.stack.models.attention import AttentionCache
+from nemotron.stack.models.decoding.cache import Cache
+from nemotron.stack.models.mamba2 import MambaCache
 from nemotron.stack.models.published.memory import (
     conv_state_bytes,
     kv_cache_bytes_per_token,

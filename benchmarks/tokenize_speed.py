@@ -91,9 +91,9 @@ def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
 def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float]:
     """Seconds from a file's name to all receipts, as of `Clock`."""
     from nemotron.data_prep.sources.locations import list_files
+    from nemotron.data_prep.sources.planning import SourceInput, make_plan
     from nemotron.data_prep.sources.reading import Reading
     from nemotron.data_prep.tokens.encoding import plain_tokenizer
-    from nemotron.data_prep.tokens.planning import SourceInput, make_plan
     from nemotron.data_prep.tokens.task import SourceRules, TokenizeCounts, TokenizeJob, tokenize_shard
     from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
     from nemotron.data_prep.work.shards import freeze, run_shards

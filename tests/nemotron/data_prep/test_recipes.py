@@ -37,9 +37,14 @@ def command_of(stage: str | Path, *overrides: str, hash_seed: int = 0) -> tuple[
     return [sys.executable, str(RECIPE / stage / "data_prep.py"), "--config", "tiny", *overrides], environment
 
 
-def prepare(stage: str | Path, cwd: Path, *overrides: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+def prepare(
+    stage: str | Path, cwd: Path, *overrides: str, hash_seed: int = 0, processors: set[int] | None = None
+) -> subprocess.CompletedProcess[str]:
     command, environment = command_of(stage, *overrides, hash_seed=hash_seed)
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    narrow = (lambda: os.sched_setaffinity(0, processors)) if processors else None
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, preexec_fn=narrow
+    )
 
 
 def published(cwd: Path, result: subprocess.CompletedProcess[str]) -> Version:
@@ -63,16 +68,20 @@ def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
     blend = json.loads((first.path / "blend.json").read_text())
     assert [phase["weights"] for phase in blend["phases"]] == [{"own": 0.25, "tasks": 0.75}] * 2
     assert {path.name for path in first.path.iterdir()} == {
-        "blend.json", "tokenizer", "own_train.bin", "own_train.idx", "own_valid.bin", "own_valid.idx",
-        "tasks.jsonl", "tasks_train.bin", "tasks_train.idx",
+        "blend.json", "tokenizer", "tokens", "tasks.jsonl"
     }  # fmt: skip
+    for name, splits in (("own", {"train", "valid"}), ("tasks", {"train"})):
+        prefixes = {split: blend["sources"][name][split] for split in splits}
+        assert all(prefixes.values())
+        files = {f"{prefix}.{end}" for of_split in prefixes.values() for prefix in of_split for end in ("bin", "idx")}
+        assert files == {str(path.relative_to(first.path)) for path in (first.path / "tokens" / name).iterdir()}
     outcomes = {(r["source"], r["outcome"]): r["documents"] for r in first.record["metrics"]["curation"]}
     assert outcomes["own", "read"] == 82
-    assert outcomes["own", "exact duplicate"] == outcomes["own", "too short"] == 1
+    assert outcomes["own", "exact duplicate"] == outcomes["own", "word_count"] == 1
     names = [source["name"] for source in first.record["sources"]]
     assert names == ["task-generators", str(file)]
-    # Again, with another salt for Python's own hash: the same bytes.
-    second = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, hash_seed=7))
+    # Again, with another salt for Python's own hash, and on one processor, hence in one process: the same bytes.
+    second = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, hash_seed=7, processors={0}))
     assert (second.version, second.digest) == (2, first.digest)
     other = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, "seed=5"))
     assert other.digest != first.digest

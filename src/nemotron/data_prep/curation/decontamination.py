@@ -141,12 +141,17 @@ class Leaks:
 
 
 def hit_shard(shard: DocumentShard, protected: Mapping[int, np.ndarray], output: ShardOutput) -> StepTable:
-    """A task of the first pass: the protected n-grams in each document of a shard that has any."""
+    """A task of the first pass: the protected n-grams in each document of a shard that has any.
+
+    What is held out (`split: valid`) is not trained on and may have them.
+    """
     hasher = _hasher()
     found: dict[str, list[int]] = {}
     table = StepTable()
     for place, document in enumerate(read_documents(shard.work)):
         table.read.add(document)
+        if document.get("split") == "valid":
+            continue
         if len(hit := hits(document["text"], protected, hasher)):
             found[str(place)] = [int(gram) for gram in hit]
     output.path(_hits_name(shard.name)).write_text(json.dumps(found) + "\n", encoding="utf-8")

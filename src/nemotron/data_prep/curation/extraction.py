@@ -18,7 +18,7 @@ from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
 from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, output_name
-from nemotron.data_prep.curation.text_quality import normalise
+from nemotron.data_prep.sources.documents import normalise
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.warc import HTML_TYPES, WarcRecord, decode_page, read_records
 from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput
@@ -105,6 +105,16 @@ def main_text(response: WarcRecord, settings: ExtractionSettings) -> tuple[str, 
         return Drop("no main text")
     notes = (f"decoded from {encoding}",) if encoding != "utf-8" else ()
     return text, notes + (("some undecodable bytes",) if replaced else ())
+
+
+def page_text(html: str, url: str | None) -> str | Drop:
+    """The main text of a page that is decoded already, or why there is none.
+
+    UserError: extra `curation`, which takes it out, is missing.
+    """
+    page = WarcRecord(0, url=url or "", status=200, content_type="text/html; charset=utf-8", body=html.encode())
+    text = main_text(page, ExtractionSettings())
+    return text if isinstance(text, Drop) else text[0]
 
 
 def _extract(page: str) -> str | None:

@@ -5,6 +5,7 @@ The set is the one that NeMo Curator applies to English pages, with the values o
     Gopher   Rae et al. 2021, arXiv 2112.11446, appendix A.1.1 (quality) and table A1 (repetition)
     C4       Raffel et al. 2020, arXiv 1910.10683, section 2.2
     FineWeb  Penedo et al. 2024, arXiv 2406.17557, section 3.6
+    StarCoder  Li et al. 2023, arXiv 2305.06161, section 3.1 (source code)
     Curator  NeMo Curator's own, after Gopher and C4 (its heuristic filters for English)
 
 Each filter is a function of a `Page` that returns a number; a page passes if the number is within its `Limits`. C4 also
@@ -23,7 +24,6 @@ from functools import cached_property, partial
 import numpy as np
 
 from nemotron.data_prep.curation.step import Document, Drop, Keep
-from nemotron.data_prep.curation.text_quality import num_repeated
 
 STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with"])  # Gopher
 BULLETS = ("•", "‣", "⁃", "∙", "○", "●", "◦", "▪", "■", "* ", "- ")
@@ -149,12 +149,12 @@ def stop_words(page: Page) -> float:
 
 def duplicate_lines(page: Page) -> float:
     """Share of lines that stood there before."""
-    return num_repeated(page.lines) / max(1, len(page.lines))
+    return _num_repeated(page.lines) / max(1, len(page.lines))
 
 
 def duplicate_paragraphs(page: Page) -> float:
     """Share of paragraphs that stood there before."""
-    return num_repeated(page.paragraphs) / max(1, len(page.paragraphs))
+    return _num_repeated(page.paragraphs) / max(1, len(page.paragraphs))
 
 
 def duplicate_line_chars(page: Page) -> float:
@@ -258,6 +258,19 @@ def parentheses(page: Page) -> float:
     return sum(map(page.text.count, "()[]{}⟨⟩")) / max(1, len(page.text))
 
 
+# --- StarCoder: source code -----------------------------------------------------------------------------------------
+
+
+def longest_line(page: Page) -> float:
+    """Characters of the longest line."""
+    return max(map(len, page.lines), default=0)
+
+
+def mean_line_length(page: Page) -> float:
+    """Characters a line."""
+    return sum(map(len, page.lines)) / max(1, len(page.lines))
+
+
 # --- All of them ----------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +303,8 @@ MEASURES: dict[str, Measure] = {
     "lines_without_end_mark": lines_without_end_mark,
     "lines_with_end_mark": lines_with_end_mark,
     "short_lines": short_lines,
+    "longest_line": longest_line,
+    "mean_line_length": mean_line_length,
     "alphabetic_words": alphabetic_words,
     "non_alphanumeric": non_alphanumeric,
     "digits": digits,
@@ -317,6 +332,11 @@ def first_failure(text: str, limits: Mapping[str, Limits]) -> tuple[str, float] 
         if name in limits and not limits[name].allow(value := measure(page)):
             return name, value
     return None
+
+
+def _num_repeated(items: Sequence[str]) -> int:
+    """How many of some lines or paragraphs stood there before."""
+    return len(items) - len(set(items))
 
 
 def _share(flags: Iterable[bool]) -> float:
@@ -363,6 +383,12 @@ class HeuristicSettings:
 
     limits: Mapping[str, Limits]
     exempt: frozenset[str] = frozenset()
+
+
+def judge_by_kind(document: Document, settings: Mapping[str, HeuristicSettings]) -> Keep | Drop:
+    """As `judge`, with the settings for the document's `kind`; a kind without any passes (generated tasks)."""
+    of_kind = settings.get(document["kind"])
+    return Keep(document) if of_kind is None else judge(document, of_kind)
 
 
 def judge(document: Document, settings: HeuristicSettings) -> Keep | Drop:

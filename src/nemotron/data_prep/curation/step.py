@@ -32,7 +32,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import RECEIPTS, InputFile, Plan, Shard, ShardOutput, freeze, restore, run_shards
 
 if TYPE_CHECKING:
     from nemotron.kit import Dataset
@@ -200,6 +200,11 @@ class StepTable:
         sample = {"id": str(document["id"]), "text": excerpt} | ({"detail": detail} if detail else {})
         self._add_samples(reason, [sample])
 
+    def count_unread(self, reason: str, count: int, samples: Sequence[Mapping[str, str]]) -> None:
+        """Count records that no document was made of; `samples`: {"where", "reason"} of some."""
+        self.dropped.setdefault(reason, Tally()).merge(Tally(count))
+        self._add_samples(reason, [{"id": sample["where"], "text": sample["reason"]} for sample in samples])
+
     def merge(self, other: StepTable) -> None:
         """Add what another table counted."""
         self.read.merge(other.read)
@@ -344,6 +349,57 @@ def collect(
             progress.add(rows=receipt.counts.read.documents, bytes=file.size, was_done=was_done)
             table.merge(receipt.counts)
     return table
+
+
+def tables_by_source(work_dirs: Sequence[Path]) -> dict[str, StepTable]:
+    """What became of the documents of each source in steps that follow each other: read by the first, kept by the last.
+
+    A shard's name begins with that of its source and `-`; of a source that skips a step, the others count.
+    """
+    tables: dict[str, StepTable] = {}
+    for work_dir in work_dirs:
+        of_step: dict[str, StepTable] = {}
+        for path in sorted((work_dir / RECEIPTS).glob("*.json")):
+            receipt = json.loads(path.read_text(encoding="utf-8"))
+            source = receipt["shard"].partition("-")[0]
+            of_step.setdefault(source, StepTable()).merge(restore(StepTable, receipt["counts"]))
+        for source, table in of_step.items():
+            whole = tables.setdefault(source, StepTable(read=table.read))
+            whole.merge(StepTable(dropped=table.dropped, noted=table.noted, samples=table.samples))
+            whole.kept = table.kept
+    return tables
+
+
+def source_rows(tables: Mapping[str, StepTable]) -> list[dict[str, str | int]]:
+    """Tables by source as flat rows: source, outcome, documents, bytes of text in utf-8."""
+    return [
+        {"source": source, "outcome": outcome, "documents": tally.documents, "bytes": tally.bytes}
+        for source, table in sorted(tables.items())
+        for outcome, tally in [
+            ("read", table.read),
+            ("kept", table.kept),
+            *sorted(table.noted.items()),
+            *sorted(table.dropped.items()),
+        ]
+    ]
+
+
+def source_samples(tables: Mapping[str, StepTable]) -> dict[str, list[dict[str, str]]]:
+    """The samples of every reason: source, id, text, and a detail where there is one."""
+    samples: dict[str, list[dict[str, str]]] = {}
+    for source, table in sorted(tables.items()):
+        for reason, of_reason in table.samples.items():
+            samples.setdefault(reason, []).extend({"source": source, **sample} for sample in of_reason)
+    return dict(sorted(samples.items()))
+
+
+def source_table(tables: Mapping[str, StepTable]) -> str:
+    """Tables by source, for people."""
+    lines = [f"{'source':<16} {'outcome':<38} {'documents':>10} {'MB':>9}"]
+    for row in source_rows(tables):
+        megabytes = f"{int(row['bytes']) / 1e6:.3f}"
+        lines.append(f"{row['source']:<16} {row['outcome']:<38} {row['documents']:>10} {megabytes:>9}")
+    return "\n".join(lines)
 
 
 def _filter_shard(shard: DocumentShard, job: _Job[Any], output: ShardOutput) -> StepTable:

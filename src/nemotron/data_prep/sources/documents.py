@@ -1,70 +1,18 @@
-"""The unit that data preparation works on: one text with its source, its kind and the split that it belongs to."""
+"""Texts: the split that one belongs to, a hash that is the same everywhere, and the form in which a text is kept."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal
+import re
+import unicodedata
+from typing import Literal
 
-Kind = Literal["prose", "code", "task"]
 Split = Literal["train", "valid"]
 
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One text.
-
-    `source` is the name that blend weights refer to. `id` is unique within the source and says where the text came from
-    (`argparse:3`, `notes.jsonl:17`). `kind` decides which quality heuristics apply: generated tasks have none.
-    """
-
-    source: str
-    id: str
-    text: str
-    kind: Kind
-    split: Split
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Records that no document was made of. `samples`: where some of them are, and what is wrong with each."""
-
-    source: str
-    reason: str
-    count: int
-    samples: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Documents that are yet to be extracted: `read(*arguments)` yields them, in whichever process it is called.
-
-    `name` says in an error what they are. `read` is a module's function, so that another process can import it.
-    `source`: whose they are, if all are of one.
-    """
-
-    name: str
-    read: Callable[..., Iterable[Document | Skipped]]
-    arguments: tuple[Any, ...]
-    source: str | None = None
-
-    def documents(self) -> Iterable[Document | Skipped]:
-        """Extract the documents."""
-        return self.read(*self.arguments)
-
-
-def in_parts(documents: Iterable[Document | Skipped], size: int = 256) -> Iterator[Part]:
-    """Documents that are there already, `size` of them a part; the last one may be smaller."""
-    iterator = iter(documents)
-    while batch := list(islice(iterator, size)):
-        first, last = batch[0], batch[-1]
-        yield Part(f"{_name(first)} to {_name(last)}", iter, (batch,))
-
-
-def _name(item: Document | Skipped) -> str:
-    return f"{item.source} {item.id if isinstance(item, Document) else item.reason}"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2060\ufeff\ud800-\udfff]")
+# Entered at the first blank of a run only: from each of them, a run of n would take n * n / 2 steps.
+_TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n{4,}")
 
 
 def stable_hash(*parts: str) -> int:
@@ -78,3 +26,12 @@ def split_of(key: str, valid_fraction: float, seed: int) -> Split:
     Equal keys always land in the same split, whatever else is in the data and in whatever order it is read.
     """
     return "valid" if stable_hash("split", str(seed), key) < valid_fraction * 2**64 else "train"
+
+
+def normalise(text: str) -> str:
+    """Canonical Unicode (NFC), Unix line ends, no control, zero-width or lone surrogate characters, no trailing
+    blanks, at most two blank lines in a row, no blank lines around the text. Idempotent."""
+    text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = _CONTROL.sub("", text)
+    text = _TRAILING.sub("", text)
+    return unicodedata.normalize("NFC", _BLANK_LINES.sub("\n\n\n", text).strip("\n").rstrip())

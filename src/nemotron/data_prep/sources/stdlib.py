@@ -13,12 +13,12 @@ import hashlib
 import inspect
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from nemotron.data_prep.sources.documents import Document, Part, Split
+from nemotron.data_prep.sources.documents import Split
 
 _MODULES = """
 __future__ _collections_abc _compat_pickle _compression _markupbase _py_abc _pydecimal _pyio _sitebuiltins
@@ -48,8 +48,6 @@ TOPICS = "pydoc_data.topics"  # the language reference, as one dictionary of tex
 
 # Directories below an allowed module that hold tests or generated tables rather than written text.
 SKIPPED_DIRECTORIES = frozenset({"test", "tests", "idle_test", "__pycache__"})
-
-_FILES_A_PART = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,48 +88,36 @@ def digest(files: list[ModuleFile]) -> str:
     return total.hexdigest()
 
 
-def parts(files: list[ModuleFile], max_code_chars: int = 8000, max_docs_chars: int = 4000) -> Iterator[Part]:
-    """The documents of `code_documents` and of `prose_documents`, some files at a time, for several processes.
-
-    Texts are read here: on another machine of a cluster, a file of the same name may hold something else.
-    """
-    for begin in range(0, len(files), _FILES_A_PART):
-        some = [(file, file.path.read_text(encoding="utf-8")) for file in files[begin : begin + _FILES_A_PART]]
-        name = f"{some[0][0].name} to {some[-1][0].name}"
-        yield Part(f"code of {name}", _code, (some, max_code_chars, "stdlib_code"))
-        yield Part(f"docstrings of {name}", _prose, (some, max_docs_chars, "stdlib_docs"))
-
-
-def code_documents(files: list[ModuleFile], max_chars: int = 8000, source: str = "stdlib_code") -> Iterator[Document]:
+def code_documents(
+    files: list[ModuleFile], max_chars: int = 8000, source: str = "stdlib_code"
+) -> Iterator[dict[str, str]]:
     """Sources as code, cut between top-level statements so that a document has at most about `max_chars` characters.
 
     A single statement longer than that (a big class) stays whole: a cut inside would leave a meaningless indentation.
     """
-    return _code(((file, file.path.read_text(encoding="utf-8")) for file in files), max_chars, source)
+    for file in files:
+        if file.name != TOPICS:  # prose in a Python literal
+            chunks = _cut_at_statements(file.path.read_text(encoding="utf-8"), max_chars)
+            yield from _documents(file, chunks, source, "code")
 
 
-def prose_documents(files: list[ModuleFile], max_chars: int = 4000, source: str = "stdlib_docs") -> Iterator[Document]:
+def prose_documents(
+    files: list[ModuleFile], max_chars: int = 4000, source: str = "stdlib_docs"
+) -> Iterator[dict[str, str]]:
     """Docstrings as prose, and the language reference of `pydoc_data.topics`, in documents of about `max_chars`."""
-    return _prose(((file, file.path.read_text(encoding="utf-8")) for file in files), max_chars, source)
-
-
-def _code(files: Iterable[tuple[ModuleFile, str]], max_chars: int, source: str) -> Iterator[Document]:
-    for file, text in files:
-        if file.name == TOPICS:  # prose in a Python literal
-            continue
-        for index, chunk in enumerate(_cut_at_statements(text, max_chars)):
-            yield Document(source, f"{file.name}:{index}", chunk, "code", file.split)
-
-
-def _prose(files: Iterable[tuple[ModuleFile, str]], max_chars: int, source: str) -> Iterator[Document]:
-    for file, text in files:
-        tree = ast.parse(text)
+    for file in files:
+        tree = ast.parse(file.path.read_text(encoding="utf-8"))
         if file.name == TOPICS:
             chunks = _topic_sections(tree)
         else:
             chunks = _join_entries(_docstrings(tree, file.name), max_chars)
-        for index, chunk in enumerate(chunks):
-            yield Document(source, f"{file.name}:{index}", chunk, "prose", file.split)
+        yield from _documents(file, chunks, source, "prose")
+
+
+def _documents(file: ModuleFile, texts: Iterator[str], source: str, kind: str) -> Iterator[dict[str, str]]:
+    for number, text in enumerate(texts):
+        name = f"{source}:{file.name}:{number}"
+        yield {"id": name, "text": text, "source": source, "kind": kind, "split": file.split}
 
 
 def _cut_at_statements(text: str, max_chars: int) -> Iterator[str]:

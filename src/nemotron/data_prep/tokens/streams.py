@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemotron.data_prep.sources.planning import SourceWork
 from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.blend_file import SourceFiles, empty_source
 from nemotron.data_prep.tokens.task import (
     SPLITS,
     TokenizeCounts,
     TokenizeJob,
-    TokenizeWork,
     stream_name,
     tokenize_shard,
 )
@@ -37,7 +37,7 @@ class SourceStreams:
     shards: int = 0
     capped: int = 0
 
-    def add(self, work: TokenizeWork, receipt: Receipt[TokenizeCounts]) -> None:
+    def add(self, work: SourceWork, receipt: Receipt[TokenizeCounts]) -> None:
         """Take in a shard; in the plan's order."""
         files: dict[str, Any] = self.files  # type: ignore[assignment]  # keys are put together
         for split in SPLITS:
@@ -61,7 +61,7 @@ class SourceStreams:
 
 
 def tokenize_sources(
-    plan: Plan[TokenizeWork], folder: Path, job: TokenizeJob, engine: Engine
+    plan: Plan[SourceWork], folder: Path, job: TokenizeJob, engine: Engine
 ) -> dict[str, SourceStreams]:
     """Do a frozen plan's shards in `folder`, and return its sources in its order. Shows on stderr how far it is."""
     streams: dict[str, SourceStreams] = {}

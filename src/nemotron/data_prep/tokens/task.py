@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.curation.extraction import page_text
 from nemotron.data_prep.sources.files import Piece
+from nemotron.data_prep.sources.planning import SourceWork
 from nemotron.data_prep.sources.reader import place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.sources.user import page_text
 from nemotron.data_prep.tokens.encoding import LONG_CHARS, Encoder, plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.work.shards import Shard, ShardOutput
@@ -37,11 +38,15 @@ _POWERS = 2 ** np.arange(48)
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """How the documents of a source are read, and the shares of them that are held out."""
+    """How the documents of a source are read, and the shares of them that are held out.
+
+    `split_column`: of a row (see `Reading.columns`), that says which of `SPLITS` a document is in, whatever the shares.
+    """
 
     reading: Reading
     valid: float = 0.0
     test: float = 0.0
+    split_column: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +82,6 @@ class SplitCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeWork:
-    """What a task reads: pieces of one source, and its share of the source's caps (None: all)."""
-
-    source: str
-    pieces: Sequence[Piece]
-    max_documents: int | None
-    max_tokens: int | None
-
-    @property
-    def stored_bytes(self) -> int:
-        """Of its pieces."""
-        return sum(piece.size for piece in self.pieces)
-
-
-@dataclass(frozen=True, slots=True)
 class TokenizeCounts:
     """What a task returns. `splits`: a key for each of `SPLITS`; `read`: the reader's account of all records.
 
@@ -120,7 +110,7 @@ def split_number(data: bytes, seed: int, valid: float, test: float) -> int:
     return _TEST if draw < (valid + test) * 2**64 else _TRAIN
 
 
-def tokenize_shard(shard: Shard[TokenizeWork], job: TokenizeJob, output: ShardOutput) -> TokenizeCounts:
+def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutput) -> TokenizeCounts:
     """Write the shard's streams; a split without a document has none.
 
     Raises:
@@ -203,7 +193,11 @@ def _documents(
                 report.skip(reason, at, detail)
                 continue
             data = text.encode()
-            yield _Document(text, len(data), split_number(data, seed, rules.valid, rules.test), piece, row.index)
+            if rules.split_column is None:
+                split = split_number(data, seed, rules.valid, rules.test)
+            else:
+                split = SPLITS.index(row.value[rules.split_column])
+            yield _Document(text, len(data), split, piece, row.index)
             given += 1
             if given == max_documents:
                 return

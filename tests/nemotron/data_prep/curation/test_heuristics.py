@@ -36,6 +36,8 @@ def value(name: str, text: str) -> float:
         ("lines_without_end_mark", 'One.\nTwo\n"Three."\nFour', 0.5),
         ("lines_with_end_mark", "One.\nTwo\nThree?\nFour!", 0.75),
         ("short_lines", "x" * 29 + "\n" + "x" * 30, 0.5),
+        ("longest_line", "ab\n abcd \n\nc", 4),
+        ("mean_line_length", "ab\n abcd \n\nc", 7 / 3),
         ("alphabetic_words", "1 2 a3 b", 0.5),
         ("non_alphanumeric", "ab, c", 1 / 5),  # the blank
         ("non_alphanumeric", "äß\n!", 0.0),
@@ -101,7 +103,7 @@ def test_what_repeats_agrees_with_the_slow_way(words: list[str], n: int) -> None
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_has_finite_values(text: str) -> None:
-    counts = {"word_count", "longest_word", "stop_words", "mean_word_length"}
+    counts = {"word_count", "longest_word", "stop_words", "mean_word_length", "longest_line", "mean_line_length"}
     for name, measure in MEASURES.items():
         found = measure(Page(text))
         assert math.isfinite(found) and found >= 0.0, name

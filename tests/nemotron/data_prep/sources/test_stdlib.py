@@ -31,8 +31,8 @@ def test_modules_removed_after_3_11_are_not_listed() -> None:
 def test_split_goes_by_top_level_module() -> None:
     splits: dict[str, set[str]] = {}
     some = [file for file in FILES if file.top in HELD_OUT | {"json", "asyncio", "pydoc_data"}]
-    for document in [*stdlib.code_documents(FILES), *stdlib.prose_documents(some)]:
-        splits.setdefault(document.id.split(":")[0].split(".")[0], set()).add(document.split)
+    for document in [*stdlib.code_documents(FILES, 8000, "code"), *stdlib.prose_documents(some, 4000, "docs")]:
+        splits.setdefault(document["id"].split(":")[1].split(".")[0], set()).add(document["split"])
     assert {top for top, found in splits.items() if "valid" in found} == HELD_OUT
     assert all(len(found) == 1 for found in splits.values())
     total = sum(file.path.stat().st_size for file in FILES)
@@ -43,7 +43,7 @@ def test_split_goes_by_top_level_module() -> None:
 def test_code_documents_are_the_sources_cut_between_statements() -> None:
     for name in ("heapq", "asyncio.base_events", "typing"):
         file = next(file for file in FILES if file.name == name)
-        chunks = [document.text for document in stdlib.code_documents([file], max_chars=3000)]
+        chunks = [document["text"] for document in stdlib.code_documents([file], 3000, "code")]
         assert len(chunks) > 3
         assert "".join(chunks).rstrip("\n") == file.path.read_text(encoding="utf-8").rstrip("\n")
         for chunk in chunks:
@@ -52,13 +52,16 @@ def test_code_documents_are_the_sources_cut_between_statements() -> None:
 
 def test_prose_documents_hold_docstrings_and_the_language_reference() -> None:
     file = next(file for file in FILES if file.name == "bisect")
-    text = "\n".join(document.text for document in stdlib.prose_documents([file]))
+    text = "\n".join(document["text"] for document in stdlib.prose_documents([file], 4000, "docs"))
     assert text.startswith("bisect\n\nBisection algorithms.")
     assert "bisect.insort_right(a, x, lo=0, hi=None, *, key=None)\n\nInsert item x in list a" in text
     assert "return" not in [line.strip().split(" ")[0] for line in text.splitlines()]  # no code
     topics = next(file for file in FILES if file.name == stdlib.TOPICS)
-    assert not list(stdlib.code_documents([topics]))
-    assert any(document.text.startswith('The "try" statement\n****') for document in stdlib.prose_documents([topics]))
+    assert not list(stdlib.code_documents([topics], 8000, "code"))
+    assert any(
+        document["text"].startswith('The "try" statement\n****')
+        for document in stdlib.prose_documents([topics], 4000, "docs")
+    )
 
 
 def test_digest_follows_content_and_split() -> None:
@@ -78,5 +81,5 @@ def test_files_without_statements(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.py"
     path.write_text(text)
     file = stdlib.ModuleFile("m", "m", path, "train")
-    assert "".join(d.text for d in stdlib.code_documents([file])).strip() == text.strip()
-    assert not list(stdlib.prose_documents([file]))
+    assert "".join(d["text"] for d in stdlib.code_documents([file], 8000, "code")).strip() == text.strip()
+    assert not list(stdlib.prose_documents([file], 4000, "docs"))

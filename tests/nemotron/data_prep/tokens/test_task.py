@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.documents import split_of
 from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens import encoding, task
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
-from nemotron.data_prep.tokens.planning import SourceInput, make_plan
 from nemotron.data_prep.tokens.streams import SourceStreams, link_streams, skipped_table, tokenize_sources
 from nemotron.data_prep.tokens.task import SourceRules, TokenizeCounts, TokenizeJob, split_number
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,10 +13,6 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.curation.corpus import curate
-from nemotron.data_prep.sources.documents import Document
-from nemotron.data_prep.tokens.blend import resolve_phases, write_blend
-from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work import engines
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine, open_engine
 
@@ -178,33 +173,6 @@ def test_no_worker_survives_a_signal(number: signal.Signals, code: int, to_group
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, workers))
-
-
-WORDS = ["apple", "river", "stone", "cloud", "window", "garden", "letter", "music", "market", "winter", "candle"]
-
-
-def prose(seed: int) -> str:
-    draws = random.Random(seed)
-    return " ".join(draws.choice(WORDS) + str(draws.randrange(9)) * (draws.random() < 0.1) for _ in range(60))
-
-
-def test_the_bytes_do_not_depend_on_the_engine(tmp_path: Path) -> None:
-    documents = [
-        Document("ab"[i % 2], str(i), prose(i % 900), "prose", "valid" if i % 31 == 0 else "train")
-        for i in range(1200)
-    ]  # fmt: skip
-    made = []
-    for number, engine in enumerate([SerialEngine(), PoolEngine(1), PoolEngine(2), PoolEngine(4)]):
-        folder = tmp_path / str(number)
-        with engine:
-            corpus = curate(documents, folder / "work", [prose(3), prose(101)], engine=engine)
-            tokenizer = train_tokenizer((document.text for document in documents), 300)
-            phases = resolve_phases([{"name": "all", "until": 1.0, "weights": {"a": 0.5, "b": 0.5}}], ["a", "b"])
-            write_blend(corpus, tokenizer, phases, folder / "out", engine)
-        files = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
-        made.append((files, corpus.table.rows(), corpus.table.samples))
-    assert len(made[0][0]) == 9 and len(made[0][1]) > 6
-    assert all(other == made[0] for other in made[1:])
 
 
 def test_which_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,8 +12,9 @@ from pydantic import ValidationError
 
 from nemo_runspec.config.script import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.sources.documents import Document, Part, Skipped
+from nemotron.data_prep.curation.ingestion import FileSource
 from nemotron.data_prep.tokens import blend
+from nemotron.data_prep.tokens.blend_file import Phase
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}
@@ -54,7 +54,7 @@ def test_keys_of_other_commands_are_named_as_they_are_here(stage: str) -> None:
     assert set(source_config(stage).other_names.values()) <= set(source_config(stage).model_fields)
 
 
-PHASES: list[blend.Phase] = [
+PHASES: list[Phase] = [
     {"name": "first", "until": 0.9, "weights": {"stdlib_code": 0.5, "tasks": 0.5}},
     {"name": "last", "until": 1.0, "weights": {"tasks": 1.0, "named": 2.0}},
 ]
@@ -70,7 +70,7 @@ def test_weights_that_the_run_would_refuse_are_refused_in_the_config(
     weights: dict[str, float], stdlib: bool, num_tasks: int
 ) -> None:
     off = {name for name, there in (("stdlib_code", stdlib), ("tasks", num_tasks)) if not there}
-    phases: list[blend.Phase] = [
+    phases: list[Phase] = [
         {**phase, "weights": {name: weight for name, weight in phase["weights"].items() if name not in off}}
         for phase in PHASES
     ]
@@ -93,17 +93,18 @@ def test_weights_that_the_run_would_refuse_are_refused_in_the_config(
 
 def test_own_sources_are_read_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("nemotron.recipes.nano3.stage0_pretrain.data_prep")
-    seen: list[str | None] = []
 
-    def first_of(documents: Iterable[Document | Part | Skipped], *_: object) -> NoReturn:
-        seen.append(next(iter(documents)).source)
-        raise UserError("that was the first")
+    def refuse(source: FileSource, *_: object) -> NoReturn:
+        raise UserError(f"{source.name} was the first")
 
-    monkeypatch.setattr(script.curation, "curate", first_of)
-    words = ["tasks.num_tasks=100", "curation.evaluation_tasks=1", "sources=[own.jsonl]"]
-    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *words])
+    def too_early(*_: object) -> NoReturn:
+        raise AssertionError
+
+    monkeypatch.setattr(script, "ingest_files", refuse)
+    monkeypatch.setattr(script, "generate_tasks", too_early)
+    monkeypatch.setattr(script.stdlib, "code_documents", too_early)
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", "sources=[own.jsonl]"])
     assert run_main(script.main) == 2
-    assert seen == ["own"]
 
 
 def test_the_message_names_keys_sum_and_limit() -> None:

@@ -65,18 +65,21 @@ class Names:
     def __init__(self) -> None:
         self._ids: list[bytes] = []
         self._heads: list[bytes] = []
+        self._ranks: list[bool] = []
 
     def add(self, document: Document) -> None:
         """Append one document."""
         self._ids.append(document["id"].encode("utf-8", "surrogatepass"))
+        self._ranks.append(document.get("split") != "valid")
         self._heads.append(excerpt(document["text"]).encode("utf-8", "surrogatepass"))
 
     def save(self, output: ShardOutput, shard: str) -> None:
-        """Write the columns `ids`, `heads` and `keys`."""
+        """Write the columns `ids`, `heads`, `keys` and `ranks` (of duplicates the smallest stays: 0 is held out)."""
         for column, values in (("ids", self._ids), ("heads", self._heads)):
             save_array(output, f"{shard}.{column}", np.frombuffer(b"".join(values), dtype=np.uint8))
             ends = np.cumsum([len(value) for value in values], dtype=np.uint64)
             save_array(output, f"{shard}.{column}_ends", ends)
+        save_array(output, f"{shard}.ranks", np.array(self._ranks, dtype=np.uint8))
         keys = [xxhash.xxh3_64_intdigest(value) for value in self._ids]
         save_array(output, f"{shard}.keys", np.array(keys, dtype=np.uint64))
 

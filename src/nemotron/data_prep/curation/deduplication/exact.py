@@ -2,8 +2,9 @@
 
 Two passes over the shards: tasks hash the texts, the driver sorts the hashes, tasks write what stays. Texts are equal
 if their 128-bit BLAKE2b hashes are; that two different ones are taken for equal has, for a billion documents, a
-probability of 2**-69. The one that stays has the smallest 64-bit hash of its id: a choice that favours no source and no
-date, and that does not depend on the order in which documents come.
+probability of 2**-69. The one that stays is held out (`split: valid`), if one is; of several such, it has the smallest
+64-bit hash of its id: a choice that favours no source and no date, and that does not depend on the order in which
+documents come.
 
 The driver needs 17 bytes of memory a document (half of its hash, twice, and a mark); once these are free again,
 some 125 for every document that has a twin.
@@ -95,9 +96,9 @@ def find_duplicates(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int
         suspects.append(begin + np.flatnonzero(twice[places] == some))
     del high, some
     positions = np.concatenate(suspects)
-    high, low, keys = (columns.gather(name, positions) for name in ("high", "low", "keys"))
+    high, low, ranks, keys = (columns.gather(name, positions) for name in ("high", "low", "ranks", "keys"))
     groups = np.unique(np.stack([high, low], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    members, firsts = first_of_groups(groups, keys)
+    members, firsts = first_of_groups(groups, ranks, keys)
     goes = members != firsts
     same = goes & (keys[members] == keys[firsts])
     if same.any():

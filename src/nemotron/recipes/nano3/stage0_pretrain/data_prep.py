@@ -26,8 +26,9 @@ machine has: the standard library of the running Python as code and as prose, wo
 later stages use, and documents of your own.
 
 Simplified against the paper: no crawled and no synthetic text, hence no language identification, no model-based quality
-classifier and no rephrasing; near-duplicates are found by MinHash on one machine. The order of steps, the two-phase
-blend and the files are the same.
+classifier and no rephrasing. What is done is done by the steps of `nemotron data curate` and `nemotron data tokenize`,
+in the same order: shards, each of them written once, so that a run that was killed goes on. The published recipe's
+phases of the blend are kept.
 """
 
 from __future__ import annotations
@@ -36,22 +37,43 @@ import hashlib
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import tokenizers
+
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.curation import corpus as curation
+from nemotron.data_prep.curation import decontamination, heuristics
+from nemotron.data_prep.curation.deduplication import exact, minhash
+from nemotron.data_prep.curation.ingestion import MORE, FileSource, ingest_documents, ingest_files
+from nemotron.data_prep.curation.step import (
+    Document,
+    collect,
+    filter_shards,
+    list_documents,
+    plan_step,
+    read_documents,
+    source_rows,
+    source_samples,
+    source_table,
+    tables_by_source,
+)
 from nemotron.data_prep.sources import stdlib
-from nemotron.data_prep.sources.documents import Document, Part, Skipped
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import file_digests
-from nemotron.data_prep.sources.user import UserSource, user_documents
+from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.planning import SourceInput, make_plan
+from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
+from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Blend, Phase, write_blend_file
+from nemotron.data_prep.tokens.indexed_dataset import token_dtype
+from nemotron.data_prep.tokens.streams import link_streams, tokenize_sources
+from nemotron.data_prep.tokens.task import SourceRules, TokenizeJob
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
+from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
@@ -59,6 +81,8 @@ from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_t
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
+
+STDLIB_CODE, STDLIB_DOCS, TASKS = "stdlib_code", "stdlib_docs", "tasks"
 
 
 def main() -> None:
@@ -68,98 +92,173 @@ def main() -> None:
         raise UserError(f"this config is for Python {cfg.stdlib.python}, this is {platform.python_version()}")
     difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
 
-    # --- Sources: what is read, with digests, before any work is done -----------------------------------------------
-    user_sources = [
-        UserSource(
+    # --- Sources: what is read, before any work is done ---------------------------------------------------------------
+    own_sources = {
+        source.name: FileSource(
             source.name,
-            tuple(source.paths),
+            Reading(source.on_error, columns={"text": source.text_field}),
             source.kind,
-            source.text_field,
             source.valid_fraction,
             source.max_documents,
-            source.on_error,
         )
         for source in cfg.sources
-    ]
-    user_files = {source.name: source.files() for source in user_sources}
-    files = stdlib.module_files() if cfg.stdlib.enabled else []
+    }
+    own_files = {source.name: list_files(source.paths, on_error=source.on_error) for source in cfg.sources}
+    modules = stdlib.module_files() if cfg.stdlib.enabled else []
     tasks_per_family = apply_scale(cfg.tasks.num_tasks, cfg.scale) if cfg.tasks.num_tasks else 0
-    names = ["stdlib_code", "stdlib_docs"] * bool(files) + ["tasks"] * bool(tasks_per_family)
-    names += [source.name for source in user_sources]
-
+    names = [STDLIB_CODE, STDLIB_DOCS] * bool(modules) + [TASKS] * bool(tasks_per_family) + [*own_sources]
     phases = _phases(cfg, names)
-    tasks = [
-        task
-        for family in (FAMILIES if tasks_per_family else ())
-        for task in generate_tasks(family, "train", tasks_per_family, cfg.tasks.seed, difficulties.get(family))
-    ]
-    task_documents = [
-        Document("tasks", f"{task.family}:{i}", plain_text(task), "task", "train") for i, task in enumerate(tasks)
-    ]
-    raw = [Source(**digest) for digest in _digests(cfg, files, task_documents, user_files)]
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
-        work_dir = run.dir / "work"
+        if (published := run.published()) is not None:  # stopped between publishing and the end
+            print_complete({"data": PretrainBlend.load(published.ref)})
+            return
+        work = run.dir / "work"
 
-        # --- Curate: normalise, judge, deduplicate, decontaminate ---------------------------------------------------
-        # The evaluation prompts are protected, besides being held out by the hash of the task itself.
+        # --- Documents: yours first, what is wrong with a file is said at once ----------------------------------------
+        with run.phase("documents"):
+            for name, source in own_sources.items():
+                ingest_files(source, own_files[name], cfg.seed, work / "documents" / name, engine)
+            tasks = [
+                task
+                for family in (FAMILIES if tasks_per_family else ())
+                for task in generate_tasks(family, "train", tasks_per_family, cfg.tasks.seed, difficulties.get(family))
+            ]
+            generated: dict[str, list[Document]] = {}
+            if modules:
+                generated[STDLIB_CODE] = list(stdlib.code_documents(modules, cfg.stdlib.max_code_chars, STDLIB_CODE))
+                generated[STDLIB_DOCS] = list(stdlib.prose_documents(modules, cfg.stdlib.max_docs_chars, STDLIB_DOCS))
+            if tasks:
+                generated[TASKS] = [
+                    {
+                        "id": f"{task.family}:{i}",
+                        "text": plain_text(task),
+                        "source": TASKS,
+                        "kind": "task",
+                        "split": "train",
+                    }
+                    for i, task in enumerate(tasks)
+                ]
+            for name, documents in generated.items():
+                ingest_documents(name, documents, work / "documents" / name)
+            files = list(chain.from_iterable(list_documents(work / "documents" / name) for name in names))
+
+        # --- Curate: quality, duplicates, near duplicates, overlap with what is held out ------------------------------
         with run.phase("curate"):
-            protected = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
-            documents: Iterator[Document | Part | Skipped] = chain(
-                # Yours first: what is wrong with a file is said at once. The order of sources changes nothing.
-                *(user_documents(source, user_files[source.name], cfg.seed) for source in user_sources),
-                stdlib.parts(files, cfg.stdlib.max_code_chars, cfg.stdlib.max_docs_chars),
-                task_documents,
-            )
-            settings = curation.CurationSettings(seed=cfg.seed, **cfg.curation.model_dump(exclude={"evaluation_tasks"}))
-            limits = {source.name: source.max_documents for source in user_sources if source.max_documents}
-            corpus = curation.curate(documents, work_dir, protected, settings, engine, limits)
-        print(corpus.table, file=sys.stderr)
-        for source in user_sources:
-            if source.name not in corpus.table.read:
-                raise UserError(f"source {source.name!r} is empty: no document in {', '.join(source.paths)}")
-        blend.check_documents(corpus, phases)
+            filters = cfg.curation.model_dump(include={"prose", "code"})
+            limits = {kind: _limits(of_kind) for kind, of_kind in filters.items()}
+            plan = plan_step(files, {"step": "heuristics", **filters})
+            filter_shards(plan, work / "filtered", heuristics.judge_by_kind, limits, engine)
+            exact.deduplicate(list_documents(work / "filtered"), "whitespace", work / "exact", engine)
+            # Instances of one template are near duplicates of each other by design.
+            unique = list_documents(work / "exact")
+            templates = [path for path in unique if path.name.startswith(f"{TASKS}-")]
+            texts = [path for path in unique if path not in templates]
+            if texts:
+                minhash_settings = minhash.MinHashSettings(**cfg.curation.minhash.model_dump(), seed=cfg.seed)
+                minhash.deduplicate(texts, minhash_settings, work / "fuzzy", engine)
+                texts = list_documents(work / "fuzzy")
 
-        # --- Tokenizer: BPE on a sample mixed as the model will see it ----------------------------------------------
+            # The evaluation prompts are protected, besides being held out by the hash of the task itself.
+            decontaminator = decontamination.Decontaminator(
+                n=cfg.curation.ngram, boilerplate_documents=cfg.curation.boilerplate_documents
+            )
+            decontaminator.protect(evaluation_prompts(cfg.curation.evaluation_tasks, difficulties))
+            held_out = (d["text"] for d in chain.from_iterable(map(read_documents, texts)) if d["split"] == "valid")
+            decontaminator.protect(held_out)
+            protected = decontaminator.protected()
+            digest = hashlib.sha256(b"".join(grams.tobytes() for _, grams in sorted(protected.items()))).hexdigest()
+            plan = plan_step([*texts, *templates], {"step": "decontaminate", "protected": digest})
+            collect(plan, work / "hits", decontamination.hit_shard, protected, engine)
+            leaks = decontamination.leaks_of(plan, work / "hits", decontaminator)
+            collect(plan, work / "curated", decontamination.drop_shard, leaks, engine)
+            curated = list_documents(work / "curated")
+        steps = [work / "documents" / name for name in names]
+        steps += [work / name for name in ("filtered", "exact", "fuzzy", "curated")]
+        tables = tables_by_source(steps)
+        print(source_table(tables), file=sys.stderr)
+        for name, table in tables.items():
+            if MORE in table.noted:
+                print(
+                    f"max_documents: the first {table.read.documents} documents of {name}; more are there",
+                    file=sys.stderr,
+                )
+
+        _check_documents(phases, {name: table.kept.documents for name, table in tables.items()})
+
+        # --- Tokenizer: BPE on a sample mixed as the model will see it ------------------------------------------------
         with run.phase("tokenizer"):
-            sample = blend.sample_texts(corpus, blend.average_weights(phases), cfg.tokenizer.sample_bytes)
+            shares = blend.average_weights(phases)
+            sample = blend.sample_texts(curated, tables, shares, cfg.tokenizer.sample_bytes, cfg.seed)
+            tokenizer_dir = work / "tokenizer"
             tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size)
-            tokenizer_dir = run.output_dir / "tokenizer"
             bpe.save_tokenizer(tokenizer, tokenizer_dir, model_max_length=cfg.tokenizer.model_max_length)
 
-        # --- Token streams, one a source and split, and the blend that says how to mix them -------------------------
+        # --- Token streams of every source and split, and the blend that says how to mix them -------------------------
         with run.phase("tokenize"):
-            written = blend.write_blend(corpus, tokenizer, phases, run.output_dir, engine)
-            # Which tasks the model may have met: what evaluation checks for leaks and measures novelty against.
-            write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in tasks))
-        shutil.rmtree(work_dir)
+            tokenizer_files = bpe.find_tokenizer(str(tokenizer_dir))
+            vocab_size = tokenizer.get_vocab_size()
+            dtype = token_dtype(vocab_size).__name__
+            inputs = [
+                SourceInput(name, list_files([str(path) for path in curated if path.name.startswith(f"{name}-")]))
+                for name in names
+            ]
+            versions = {"tokenizer": tokenizer_files.digest, "tokenizers": tokenizers.__version__, "dtype": dtype}
+            token_plan = make_plan(versions, inputs, shard_bytes=1 << 20)
+            freeze(token_plan, work / "tokens")
+            rules = SourceRules(Reading(columns={"split": "split"}), split_column="split")
+            job = TokenizeJob(
+                tokenizer_files.json_text(), None, bpe.EOS_ID, dtype, cfg.seed, dict.fromkeys(names, rules)
+            )
+            streams = tokenize_sources(token_plan, work / "tokens", job, engine)
 
-        # --- Publish ------------------------------------------------------------------------------------------------
+        # --- Publish --------------------------------------------------------------------------------------------------
+        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+        run.output_dir.mkdir()
+        link_streams(streams, work / "tokens", run.output_dir)
+        written: Blend = {
+            "phases": phases,
+            "sources": {name: streams[name].files for name in sorted(streams)},
+            "vocab_size": vocab_size,
+            "eos_id": bpe.EOS_ID,
+        }
+        _check_documents(phases, {name: source["documents"] for name, source in written["sources"].items()})
+        write_blend_file(written, run.output_dir)
+        tokenizer_files.copy_to(run.output_dir / "tokenizer")
+        # Which tasks the model may have met: what evaluation checks for leaks and measures novelty against.
+        write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in tasks))
         dataset = PretrainBlend(
             path=run.output_dir,
             num_examples=sum(source["documents"] for source in written["sources"].values()),
             num_tokens=sum(source["tokens"] for source in written["sources"].values()),
-            tokenizer_path=tokenizer_dir,
-            blend_path=run.output_dir / blend.BLEND_FILE,
+            tokenizer_path=run.output_dir / "tokenizer",
+            blend_path=run.output_dir / BLEND_FILE,
             metrics={
-                "vocab_size": written["vocab_size"],
-                "blend": written["phases"],
+                "vocab_size": vocab_size,
+                "blend": phases,
                 "sources": written["sources"],
-                "curation": corpus.table.rows(),
-                "dropped_samples": corpus.table.samples,
+                "curation": source_rows(tables),
+                "dropped_samples": source_samples(tables),
             },
-            sources=raw,
+            sources=[Source(**digest) for digest in _digests(cfg, modules, generated.get(TASKS, []), own_files)],
         )
         dataset.save(move=True)
+        shutil.rmtree(work)
         print(f"{dataset.ref}: {dataset.num_examples} documents, {dataset.num_tokens} tokens", file=sys.stderr)
         print_complete({"data": dataset})
 
 
-def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[blend.Phase]:
+def _limits(filters: Mapping[str, Mapping[str, float | None] | None]) -> heuristics.HeuristicSettings:
+    """The filters that are not switched off."""
+    return heuristics.HeuristicSettings(
+        {name: heuristics.Limits(**limit) for name, limit in filters.items() if limit is not None}
+    )
+
+
+def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
     """A source that is switched off takes its weight with it; your own sources take their share from all phases."""
-    switched_off = {"stdlib_code", "stdlib_docs", "tasks"} - set(names)
-    requested: list[blend.Phase] = [
+    switched_off = {STDLIB_CODE, STDLIB_DOCS, TASKS} - set(names)
+    requested: list[Phase] = [
         {
             "name": phase.name,
             "until": phase.until,
@@ -170,32 +269,43 @@ def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[blend.Phase]:
     return blend.resolve_phases(blend.add_shares(requested, {s.name: s.weight for s in cfg.sources}), names)
 
 
+def _check_documents(phases: Sequence[Phase], documents: Mapping[str, int]) -> None:
+    """UserError for a source that has a weight but no training document left. `documents`: by source."""
+    for phase in phases:
+        for name, weight in phase["weights"].items():
+            if weight > 0 and not documents.get(name):
+                raise UserError(
+                    f"source {name!r} has a weight in the blend but no training document is left after curation",
+                    "the table above says what was dropped and why",
+                )
+
+
 def _digests(
     cfg: PretrainDataConfig,
-    files: list[stdlib.ModuleFile],
-    task_documents: list[Document],
-    user: dict[str, list[SourceFile]],
+    modules: list[stdlib.ModuleFile],
+    tasks: list[Document],
+    own_files: Mapping[str, list[SourceFile]],
 ) -> Iterator[dict[str, str | None]]:
     """Name, sha256 and description of everything raw that goes in, for the lineage."""
-    if files:
-        held_out = sorted({file.top for file in files if file.split == "valid"})
+    if modules:
+        held_out = sorted({module.top for module in modules if module.split == "valid"})
         yield {
             "name": "python-standard-library",
-            "sha256": stdlib.digest(files),
-            "detail": f"{platform.python_implementation()} {platform.python_version()}, {len(files)} files of "
-            f"{len({file.top for file in files})} modules; held out: {', '.join(held_out)}",
+            "sha256": stdlib.digest(modules),
+            "detail": f"{platform.python_implementation()} {platform.python_version()}, {len(modules)} files of "
+            f"{len({module.top for module in modules})} modules; held out: {', '.join(held_out)}",
         }
-    if task_documents:
+    if tasks:
         total = hashlib.sha256()
-        for document in task_documents:
-            total.update(document.text.encode() + b"\0")
+        for document in tasks:
+            total.update(document["text"].encode() + b"\0")
         yield {
             "name": "task-generators",
             "sha256": total.hexdigest(),
-            "detail": f"{len(task_documents)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
+            "detail": f"{len(tasks)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
         }
-    for name, found in user.items():
-        for digest in file_digests(found):
+    for name, files in own_files.items():
+        for digest in file_digests(files):
             yield {**digest, "detail": f"source {name}, {digest['detail']}"}
 
 

@@ -30,8 +30,8 @@ def explanations(random: Random) -> list[str]:
 @cache
 def _paragraphs() -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for document in stdlib.prose_documents(stdlib.module_files(), max_chars=1_000_000):
-        for paragraph in re.split(r"\n\s*\n", document.text):
+    for document in stdlib.prose_documents(stdlib.module_files(), 1_000_000, "stdlib"):
+        for paragraph in re.split(r"\n\s*\n", document["text"]):
             flat = " ".join(paragraph.split())
             letters = sum(character.isalpha() or character == " " for character in flat)
             is_prose = len(flat.split()) >= 18 and letters >= 0.86 * len(flat) and flat[-1] in ".!?:"

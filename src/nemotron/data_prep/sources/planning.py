@@ -1,4 +1,4 @@
-"""What each task of a tokenisation does: shards that follow from the inputs and the settings, and from nothing else.
+"""What each task reads of some sources: shards that follow from the inputs and the settings, and from nothing else.
 
 Neither the engine nor the number of its workers decides anything here, so that the same inputs give the same files on a
 laptop and on a cluster.
@@ -12,7 +12,6 @@ from fractions import Fraction
 
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.tokens.task import TokenizeWork
 from nemotron.data_prep.work.shards import InputFile, Json, Plan, Shard
 
 MIN_SHARD_BYTES = 2**20
@@ -36,9 +35,24 @@ class SourceInput:
     max_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SourceWork:
+    """What a task reads: pieces of one source, and its share of the source's caps (None: all)."""
+
+    source: str
+    pieces: Sequence[Piece]
+    max_documents: int | None
+    max_tokens: int | None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of its pieces."""
+        return sum(piece.size for piece in self.pieces)
+
+
 def make_plan(
     settings: Mapping[str, Json], sources: Sequence[SourceInput], *, shard_bytes: int, num_shards: int | None = None
-) -> Plan[TokenizeWork]:
+) -> Plan[SourceWork]:
     """The shards of all sources, source by source, named `SOURCE-00000`.
 
     Args:
@@ -49,7 +63,7 @@ def make_plan(
     """
     total = sum(file.size for source in sources for file in source.files)
     target = min(shard_bytes, max(MIN_SHARD_BYTES, -(-total // MIN_SHARDS)))
-    shards: list[Shard[TokenizeWork]] = []
+    shards: list[Shard[SourceWork]] = []
     for source in sources:
         size = sum(file.size for file in source.files)
         wanted = size / num_shards if num_shards else target
@@ -97,7 +111,7 @@ def evenly(count: int, length: int) -> list[int]:
     return [(2 * i + 1) * length // (2 * count) for i in range(count)]
 
 
-def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard[TokenizeWork]]:
+def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard[SourceWork]]:
     sizes = [sum(piece.size for piece in group) for group in groups]
     if source.max_tokens is not None and groups:
         # From all over the source, and yet from few enough shards.
@@ -110,7 +124,7 @@ def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard
     for number, group in enumerate(groups):
         if documents[number] == 0 or tokens[number] == 0:
             continue
-        yield Shard(f"{source.name}-{number:05d}", TokenizeWork(source.name, group, documents[number], tokens[number]))
+        yield Shard(f"{source.name}-{number:05d}", SourceWork(source.name, group, documents[number], tokens[number]))
 
 
 def _caps(cap: int | None, sizes: Sequence[int]) -> Sequence[int | None]:

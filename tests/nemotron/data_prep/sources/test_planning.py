@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.tokens.planning import (
+from nemotron.data_prep.sources.planning import (
     MIN_CAPPED_TOKENS,
     MIN_SHARD_BYTES,
     SourceInput,

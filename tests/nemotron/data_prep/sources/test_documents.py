@@ -1,0 +1,39 @@
+"""Splits by hash, and the form in which texts are kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron.data_prep.sources.documents import normalise, split_of, stable_hash
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("a\r\nb\rc", "a\nb\nc"),
+        ("e\u0301", "\u00e9"),
+        ("\ufeffa\u200bb\x00c\x1b[0m", "abc[0m"),
+        ("a  \nb\t\n", "a\nb"),
+        ("a\n\n\n\n\n\nb", "a\n\n\nb"),
+        ("\n\n    indented\n\n", "    indented"),
+        ("broken \ud800 surrogate", "broken  surrogate"),
+    ],
+)
+def test_normalise(raw: str, clean: str) -> None:
+    assert normalise(raw) == clean
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec=None)))
+def test_normalise_is_idempotent_and_encodable(text: str) -> None:
+    once = normalise(text)
+    assert normalise(once) == once
+    once.encode()
+
+
+def test_split_of_is_stable_and_has_the_right_share() -> None:
+    splits = [split_of(str(i), 0.1, 0) for i in range(20_000)]
+    assert abs(splits.count("valid") / 20_000 - 0.1) < 4 * (0.09 / 20_000) ** 0.5  # four standard deviations
+    assert stable_hash("a", "b") != stable_hash("ab")

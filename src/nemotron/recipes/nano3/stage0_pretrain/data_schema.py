@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.difficulty import DifficultyConfig
 from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
     Location,
@@ -59,13 +60,6 @@ class SourceConfig(OwnSourceConfig):
     max_documents: int | None = Field(
         None, ge=1, description="documents read at most, the first ones, at every scale; null: all"
     )
-
-
-class LimitConfig(Group):
-    """A document passes with a value of at least `low` and at most `high`."""
-
-    low: float | None = Field(None, description="least value; null: none")
-    high: float | None = Field(None, description="greatest value; null: none")
 
 
 class ProseConfig(Group):

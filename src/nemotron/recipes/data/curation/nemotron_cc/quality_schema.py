@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.kit.schemas.sources import Location, StepRunConfig
 
 Label = Literal["low", "medium-low", "medium", "medium-high", "high"]
@@ -88,13 +89,6 @@ class PiiConfig(Group):
 
 
 # --- heuristics.py ----------------------------------------------------------------------------------------------------
-
-
-class LimitConfig(Group):
-    """A document passes with a value of at least `low` and at most `high`."""
-
-    low: float | None = Field(None, description="least value; null: none")
-    high: float | None = Field(None, description="greatest value; null: none")
 
 
 def _at_most(high: float) -> LimitConfig:

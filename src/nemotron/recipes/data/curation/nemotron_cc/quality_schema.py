@@ -116,6 +116,8 @@ class FiltersConfig(Group):
     lines_without_end_mark: LimitConfig | None = _limit(_at_most(0.85), "share of lines (C4, Curator)")
     lines_with_end_mark: LimitConfig | None = _limit(None, "share of lines (FineWeb: above 0.12; not in Curator)")
     short_lines: LimitConfig | None = _limit(None, "share of lines (FineWeb: below 0.67; not in Curator)")
+    longest_line: LimitConfig | None = _limit(None, "characters (StarCoder: at most 1000, of code; not in Curator)")
+    mean_line_length: LimitConfig | None = _limit(None, "characters (StarCoder: at most 100, of code; not in Curator)")
     alphabetic_words: LimitConfig | None = _limit(LimitConfig(low=0.8), "share of words with a letter (Gopher)")
     non_alphanumeric: LimitConfig | None = _limit(_at_most(0.25), "share of characters (Curator)")
     digits: LimitConfig | None = _limit(_at_most(0.15), "share of characters (Curator)")

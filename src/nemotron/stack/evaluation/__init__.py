@@ -13,6 +13,7 @@ from nemotron.stack.evaluation.language_model import (
     bits_per_byte_of,
     model_bits_per_byte,
     token_byte_lengths,
+    trigram_baseline,
     trigram_bits_per_byte,
 )
 from nemotron.stack.evaluation.model import (
@@ -58,6 +59,7 @@ __all__ = [
     "score_tasks",
     "stop_token_ids",
     "token_byte_lengths",
+    "trigram_baseline",
     "trigram_bits_per_byte",
     "wilson_interval",
 ]

@@ -7,7 +7,7 @@ End-of-document tokens are predicted and cost bits, but have no bytes. N windows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +91,26 @@ def model_bits_per_byte(
     finally:
         model.train(was_training)
     return bits_per_byte_of(total, len(stream) - 1, int(byte_lengths[stream[1:]].sum()))
+
+
+def trigram_baseline(
+    trained_tokens: np.ndarray | None, documents: Sequence[np.ndarray], byte_lengths: np.ndarray
+) -> tuple[float | None, np.ndarray]:
+    """The trigram's bits per byte on held-out documents, and the stream that it was scored on, for the model as well.
+
+    Every tenth document sets the weights of the trigram's interpolation and is not scored. The bits are None where
+    there is nothing to count or nothing left to score.
+
+    Args:
+        trained_tokens: [N] as `train_tokens` of `trigram_bits_per_byte`; None: no baseline.
+        documents: token ids of the held-out documents, one array each; at least one.
+        byte_lengths: [V] bytes of each token.
+    """
+    fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
+    stream = np.concatenate(scored or fit)
+    if trained_tokens is None or len(trained_tokens) == 0 or not scored:
+        return None, stream
+    return trigram_bits_per_byte(trained_tokens, np.concatenate(fit), stream, byte_lengths).bits_per_byte, stream
 
 
 def trigram_bits_per_byte(

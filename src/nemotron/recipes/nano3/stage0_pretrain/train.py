@@ -48,7 +48,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -62,7 +61,7 @@ from nemotron.stack.evaluation import (
     model_bits_per_byte,
     score_tasks,
     token_byte_lengths,
-    trigram_bits_per_byte,
+    trigram_baseline,
 )
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
@@ -248,24 +247,19 @@ def publish(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH,
 
 def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH) -> Results:
     """Bits per byte on all held-out text, beside the trigram baseline; pass@1 on held-out tasks, in plain text."""
-    byte_lengths_V = data.byte_lengths_V.numpy()
-    trained = data.loader.trained_tokens() if cfg.evaluation.trigram_baseline else np.empty(0, np.int64)
+    lengths, poll = data.byte_lengths_V.numpy(), session.stop.poll
+    trained = data.loader.trained_tokens() if cfg.evaluation.trigram_baseline else None
     text: dict[str, Any] = {}
     for source, documents in held_out_documents(cfg.dataset.path).items():
-        # Every tenth document sets the weights of the trigram's interpolation; the others are scored, by both.
-        fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
-        stream = np.concatenate(scored or fit)
+        trigram, scored = trigram_baseline(trained, documents, lengths)
         score = model_bits_per_byte(
-            model, stream, byte_lengths_V, seq_len=cfg.dataset.seq_length, batch_size=cfg.train.micro_batch_size,
-            poll=session.stop.poll,
-        )  # fmt: skip
+            model, scored, lengths, seq_len=cfg.dataset.seq_length, batch_size=cfg.train.micro_batch_size, poll=poll
+        )
         text[source] = {"bits_per_byte": score.bits_per_byte, "tokens": score.tokens, "bytes": score.bytes}
-        beside = ""
-        if len(trained) and scored:
-            trigram = trigram_bits_per_byte(trained, np.concatenate(fit), stream, byte_lengths_V).bits_per_byte
-            text[source]["trigram_bits_per_byte"], beside = trigram, f" (trigram {trigram:.3f})"
+        text[source] |= {"trigram_bits_per_byte": trigram} if trigram is not None else {}
+        beside = f" (trigram {trigram:.3f})" if trigram is not None else ""
         print(f"{source}: {score.bits_per_byte:.3f} bits per byte{beside}", file=sys.stderr)
-    scores = score_tasks(model, data.tokenizer, cfg.evaluation, template=None, poll=session.stop.poll)
+    scores = score_tasks(model, data.tokenizer, cfg.evaluation, template=None, poll=poll)
     return Results(metrics={"text": text, **scores}).save()
 
 

@@ -1,0 +1,112 @@
+"""The head of a step saves what a resumed run needs, and ranks leave together wherever a signal finds one of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemotron.kit import MetricsLog, Progress
+from nemotron.kit.stop import StopFlag, StopRequested
+from nemotron.stack.training.checkpoint import Checkpoints
+from nemotron.stack.training.distributed import ALONE
+from nemotron.stack.training.optim import build_optimizer
+from nemotron.stack.training.session import Session
+
+
+def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) -> Session:
+    run: Any = SimpleNamespace(dir=folder, resumed=resumed, metrics=MetricsLog(folder / "metrics.jsonl"))
+    session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", {}), save_interval, bf16=False)
+    session.progress = Progress(10)
+    return session
+
+
+def saved(folder: Path) -> list[int]:
+    """The steps of the checkpoints on disk."""
+    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def make_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(2, 1)
+    return model, build_optimizer(model, 0.1)
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, False), (3, False), (4, True), (8, True), (9, False), (10, True)])
+def test_a_checkpoint_is_saved_at_the_head_where_it_is_due(tmp_path: Path, step: int, due: bool) -> None:
+    session = make_session(tmp_path)
+    with session.head_of_step(step, *make_model(), {}):
+        assert saved(tmp_path) == ([step] if due else [])  # before what stands in the block
+    assert (session.stop.checkpoint is not None) == due
+
+
+@pytest.mark.parametrize("step", [0, 3, 4])
+def test_a_signal_in_the_head_saves_the_state_before_it(tmp_path: Path, step: int) -> None:
+    session = make_session(tmp_path)
+    session.run.metrics.log(step, loss=1.0)
+    with pytest.raises(StopRequested), session.head_of_step(step, *make_model(), {"cursor": 7}):
+        session.run.metrics.log(step, valid_loss=2.0)
+        session.stop.received = signal.SIGTERM
+        session.poll()
+    assert saved(tmp_path) == [step] and session.stop.checkpoint is not None
+    again = make_session(tmp_path, resumed=True)
+    restored = again.resume("test", 10, *make_model())
+    assert restored is not None and restored.step == step and restored.state["cursor"] == 7
+    # The validation is done again, so its record is gone; that of the update before it stays.
+    assert [set(record) - {"time"} for record in again.run.metrics.read()] == [{"step", "loss"}]
+
+
+def test_a_signal_between_two_steps_is_answered_before_the_block(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    session.stop.received = signal.SIGINT
+    with pytest.raises(StopRequested), session.head_of_step(5, *make_model(), {}):
+        pytest.fail("the block was entered")
+    assert saved(tmp_path) == [5]
+
+
+def test_a_fresh_run_drops_the_records_of_one_that_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:
+    make_session(tmp_path).run.metrics.log(1, loss=1.0)
+    session = make_session(tmp_path, resumed=True)
+    assert session.resume("test", 10, *make_model()) is None
+    assert session.run.metrics.read() == []
+
+
+def test_all_ranks_leave_dealt_out_work_together(tmp_path: Path) -> None:
+    """The signal reaches rank 1 in the middle of its share; rank 0 does all of its own."""
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        textwrap.dedent("""
+        import json, signal, sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[2])
+        import test_session
+        from nemotron.kit.stop import StopRequested
+        from nemotron.stack.training.distributed import start_distributed, stop_distributed
+        session = test_session.make_session(Path(sys.argv[1]) / "run")
+        session.ranks = start_distributed()
+        shares, left = [], []
+        for turn in range(2):
+            try:
+                with session.dealt_out():
+                    for piece in range(4):
+                        session.stop.poll()
+                        shares.append(piece)
+                        if session.ranks.rank == 1 and turn == 1 and piece == 1:
+                            session.stop.received = signal.SIGUSR1
+            except StopRequested as request:
+                left.append([turn, request.code])
+        stop_distributed()
+        Path(sys.argv[1], f"{session.ranks.rank}.json").write_text(json.dumps([shares, left]))
+    """)
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script, tmp_path]
+    subprocess.run([*command, Path(__file__).parent], check=True, timeout=120, capture_output=True)
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert results == [[[0, 1, 2, 3] * 2, [[1, 143]]], [[0, 1, 2, 3, 0, 1], [[1, 143]]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import FAMILIES, Task, best_constant_answer, generate_tasks
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
@@ -44,6 +46,7 @@ def model_generate_fn(
     max_new_tokens: int = 64,
     batch_size: int = 256,
     poll: Callable[[], None] = lambda: None,
+    show_progress: bool = False,
 ) -> GenerateFn:
     """A `GenerateFn` of a model: tokenises prompts, decodes in batches of about equal length, keeps special tokens.
 
@@ -51,6 +54,7 @@ def model_generate_fn(
         max_new_tokens: a completion that is longer is cut, and counts as not finished.
         batch_size: completions decoded at once.
         poll: called at every decoding step; raises to stop (a signal arrived).
+        show_progress: a line on stderr with responses, tokens/s and the time left.
     """
     stops = stop_token_ids(tokenizer)
 
@@ -61,6 +65,8 @@ def model_generate_fn(
         per_batch = max(1, batch_size // samples)
         device = model.lm_head.weight.device
         completions: list[list[Completion]] = [[] for _ in encoded]
+        label, stream = "greedy" if temperature == 0 else "sampled", sys.stderr if show_progress else io.StringIO()
+        progress = Progress(len(encoded) * samples, label=label, stream=stream)
         for start in range(0, len(order), per_batch):
             rows = order[start : start + per_batch]
             generator = torch.Generator(device=device)
@@ -80,6 +86,8 @@ def model_generate_fn(
                 num_tokens, finished = len(out.tokens[position]), out.finished[position]
                 completion = Completion(text, num_tokens, out.entropies[position], finished)
                 completions[rows[position // samples]].append(completion)
+            progress.update((start + len(rows)) * samples, tokens=sum(map(len, out.tokens)))
+        progress.close()
         return [completion for several in completions for completion in several]
 
     return generate_fn
@@ -94,14 +102,16 @@ def evaluate_model(
     template: str | None,
     thinking: bool = True,
     poll: Callable[[], None] = lambda: None,
+    show_progress: bool = False,
 ) -> Evaluation:
     """pass@1 of a model in memory, greedy and sampled at temperature 1; `template` and `thinking` as `evaluate_tasks`.
 
     The same arguments give the same evaluation, so two models that are given the same tasks can be compared in pairs.
     """
     generate_fn = model_generate_fn(
-        model, tokenizer, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size, poll=poll
-    )
+        model, tokenizer, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size, poll=poll,
+        show_progress=show_progress,
+    )  # fmt: skip
     return evaluate_tasks(
         generate_fn, tasks, template=template, thinking=thinking, samples=settings.samples, seed=settings.seed
     )
@@ -131,7 +141,7 @@ def score_tasks(
     tasks = held_out_tasks(settings.tasks_per_family, settings)
     if not tasks:
         return {}
-    evaluation = evaluate_model(model, tokenizer, tasks, settings, template=template, poll=poll)
+    evaluation = evaluate_model(model, tokenizer, tasks, settings, template=template, poll=poll, show_progress=True)
     constants = {
         family: best_constant_answer([task for task in tasks if task.family == family]).score for family in FAMILIES
     }

@@ -118,8 +118,8 @@ class Checkpoints:
     def load_latest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored | None:
         """Go on from the newest complete checkpoint, see `load_checkpoint`; None where there is none."""
         # Rank 0 looks: a shared file system may show the others an older state for a while.
-        found = latest_checkpoint(self.root) if self._writes else None
-        step = from_rank_0(int(found.name.removeprefix("step-")) if found else -1)
+        latest = latest_checkpoint(self.root) if self._writes else None
+        step = from_rank_0(int(latest.name.removeprefix("step-")) if latest else -1)
         if step < 0:
             return None
         path = _directory(self.root, step)
@@ -301,10 +301,10 @@ def _restore_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Opti
             raise _refusal(path, file, f"{key} is unknown to this optimiser")
         like = by_name[name]
         if kind == "step":
-            _check_tensor(path, file, key, tensor, torch.Size(()), torch.float32)
+            _check_tensor(path, file, key, tensor, (torch.Size(()), torch.float32))
             state.setdefault(name, {})[kind] = tensor
         else:
-            _check_tensor(path, file, key, tensor, like.shape, like.dtype)
+            _check_tensor(path, file, key, tensor, (like.shape, like.dtype))
             state.setdefault(name, {})[kind] = shard_like(tensor, like)
     kinds = {kind for values in state.values() for kind in values}
     for name, values in state.items():
@@ -377,12 +377,12 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare every file with size and sha256 in the record; nothing else may lie there."""
-    there = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {STATE_FILE}
-    for name in sorted(there - files.keys()):
+    present = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {STATE_FILE}
+    for name in sorted(present - files.keys()):
         raise _refusal(path, name, "is no file of this checkpoint, and nothing of the kind is ever read")
     for name, written in files.items():
         file = path / name
-        if name not in there:
+        if name not in present:
             raise _refusal(path, name, "is missing")
         if _is_pickle(file):
             raise _refusal(path, name, "is a pickle, which is never read")
@@ -414,21 +414,21 @@ def _read_tensors(
             for name in names:
                 tensor = tensors.get_tensor(name)
                 if expected is not None:
-                    _check_tensor(path, file, name, tensor, *expected[name])
+                    _check_tensor(path, file, name, tensor, expected[name])
                 yield name, tensor
     except (OSError, SafetensorError) as error:
         raise _refusal(path, file, f"damaged: {error}") from error
 
 
 def _check_tensor(
-    path: Path, file: str, name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype
+    path: Path, file: str, name: str, tensor: torch.Tensor, expected: tuple[torch.Size, torch.dtype]
 ) -> None:
-    if tensor.shape != shape or tensor.dtype != dtype:
-        found, wanted = (
-            f"{str(kind).removeprefix('torch.')} {'x'.join(map(str, size)) or 'scalar'}"
-            for kind, size in ((tensor.dtype, tensor.shape), (dtype, shape))
+    if (tensor.shape, tensor.dtype) != expected:
+        actual, wanted = (
+            f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape)) or 'scalar'}"
+            for shape, dtype in ((tensor.shape, tensor.dtype), expected)
         )
-        raise _refusal(path, file, f"{name} is {found}, {wanted} expected")
+        raise _refusal(path, file, f"{name} is {actual}, {wanted} expected")
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -81,6 +81,13 @@ def test_samples_of_a_prompt_stand_together_and_the_seed_decides(model: Nemotron
     assert len({done.text for done in first[:3]}) > 1
 
 
+def test_progress_counts_responses(model: NemotronH, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    generate = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=4, show_progress=True)
+    generate(PROMPTS, temperature=1.0, seed=0, samples=2)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("sampled   4/12   33%") and last.startswith("sampled  12/12  100%") and "tok/s" in last
+
+
 def test_a_signal_stops_generation(model: NemotronH, tokenizer: Tokenizer) -> None:
     def poll() -> None:
         raise KeyboardInterrupt

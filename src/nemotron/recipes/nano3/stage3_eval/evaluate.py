@@ -196,8 +196,9 @@ def evaluate_role(
     def score(samples: int, thinking: bool) -> Evaluation:
         settings = cfg.tasks.model_copy(update={"samples": samples})
         return evaluate_model(
-            model, tokenizer, held_out.tasks, settings, template=template, thinking=thinking, poll=stop.poll
-        )
+            model, tokenizer, held_out.tasks, settings, template=template, thinking=thinking, poll=stop.poll,
+            show_progress=True,
+        )  # fmt: skip
 
     evaluation = score(cfg.tasks.base_samples if role == "base" else cfg.tasks.samples, thinking=True)
     without = score(0, thinking=False) if cfg.tasks.reasoning_off and template is not None else None

@@ -14,17 +14,36 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean, nearest
+from nemo_runspec.rules import STRING, VARIABLE, Rule, choice, integer, near_choice, shown_value
 from nemo_runspec.secrets import public
-from nemo_runspec.toml_text import read_toml
+from nemo_runspec.toml_text import TomlText, read_toml
 
 SCHEMA_VERSION = "1"
 LAUNCHERS = ("torchrun", "ray", "direct")
 FORMATS = ("omegaconf", "yaml", "json")
 DEFAULT_CMD = "python {script} --config {config}"
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SCHEMA_REF = re.compile(r"(?P<file>[^:]+\.py):(?P<cls>[A-Za-z_][A-Za-z0-9_]*)")
+_TOP = {
+    "schema": STRING,
+    "name": Rule(
+        str,
+        'words of letters, digits, ".", "_", "-", joined by "/"',
+        r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*",
+    ),
+    "docs": STRING,
+    "image": STRING,
+    "setup": STRING,
+}
+_TABLES = {
+    "run": {"launch": choice(*LAUNCHERS), "cmd": STRING, "workdir": STRING},
+    "config": {
+        "dir": STRING,
+        "default": STRING,
+        "format": choice(*FORMATS),
+        "schema": Rule(str, '"file.py:Class"', r"[^:]+\.py:[A-Za-z_][A-Za-z0-9_]*"),
+    },
+    "resources": {"nodes": integer(1), "gpus_per_node": integer(0)},
+}
 
 
 @dataclass(frozen=True)
@@ -118,9 +137,8 @@ def parse(path: str | Path) -> Runspec:
         raise UserError(f"no such script: {path}", _nearest_file(script)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    first, toml = _extract_block(script, lines)
-    block = _Block(script, first, toml)
-    return _build(block, script)
+    first_line, block = _extract_block(script, lines)
+    return _build(read_toml("\n".join(block), str(script), first_line), script, first_line)
 
 
 def _nearest_file(script: Path) -> str | None:
@@ -161,143 +179,80 @@ def _extract_block(script: Path, lines: list[str]) -> tuple[int, list[str]]:
     return blocks[0]
 
 
-class _Block:
-    """The parsed TOML of a block, with typed access to its keys; knows the script line that each key stands on."""
-
-    def __init__(self, script: Path, first_line: int, toml: list[str]) -> None:
-        self.script, self.first_line = script, first_line
-        self.toml = read_toml("\n".join(toml), str(script), first_line)
-        tool = self.toml.data.get("tool")
-        spec = tool.get("runspec") if isinstance(tool, dict) else None
-        if not isinstance(spec, dict):
-            raise UserError(
-                f"{script}:{first_line - 1}: no runspec: the `# /// script` block has no [tool.runspec] table",
-                "see docs/runspec/v1/spec.md",
-            )
-        self.data: dict[str, Any] = spec
-
-    def where(self, *path: str) -> str:
-        """`file:line` of a key (of its table, where the key itself is absent)."""
-        return self.toml.where("tool", "runspec", *path)
-
-    def fail(self, path: tuple[str, ...], message: str, hint: str | None = None) -> UserError:
-        return UserError(f"{self.where(*path)}: {'.'.join(path)} {message}", hint)
-
-    def check_keys(self, path: tuple[str, ...], table: dict[str, Any], allowed: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in allowed:
-                where = f" in [{'.'.join(path)}]" if path else ""
-                message = f"{self.where(*path, key)}: unknown runspec key {key!r}{where}"
-                raise UserError(message, did_you_mean(key, allowed, "known keys"))
-
-    def table(self, name: str, allowed: tuple[str, ...] | None) -> dict[str, Any]:
-        value = self.data.get(name, {})
-        if not isinstance(value, dict):
-            raise self.fail((name,), f"= {value!r}: must be a table, [tool.runspec.{name}]")
-        if allowed is not None:
-            self.check_keys((name,), value, allowed)
-        return value
-
-    def text(self, path: tuple[str, ...], default: str | None, choices: tuple[str, ...] | None = None) -> str | None:
-        table = self.data.get(path[0], {}) if len(path) > 1 else self.data
-        value = table.get(path[-1], default)
-        if value is None:
-            return None
+def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
+    tool = toml.data.get("tool")
+    block = tool.get("runspec") if isinstance(tool, dict) else None
+    if not isinstance(block, dict):
+        raise UserError(
+            f"{script}:{first_line - 1}: no runspec: the `# /// script` block has no [tool.runspec] table",
+            "see docs/runspec/v1/spec.md",
+        )
+    tables = {name: block.get(name, {}) for name in (*_TABLES, "env")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise _fault(toml, (name,), f"= {shown_value(table)}: must be a table, [tool.runspec.{name}]")
+    _check_table(toml, (), {key: value for key, value in block.items() if key not in tables}, (*_TOP, *tables), _TOP)
+    for name, rules in _TABLES.items():
+        _check_table(toml, (name,), tables[name], (*rules,), rules)
+    for name, value in tables["env"].items():
+        if not re.fullmatch(VARIABLE, name):
+            raise _fault(toml, ("env", name), "is not a name of an environment variable")
         if not isinstance(value, str):
-            raise self.fail(path, f"= {value!r}: must be a string")
-        if choices is not None and value not in choices:
-            raise self.fail(path, f'= "{value}": must be one of {", ".join(choices)}', _near_hint(value, choices))
-        return value
-
-    def integer(self, path: tuple[str, str], default: int, least: int) -> int:
-        value = self.data.get(path[0], {}).get(path[1], default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.fail(path, f"= {value!r}: must be an integer >= {least}")
-        return value
-
-
-def _near_hint(value: str, choices: tuple[str, ...]) -> str | None:
-    near = nearest(value, choices)
-    return f'did you mean "{near}"?' if near else None
-
-
-_TOP = ("schema", "docs", "name", "image", "setup", "run", "config", "resources", "env")
-
-
-def _build(block: _Block, script: Path) -> Runspec:
-    block.check_keys((), block.data, _TOP)
-    if "name" not in block.data:
-        raise UserError(f"{block.where()}: [tool.runspec] has no 'name', which is required")
-    if block.text(("schema",), SCHEMA_VERSION) != SCHEMA_VERSION:
-        version = block.data["schema"]
-        raise block.fail(("schema",), f'= "{version}": unknown version; this program reads schema "{SCHEMA_VERSION}"')
-    name = block.text(("name",), None) or ""
-    if not _NAME.fullmatch(name):
-        raise block.fail(("name",), f'= "{name}": must be words of letters, digits, ".", "_", "-", joined by "/"')
-    config = _build_config(block, script)
+            raise _fault(toml, ("env", name), f"= {shown_value(value)}: must be a string")
+    if "name" not in block:
+        raise UserError(f"{toml.where('tool', 'runspec')}: [tool.runspec] has no 'name', which is required")
+    if (version := block.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:
+        message = f'= "{version}": unknown version; this program reads schema "{SCHEMA_VERSION}"'
+        raise _fault(toml, ("schema",), message)
+    config = ConfigLayout(**tables["config"])
+    if config.schema is not None:
+        file = script.parent / config.schema.partition(":")[0]
+        if not file.is_file():
+            raise _fault(toml, ("config", "schema"), f'= "{config.schema}": no such file: {file}')
+    workdir = tables["run"].get("workdir")
+    workdir = None if workdir is None else Path(os.path.normpath(script.parent / workdir))
+    run = Run(**{**tables["run"], "workdir": workdir})
+    _check_command(toml, run)
     return Runspec(
-        name=name,
+        **{key: value for key, value in block.items() if key in _TOP},
         script_path=script,
         config_dir=Path(os.path.normpath(script.parent / config.dir)),
-        docs=block.text(("docs",), "") or "",
-        image=block.text(("image",), None),
-        setup=block.text(("setup",), "") or "",
-        run=_build_run(block, script),
+        run=run,
         config=config,
-        resources=_build_resources(block),
-        env=_build_env(block),
+        resources=Resources(**tables["resources"]),
+        env=tables["env"],
     )
 
 
-def _build_run(block: _Block, script: Path) -> Run:
-    block.table("run", ("launch", "cmd", "workdir"))
-    launch = block.text(("run", "launch"), "direct", LAUNCHERS) or "direct"
-    cmd = block.text(("run", "cmd"), DEFAULT_CMD) or ""
+def _check_table(
+    toml: TomlText, path: tuple[str, ...], table: dict[str, Any], known: tuple[str, ...], rules: dict[str, Rule]
+) -> None:
+    """Refuse a key that is not `known`, and a value that its rule does not allow."""
+    for key, value in table.items():
+        if key not in known:
+            place = f" in [{'.'.join(path)}]" if path else ""
+            message = f"{toml.where('tool', 'runspec', *path, key)}: unknown runspec key {key!r}{place}"
+            raise UserError(message, did_you_mean(key, known, "known keys"))
+        if not rules[key].allows(value):
+            shown = f'"{value}"' if isinstance(value, str) else shown_value(value)
+            rule = rules[key]
+            raise _fault(toml, (*path, key), f"= {shown}: must be {rule.says}", near_choice(value, rule))
+
+
+def _check_command(toml: TomlText, run: Run) -> None:
     try:
-        placeholders = {name for _, name, _, _ in string.Formatter().parse(cmd) if name is not None}
+        placeholders = {name for _, name, _, _ in string.Formatter().parse(run.cmd) if name is not None}
     except ValueError as error:
-        raise block.fail(("run", "cmd"), f'= "{cmd}": {error}') from None
+        raise _fault(toml, ("run", "cmd"), f'= "{run.cmd}": {error}') from None
     if unknown := placeholders - {"script", "config"}:
-        message = f'= "{cmd}": unknown placeholder {{{min(unknown)}}}'
-        raise block.fail(("run", "cmd"), message, "known: {script}, {config}")
+        message = f'= "{run.cmd}": unknown placeholder {{{min(unknown)}}}'
+        raise _fault(toml, ("run", "cmd"), message, "known: {script}, {config}")
     if "config" not in placeholders:
-        raise block.fail(("run", "cmd"), f'= "{cmd}": must hold {{config}}, the path of the job\'s config')
-    if launch == "torchrun" and not cmd.startswith("python "):
-        raise block.fail(("run", "cmd"), f'= "{cmd}": must start with "python " under launch = "torchrun"')
-    workdir = block.text(("run", "workdir"), None)
-    return Run(launch, cmd, None if workdir is None else Path(os.path.normpath(script.parent / workdir)))
+        raise _fault(toml, ("run", "cmd"), f'= "{run.cmd}": must hold {{config}}, the path of the job\'s config')
+    if run.launch == "torchrun" and not run.cmd.startswith("python "):
+        message = f'= "{run.cmd}": must start with "python " under launch = "torchrun"'
+        raise _fault(toml, ("run", "cmd"), message)
 
 
-def _build_config(block: _Block, script: Path) -> ConfigLayout:
-    block.table("config", ("dir", "default", "format", "schema"))
-    schema = block.text(("config", "schema"), None)
-    if schema is not None:
-        match = _SCHEMA_REF.fullmatch(schema)
-        if match is None:
-            raise block.fail(("config", "schema"), f'= "{schema}": must be "file.py:Class"')
-        if not (script.parent / match["file"]).is_file():
-            raise block.fail(("config", "schema"), f'= "{schema}": no such file: {script.parent / match["file"]}')
-    return ConfigLayout(
-        dir=block.text(("config", "dir"), "./config") or "./config",
-        default=block.text(("config", "default"), "default") or "default",
-        format=block.text(("config", "format"), "omegaconf", FORMATS) or "omegaconf",
-        schema=schema,
-    )
-
-
-def _build_resources(block: _Block) -> Resources:
-    block.table("resources", ("nodes", "gpus_per_node"))
-    return Resources(
-        nodes=block.integer(("resources", "nodes"), 1, least=1),
-        gpus_per_node=block.integer(("resources", "gpus_per_node"), 8, least=0),
-    )
-
-
-def _build_env(block: _Block) -> dict[str, str]:
-    env = block.table("env", None)
-    for name, value in env.items():
-        if not _VARIABLE.fullmatch(name):
-            raise block.fail(("env", name), "is not a name of an environment variable")
-        if not isinstance(value, str):
-            raise block.fail(("env", name), f"= {value!r}: must be a string")
-    return dict(env)
+def _fault(toml: TomlText, path: tuple[str, ...], message: str, hint: str | None = None) -> UserError:
+    return UserError(f"{toml.where('tool', 'runspec', *path)}: {'.'.join(path)} {message}", hint)

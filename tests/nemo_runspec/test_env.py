@@ -14,10 +14,11 @@ from nemo_runspec.config.loader import LoadedConfig, load_config
 from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.env import artifacts_root, find_env_file, output_root
 from nemo_runspec.env.file import tool_table, tool_variables
-from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED, TEXT, TOOL, choice
+from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED, TOOL
 from nemo_runspec.errors import UserError
 from nemo_runspec.fingerprint import fingerprint
 from nemo_runspec.profile import Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
+from nemo_runspec.rules import TEXT, choice
 from nemo_runspec.runspec import parse
 
 Write = Callable[[str, str], Path]

@@ -6,9 +6,9 @@ from typing import Any
 
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.yaml_text import read_scalar
-from nemo_runspec.env.file import near_choice, shown_value
-from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL, Rule
+from nemo_runspec.env.keys import EXECUTOR_KEYS, GENERAL
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.rules import Rule, near_choice, shown_value
 
 
 def run_env(loaded: LoadedConfig) -> dict[str, Any]:

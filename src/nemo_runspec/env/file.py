@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, TOOL, VARIABLE, Rule
+from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, TOOL
 from nemo_runspec.errors import UserError, did_you_mean, nearest
+from nemo_runspec.rules import VARIABLE, Rule, near_choice, shown_value
 from nemo_runspec.secrets import looks_secret, public
 from nemo_runspec.toml_text import TomlText, read_toml
 from nemo_runspec.variables import ENV_FILE
@@ -115,18 +116,6 @@ def _fault(key: str, value: object, rule: Rule) -> str:
     # These three may hold what is nobody's business, and a secret pasted in the wrong place.
     shown = "" if key in ("env", "secrets", "startup_commands") else f" = {shown_value(value)}"
     return f"{key}{shown}: must be {rule.says}"
-
-
-def near_choice(value: object, rule: Rule) -> str | None:
-    near = nearest(value, rule.choices) if isinstance(value, str) and rule.choices else None
-    return f"did you mean {near}?" if near else None
-
-
-def shown_value(value: object) -> str:
-    """A value as TOML and YAML spell it, where that differs from Python (`true`, dates)."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, (str, int, float, list, dict, type(None))) else str(value)
 
 
 def chain_of(toml: TomlText, name: str) -> list[str]:

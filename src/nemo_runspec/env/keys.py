@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Any
+from nemo_runspec.rules import TEXT, WORD, Rule, choice, integer
 
 # The executors that this toolkit knows. The table of another one is handed to the command file unread.
 EXECUTORS = ("local", "slurm", "ray")
 CODE_LIMIT = 100_000_000
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What the value of a key must be: its type, what an error says of it, and a pattern, choices or limits."""
-
-    kind: type
-    says: str
-    pattern: str | None = None
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    most: int | None = None
-
-    def allows(self, value: Any) -> bool:
-        """Whether `value` may stand under the key; every entry of a list or a table counts."""
-        if not isinstance(value, self.kind) or (isinstance(value, bool) and self.kind is not bool):
-            return False
-        if isinstance(value, (list, dict)):
-            items = value if isinstance(value, list) else value.values()
-            return all(isinstance(item, str) and self._fits(item) for item in items)
-        return self._fits(value)
-
-    def _fits(self, value: Any) -> bool:
-        if isinstance(value, str):
-            return (self.pattern is None or re.fullmatch(self.pattern, value) is not None) and (
-                not self.choices or value in self.choices
-            )
-        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
-
-
-def choice(*choices: str) -> Rule:
-    """One of a few words."""
-    return Rule(str, f"one of {', '.join(choices)}", choices=choices)
-
-
-def _integer(least: int, most: int | None = None) -> Rule:
-    limits = f">= {least}" if most is None else f"from {least} to {most}"
-    return Rule(int, f"an integer {limits}", least=least, most=most)
-
-
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-TEXT = Rule(str, "a string that is not empty", r"(?s).*\S.*")
-_WORD = Rule(str, "a string without spaces", r"\S+")
-
 # Keys that every profile may have.
 GENERAL: dict[str, Rule] = {
-    "executor": _WORD,
+    "executor": WORD,
     "extends": TEXT,
     "env": Rule(dict, "a table of strings"),
     "secrets": Rule(list, "a list of strings"),
@@ -67,14 +23,14 @@ GENERAL: dict[str, Rule] = {
 EXECUTOR_KEYS: dict[str, dict[str, Rule]] = {
     "local": {},
     "slurm": {
-        "account": _WORD,
-        "partition": _WORD,
-        "run_partition": _WORD,
-        "batch_partition": _WORD,
-        "nodes": _integer(1),
-        "gpus_per_node": _integer(0),
-        "processes_per_node": _integer(1),
-        "cpus_per_task": _integer(1),
+        "account": WORD,
+        "partition": WORD,
+        "run_partition": WORD,
+        "batch_partition": WORD,
+        "nodes": integer(1),
+        "gpus_per_node": integer(0),
+        "processes_per_node": integer(1),
+        "cpus_per_task": integer(1),
         "mem": Rule(str, 'a size as Slurm has it, as "64G" ("0": all of the node)', r"[0-9]+[KMGT]?"),
         "exclusive": Rule(bool, "true or false"),
         "time": Rule(
@@ -82,20 +38,20 @@ EXECUTOR_KEYS: dict[str, dict[str, Rule]] = {
             'a time as Slurm has it, in quotes: "30" (minutes), "04:00:00" or "2-00:00:00"',
             r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED",
         ),
-        "qos": _WORD,
-        "constraint": _WORD,
+        "qos": WORD,
+        "constraint": WORD,
         "container_image": Rule(str, 'an image without spaces ("": no container)', r"\S*"),
         "mounts": Rule(
             list, 'a list of "/there:/in/the/container" (absolute paths)', r"/[^:,\s]*:/[^:,\s]*(:(ro|rw))?"
         ),
         "signal": Rule(str, 'USR1@SECONDS or TERM@SECONDS, as "USR1@120"', r"(USR1|TERM)(@[0-9]{1,5})?"),
-        "max_restarts": _integer(0),
-        "job_dir": _WORD,
+        "max_restarts": integer(0),
+        "job_dir": WORD,
         "tunnel": choice("local", "ssh"),
         # No leading dash: ssh would take it for an option.
         "host": Rule(str, "a host name without user", r"[A-Za-z0-9_.:\[][A-Za-z0-9_.:\[\]%-]*"),
         "user": Rule(str, "a user name", r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*"),
-        "port": _integer(1, 65535),
+        "port": integer(1, 65535),
         "identity": TEXT,
     },
     "ray": {"address": Rule(str, 'the address of the dashboard, as "http://head:8265"', r"https?://[^\s/]+(/\S*)?")},

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env.file import tool_table
-from nemo_runspec.env.keys import TEXT, choice
 from nemo_runspec.errors import UserError
+from nemo_runspec.rules import TEXT, choice
 
 JOURNAL_FILE = "lineage.jsonl"
 _TRACKER_SECONDS = 60.0

@@ -22,7 +22,7 @@ from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
 
 DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
 
-# How long the other ranks wait for rank 0 to leave it, in seconds, where a signal ended the run.
+# Seconds that the other ranks wait for the exit code of rank 0 after a signal.
 WAIT_FOR_RANK_0 = 600
 
 DEBUG = "RUNSPEC_DEBUG"
@@ -99,8 +99,8 @@ class Preempted(RunspecError):
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that looks most like `word` (case ignored), or None when nothing is close."""
     by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def did_you_mean(word: str, choices: Iterable[str], what: str = "choose from") -> str | None:

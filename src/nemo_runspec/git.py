@@ -32,7 +32,7 @@ def git_environment() -> dict[str, str]:
 def _ask(folder: Path, *words: str) -> str | None:
     command = ["git", "-C", str(folder), *words]
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -43,4 +43,4 @@ def _ask(folder: Path, *words: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -39,7 +39,7 @@ def parse_words(
         UserError: see the module.
     """
     values: dict[str, str] = {}
-    found: set[str] = set()
+    flags_set: set[str] = set()
     overrides: list[str] = []
     rest = list(words)
     while rest:
@@ -55,7 +55,7 @@ def parse_words(
         if option in flags:
             if equals:
                 raise UserError(f"option {option} takes no value, but was given {value!r}")
-            found.add(flags[option])
+            flags_set.add(flags[option])
         elif option in valued:
             # The next word is the value, unless it is an option or an override: then the value was forgotten.
             if not equals and rest and not rest[0].startswith("-") and "=" not in rest[0]:
@@ -68,7 +68,7 @@ def parse_words(
             values[valued[option]] = value
         else:
             raise UserError(f"unknown option {option}", did_you_mean(option, [*valued, *flags, *known], "options"))
-    return Options(values, frozenset(found), tuple(overrides))
+    return Options(values, frozenset(flags_set), tuple(overrides))
 
 
 _EXAMPLES = {"config": "tiny", "run": "PROFILE", "batch": "PROFILE"}

@@ -170,7 +170,7 @@ def parse_env(
 
 
 def executor_of(profile: str | None) -> str:
-    """The executor of a profile, for who need not know more: nothing is asked of the environment or of a config.
+    """The executor of a profile, without the checks that need the environment or a config.
 
     Raises:
         UserError: no such profile, or a fault in env.toml.
@@ -245,7 +245,8 @@ class _Settings:
         keys = {key for layer in (self.command_line, self.config, self.profile) for key in layer if key not in GENERAL}
         return {key: self.get(key) for key in sorted(keys)}
 
-    def given(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
+        """Whether any source sets `key`, null included."""
         return any(key in layer for layer in self.layers(key))
 
     def where(self, *keys: str) -> str:
@@ -294,11 +295,17 @@ def _check_variables(settings: _Settings, variables: Mapping[str, str], spec: Ru
         raise UserError(at, f'take it out of the block; secrets = ["{name}"] in the profile passes it on')
 
 
+# Keys of Slurm whose values need no more than a default.
+_AS_THEY_ARE = (
+    "account", "cpus_per_task", "mem", "exclusive", "time", "qos", "constraint", "signal", "max_restarts",
+)  # fmt: skip
+
+
 def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSettings:
     get = settings.get
     resources = Resources() if spec is None else spec.resources
     gpus: int = get("gpus_per_node", resources.gpus_per_node)
-    image = get("container_image") if settings.given("container_image") else None if spec is None else spec.image
+    image = get("container_image") if settings.has("container_image") else None if spec is None else spec.image
     ssh, job_dir = _ssh(settings), get("job_dir")
     if ssh is not None:
         job_dir = _absolute_there(settings, "job_dir", job_dir)
@@ -307,21 +314,13 @@ def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSetti
     else:
         job_dir = str(located_path(settings.file, job_dir))
     return SlurmSettings(
-        account=get("account"),
+        **{key: value for key in _AS_THEY_ARE if (value := get(key)) is not None},
         partition=_partition(settings, "batch_partition" if batch else "run_partition"),
         nodes=1 if spec is not None and spec.run.launch == "direct" else get("nodes", resources.nodes),
         gpus_per_node=gpus,
         processes_per_node=get("processes_per_node", gpus or 1),
-        cpus_per_task=get("cpus_per_task"),
-        mem=get("mem"),
-        exclusive=get("exclusive", False),
-        time=get("time"),
-        qos=get("qos"),
-        constraint=get("constraint"),
         container_image=image or None,
         mounts=tuple(get("mounts", ())),
-        signal=get("signal", SlurmSettings.signal),
-        max_restarts=get("max_restarts", SlurmSettings.max_restarts),
         job_dir=job_dir,
         ssh=ssh,
     )
@@ -340,9 +339,9 @@ def _partition(settings: _Settings, special: str) -> str | None:
 def _ssh(settings: _Settings) -> Ssh | None:
     get, keys = settings.get, ("host", "user", "port", "identity")
     if get("tunnel", "local") == "local":
-        # `tunnel = "local"` said in so many words switches off what a profile below has (on the login node itself).
-        stray = [key for key in keys if settings.given(key)]
-        if stray and not settings.given("tunnel"):
+        # An explicit `tunnel = "local"` switches off the ssh keys of an extended profile (on the login node itself).
+        stray = [key for key in keys if settings.has(key)]
+        if stray and not settings.has("tunnel"):
             at = f"{settings.where(*stray)} {stray[0]}: is for an ssh login, and no tunnel is asked for"
             raise UserError(at, 'write tunnel = "ssh"')
         return None
@@ -366,11 +365,11 @@ def _absolute_there(settings: _Settings, key: str, text: str) -> str:
 
 def _ray(settings: _Settings) -> RaySettings:
     rule = EXECUTOR_KEYS["ray"]["address"]
-    named = os.environ.get(RAY_API_SERVER)
-    if named and "address" not in settings.command_line:
-        if not rule.allows(named):
-            raise UserError(f"{RAY_API_SERVER}={named}: must be {rule.says}")
-        return RaySettings(named)
+    server = os.environ.get(RAY_API_SERVER)
+    if server and "address" not in settings.command_line:
+        if not rule.allows(server):
+            raise UserError(f"{RAY_API_SERVER}={server}: must be {rule.text}")
+        return RaySettings(server)
     address = settings.get("address")
     if address is None:
         at = f"{settings.where('executor')} executor = 'ray': no address of a cluster"
@@ -380,21 +379,19 @@ def _ray(settings: _Settings) -> RaySettings:
 
 def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None:
     """The root of the registry as the job sees it; None for a local job of a profile that does not name one."""
-    own = settings.profile.get("artifacts")
-    if own is not None:
-        return (
-            _absolute_there(settings, "artifacts", own)
-            if ssh and "://" not in own
-            else str(located_root(own, settings.file))
-        )
+    root = settings.profile.get("artifacts")
+    if root is not None and ssh and "://" not in root:
+        return _absolute_there(settings, "artifacts", root)
+    if root is not None:
+        return str(located_root(root, settings.file))
     if output is None and not ssh:
         return None
     root = settings.toml.data.get("artifacts", {}).get("root")
-    named = os.environ.get(ARTIFACTS_ROOT)
-    # A folder that this machine's environment names is of this machine.
-    if named and (not ssh or is_url(named)):
-        return str(located_root(named, None))
-    # Behind ssh a path of env.toml counts if it can be there: relative ones and `~` are of this machine too.
+    root_here = os.environ.get(ARTIFACTS_ROOT)
+    # Behind ssh only a URL means the same as here.
+    if root_here and (not ssh or is_url(root_here)):
+        return str(located_root(root_here, None))
+    # Behind ssh a path of env.toml counts if it is absolute: relative ones and `~` mean folders of this machine.
     if root is None or (ssh and not root.startswith("/") and not is_url(root)):
         return None if output is None else f"{output}/artifacts"
     return str(located_root(root, settings.file))

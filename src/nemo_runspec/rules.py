@@ -11,10 +11,10 @@ from nemo_runspec.errors import nearest
 
 @dataclass(frozen=True)
 class Rule:
-    """What the value of a key must be: its type, what an error says of it, and a pattern, choices or limits."""
+    """What the value of a key must be: its type, and a pattern, choices or limits; `text` completes "must be …"."""
 
     kind: type
-    says: str
+    text: str
     pattern: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None

@@ -236,7 +236,7 @@ def _check_table(
         if not rules[key].allows(value):
             shown = f'"{value}"' if isinstance(value, str) else shown_value(value)
             rule = rules[key]
-            raise _fault(toml, (*path, key), f"= {shown}: must be {rule.says}", near_choice(value, rule))
+            raise _fault(toml, (*path, key), f"= {shown}: must be {rule.text}", near_choice(value, rule))
 
 
 def _check_command(toml: TomlText, run: Run) -> None:

@@ -1,12 +1,12 @@
 """Versions on an object store, through fsspec: `<root>/<name>/<N>/{artifact.json, manifest.sha256, payload/…}`.
 
-An object store has no rename, but it can refuse to create an object that exists. A publisher so claims a number, with
-`<root>/.claims/<name>/<N>`, and uploads the payload, then the record, and the manifest last: a version exists if and
-only if its manifest does. A claim is never given back. Who is killed therefore leaves a number that no version has, and
-objects that nobody reads.
+An object store has no rename, but it can refuse to create an object that exists. A publisher therefore claims a number
+by creating `<root>/.claims/<name>/<N>`, then uploads the payload, the record, and last the manifest: a version exists
+if and only if its manifest does. A claim is never given back, so a publisher that is killed leaves a number without a
+version, and objects that nobody reads.
 
-On this machine a registry has a mirror, laid out like a local one: a payload comes into it once, and every file of it
-is compared with its sha256 before it gets its name there.
+On this machine a registry has a mirror, laid out like a local one. A payload is fetched into it once; every file is
+compared with its sha256 before it gets its final name.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ CLAIMS_DIR = ".claims"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _CREDENTIALS = "the client library looks for credentials in the environment and in its own files"
 _THREADS = 8  # transfers at once
-_LARGE = 64 << 20  # bytes from which a file is uploaded alone: a client holds what is on its way in memory
+_LARGE = 64 << 20  # bytes; larger files are uploaded one at a time, since a client holds the parts under way in memory
 _CHUNK = 1 << 20
-# What S3 and its like answer instead of creating an object that is there, or that another request is creating.
+# Error codes of S3 and its like where an object exists already, or another request is creating it.
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
-# Bugs of ours, not troubles of a store.
+# Raised by bugs in this code, not by a store.
 _BUGS = (TypeError, AttributeError, LookupError, AssertionError)
 
 
@@ -67,7 +67,8 @@ class FsspecStore:
     def versions(self, name: str) -> list[int]:
         """The version numbers of `name`, ascending; empty for an unknown name. One that is only claimed is none."""
         numbers = self._numbers(name)
-        return [n for n, there in zip(numbers, _in_threads(lambda n: self.has(name, n), numbers), strict=True) if there]
+        exist = _in_threads(lambda number: self.has(name, number), numbers)
+        return [number for number, exists in zip(numbers, exist, strict=True) if exists]
 
     def latest(self, name: str) -> int | None:
         """The highest version number, None for an unknown name."""
@@ -171,10 +172,10 @@ class FsspecStore:
             return None if good else f"{url}: content differs from its sha256"
 
         with self._answering():
-            problems = [found for found in _in_threads(problem, list(version.files)) if found]
+            problems = [line for line in _in_threads(problem, list(version.files)) if line]
             folder = self._at(version.name, version.version, PAYLOAD_DIR)
-            there = {str(path).split(f"{folder.lstrip('/')}/", 1)[-1] for path in self.fs.find(folder)}
-        extra = sorted(there - set(version.files))
+            stored = {str(path).split(f"{folder.lstrip('/')}/", 1)[-1] for path in self.fs.find(folder)}
+        extra = sorted(stored - set(version.files))
         return problems + [
             f"{self.location(version.name, version.version, f'{PAYLOAD_DIR}/{name}')}: was not published with it"
             for name in extra

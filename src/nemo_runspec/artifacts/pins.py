@@ -1,7 +1,7 @@
 """Which version `name` means in this job: one answer for all its ranks, nodes and attempts.
 
-`latest` may move while a job starts. Rank 0 therefore looks up what a config leaves open and writes down what it found;
-the others read it, and so does the same job when it is requeued: what it computes stays the same, and it resumes.
+`latest` may move while a job starts. Rank 0 therefore looks up the versions that a config leaves open and
+writes them to a file; the other ranks read it, and so does the same job when it is requeued, so that it resumes.
 
     $RUNSPEC_JOB_DIR/pins.json      {"corpus": "corpus:3@<digest>"}; a folder that the nodes of a job share
     $RUNSPEC_PUBLISHED_DIR/corpus   corpus:3@<digest>, left there by the job of a pipeline that published it
@@ -51,9 +51,9 @@ def agree(names: Sequence[str], look_up: Callable[[str], str]) -> dict[str, str]
     if os.environ.get("RANK", "0") != "0":
         return _wait_for(path, names)
     pins = _read(path)
-    found = {name: published_earlier(name) or look_up(name) for name in names if name not in pins}
-    if found:
-        _write(path, {**pins, **found}, first=not pins)
+    new = {name: published_earlier(name) or look_up(name) for name in names if name not in pins}
+    if new:
+        _write(path, {**pins, **new}, first=not pins)
         pins = _read(path)  # another process that took itself for rank 0 may have been quicker
     return {name: pins[name] for name in names}
 

@@ -50,8 +50,8 @@ def is_group(annotation: Any) -> bool:
 
 def optional_group(annotation: Any) -> type[BaseModel] | None:
     """The pydantic class in `Group`, `Group | None` or `Annotated[Group, …]`, else None."""
-    found = [member for member in _members(annotation) if is_group(member)]
-    return found[0] if len(found) == 1 else None
+    groups = [member for member in _members(annotation) if is_group(member)]
+    return groups[0] if len(groups) == 1 else None
 
 
 def group_of(annotation: Any) -> Any:

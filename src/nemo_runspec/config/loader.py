@@ -58,9 +58,9 @@ class LoadedConfig:
 
     def origin_of_fault(self, path: KeyPath, message: str) -> str:
         """Where a fault of the group at `path` was written: the command line if `message` names a key set there."""
-        set_there = (key for key, at in self.origins.items() if at == COMMAND_LINE and key[: len(path)] == path)
-        named = any(re.search(rf"\b{re.escape(str(key[-1]))}\b", message) for key in set_there)
-        return COMMAND_LINE if named else self.origin(path)
+        keys = (key for key, at in self.origins.items() if at == COMMAND_LINE and key[: len(path)] == path)
+        is_named = any(re.search(rf"\b{re.escape(str(key[-1]))}\b", message) for key in keys)
+        return COMMAND_LINE if is_named else self.origin(path)
 
     def on_command_line(self, path: KeyPath) -> bool:
         """Whether the command line sets the value at `path`, or a part of it (`run.env.mounts[0]`)."""
@@ -143,24 +143,24 @@ def _load_file(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {where}: {error}") from None
-    own, own_origins = _parse(text, where, fmt)
-    if own is None:
-        own = {}
-    if not isinstance(own, dict):
-        raise UserError(f"{where}:1: a config is a mapping of keys, not a {type(own).__name__}")
-    if fmt != "omegaconf" or "defaults" not in own:
-        return own, own_origins
-    defaults = own.pop("defaults")
+    values, lines = _parse(text, where, fmt)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise UserError(f"{where}:1: a config is a mapping of keys, not a {type(values).__name__}")
+    if fmt != "omegaconf" or "defaults" not in values:
+        return values, lines
+    defaults = values.pop("defaults")
     if not isinstance(defaults, list) or not all(isinstance(item, str) for item in defaults):
-        at = own_origins.get(("defaults",), where)
+        at = lines.get(("defaults",), where)
         raise UserError(f"{at}: defaults must be a list of config names, as in [base, _self_]")
-    own_origins = {key: at for key, at in own_origins.items() if key[0] != "defaults"}
+    lines = {key: at for key, at in lines.items() if key[0] != "defaults"}
     data: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
-    # `_self_` says where the file itself stands among its defaults; unsaid, it comes last and wins.
+    # `_self_` is the file's own place among its defaults; without it the file comes last and wins.
     for name in defaults if "_self_" in defaults else [*defaults, "_self_"]:
         if name == "_self_":
-            merge(data, origins, own, own_origins)
+            merge(data, origins, values, lines)
         else:
             base = _find_default(path, config_dir, name, fmt)
             merge(data, origins, *_load_file(base, config_dir, fmt, (*above, path)))

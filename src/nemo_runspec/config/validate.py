@@ -105,8 +105,8 @@ def _with_run_keys(schema: type[BaseModel]) -> type[BaseModel]:
     if "env" in fields:
         fields["env"] = (dict[str, Any] | None, None)
     run = create_model(group.__name__, __base__=group, __module__=group.__module__, **fields)
-    own: dict[str, Any] = {"run": (run, Field(default_factory=run))}
-    return create_model(schema.__name__, __base__=schema, __module__=schema.__module__, **own)
+    completed: dict[str, Any] = {"run": (run, Field(default_factory=run))}
+    return create_model(schema.__name__, __base__=schema, __module__=schema.__module__, **completed)
 
 
 def run_keys(schema: type[BaseModel]) -> list[str]:
@@ -172,9 +172,9 @@ def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel])
     """
     word = str(path[-1])
     prefix = f"{dotted(path[:-1])}." if len(path) > 1 else ""
-    called = getattr(group, "other_names", {}).get(word)
-    if called is not None:
-        return f"here it is called {prefix}{called}"
+    own_name = getattr(group, "other_names", {}).get(word)
+    if own_name is not None:
+        return f"here it is called {prefix}{own_name}"
     siblings = list(group.model_fields)
     near = nearest(word, siblings)
     if near is not None:
@@ -258,13 +258,13 @@ def _explain(faults: list[Any], data: dict[str, Any], loaded: LoadedConfig, sche
     if not path:
         return UserError(f"{at}: {_plain(fault)}{more}")
     rule = allowed(schema, path)
-    # A check written in the schema says it best itself.
-    said = _plain(fault) if fault["type"] in ("value_error", "assertion_error") else f"must be {rule.text}"
+    # A check written in the schema has its own words.
+    reason = _plain(fault) if fault["type"] in ("value_error", "assertion_error") else f"must be {rule.text}"
     if fault["type"] == "extra_forbidden":
-        said = "unknown key"
+        reason = "unknown key"
     text = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
     text = "" if isinstance(value, dict) else f" = {text}"
-    return UserError(f"{at}: {dotted(path)}{text}: {said}{more}", rule.hint)
+    return UserError(f"{at}: {dotted(path)}{text}: {reason}{more}", rule.hint)
 
 
 def _plain(fault: Any) -> str:

@@ -18,14 +18,13 @@ from nemo_runspec.variables import ENV_FILE
 
 def find_env_file() -> Path | None:
     """The env.toml in force: RUNSPEC_ENV_FILE, else the first one from the current directory upwards, else None."""
-    named = os.environ.get(ENV_FILE)
-    if named:
-        path = Path(named).expanduser()
+    file = os.environ.get(ENV_FILE)
+    if file:
+        path = Path(file).expanduser()
         if not path.is_file():
-            raise UserError(f"{ENV_FILE}={named}: no such file")
+            raise UserError(f"{ENV_FILE}={file}: no such file")
         return path
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "env.toml").is_file():
             return folder / "env.toml"
     return None
@@ -113,9 +112,9 @@ def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, r
 
 
 def _fault(key: str, value: object, rule: Rule) -> str:
-    # These three may hold what is nobody's business, and a secret pasted in the wrong place.
+    # These three may hold a secret, pasted into the wrong place.
     shown = "" if key in ("env", "secrets", "startup_commands") else f" = {shown_value(value)}"
-    return f"{key}{shown}: must be {rule.says}"
+    return f"{key}{shown}: must be {rule.text}"
 
 
 def chain_of(toml: TomlText, name: str) -> list[str]:

@@ -42,6 +42,8 @@ def _check_tokenizer(tokenizer: str) -> str:
     """A folder with tokenizer.json, that file, or an address on the Hugging Face Hub."""
     if TO_COME in tokenizer or _HUB_NAME.fullmatch(tokenizer):
         return tokenizer
+    if is_elsewhere(tokenizer):
+        raise ValueError("a tokenizer is a folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]")
     path = local_path(tokenizer)
     if path.is_dir() and not (path / "tokenizer.json").is_file():
         raise ValueError(f"{tokenizer}: no tokenizer.json in it")
@@ -259,16 +261,16 @@ def check_phase_ends(phases: Iterable[PhaseConfig], key: str) -> None:
 def named(sources: list[Any], fallback: str) -> list[Any]:
     """Sources as mappings: a string is a location. Those without a name get one, each another."""
     entries = [{"locations": [source]} if isinstance(source, str) else source for source in sources]
-    taken = {entry["name"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)}
+    names = {entry["name"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)}
     result: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict) and "name" not in entry:
             base = name = name_of(entry.get("locations"), fallback)
             count = 1
-            while name in taken:
+            while name in names:
                 count += 1
                 name = f"{base}-{count}"
-            taken.add(name)
+            names.add(name)
             entry = {"name": name, **entry}
         result.append(entry)
     return result

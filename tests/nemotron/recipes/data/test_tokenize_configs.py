@@ -240,6 +240,7 @@ HERE = "{name: a, locations: [.], weight: 1}"
             "has a weight, and so have the phases",
         ),
         (["sources=[notes]", "tokenizer=docs"], "docs: no tokenizer.json in it"),
+        (["sources=[notes]", "tokenizer=s3://bucket/tok"], "or hf://ORG/MODEL"),
         (["sources=[notes]", "tokenizer=nvidia/Nemotron"], "write hf://nvidia/Nemotron"),
         (["sources=[notes]", "tokenizer=tokk"], r"command line: tokenizer: no such file: tokk\ndid you mean .*/tok\?"),
         (["sources=[notes]", "blend=tok/tokenizer.json"], "blend and sources are both given"),

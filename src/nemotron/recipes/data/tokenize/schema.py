@@ -235,21 +235,21 @@ def _of_published(entry: Any, split: str, path: Path, index: int) -> dict[str, A
 def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
     """An entry as a validated source's values. ValueError that names the file, because no config line does."""
     at = f"blend: {path}: source {index}"
-    given = {"locations": [entry]} if isinstance(entry, str) else entry
-    if not isinstance(given, dict):
+    values = {"locations": [entry]} if isinstance(entry, str) else entry
+    if not isinstance(values, dict):
         raise ValueError(f"{at} is neither a location nor a mapping")
-    _check_keys(given, SourceConfig.model_fields, at, SourceConfig.other_names)
-    given = dict(given)
-    if isinstance(given.get("locations"), list):
-        given["locations"] = [_beside(path, location) for location in given["locations"]]
-    given.setdefault("name", name_of(given.get("locations"), "documents"))
+    _check_keys(values, SourceConfig.model_fields, at, SourceConfig.other_names)
+    values = dict(values)
+    if isinstance(values.get("locations"), list):
+        values["locations"] = [_beside(path, location) for location in values["locations"]]
+    values.setdefault("name", name_of(values.get("locations"), "documents"))
     try:
-        source = SourceConfig.model_validate_json(json.dumps(given), strict=True)
+        source = SourceConfig.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"]))
-        said = str(fault["msg"]).removeprefix("Value error, ")
-        raise ValueError(f"{at} ({given['name']}): {key}{': ' if key else ''}{said}") from None
+        reason = str(fault["msg"]).removeprefix("Value error, ")
+        raise ValueError(f"{at} ({values['name']}): {key}{': ' if key else ''}{reason}") from None
     for number, location in enumerate(source.locations):
         if not (is_elsewhere(location) or glob.has_magic(location) or local_path(location).exists()):
             raise ValueError(f"{at} ({source.name}): locations.{number}: {_missing(location)}")
@@ -276,10 +276,10 @@ def _list(content: Mapping[str, Any], key: str, path: Path) -> list[Any]:
 
 
 def _check_keys(
-    given: Mapping[str, Any], known: Iterable[str], at: str, other_names: Mapping[str, str] | None = None
+    mapping: Mapping[str, Any], known: Iterable[str], at: str, other_names: Mapping[str, str] | None = None
 ) -> None:
     known = list(known)
-    for key in given:
+    for key in mapping:
         if key not in known:
             called = (other_names or {}).get(key)
             meant = f"; here it is called {called}" if called else _nearest(key, known)

@@ -141,14 +141,18 @@ class PretrainDataConfig(DataPrepConfig):
 
     @model_validator(mode="after")
     def _weights_leave_room(self) -> Self:
-        there = {"stdlib_code": self.stdlib.enabled, "stdlib_docs": self.stdlib.enabled, "tasks": self.tasks.num_tasks}
+        enabled = {
+            "stdlib_code": self.stdlib.enabled,
+            "stdlib_docs": self.stdlib.enabled,
+            "tasks": self.tasks.num_tasks,
+        }
         for phase in self.blend:
             added = {f"sources.{i}.weight": s for i, s in enumerate(self.sources) if s.name not in phase.weights}
             total = round(sum(source.weight for source in added.values()), 9)
-            others = sorted(name for name, weight in phase.weights.items() if weight > 0 and there.get(name, True))
+            others = sorted(name for name, weight in phase.weights.items() if weight > 0 and enabled.get(name, True))
             if total > 1 or (total == 1 and others):
                 limit = f"below 1, to leave a share to {', '.join(others)}" if others else "at most 1"
                 weights = " + ".join(f"{source.weight:g}" for source in added.values())
-                said = f"{weights} = {total:g}" if len(added) > 1 else weights
-                raise ValueError(f"{' + '.join(added)} = {said} in blend phase {phase.name!r}: must be {limit}")
+                sum_text = f"{weights} = {total:g}" if len(added) > 1 else weights
+                raise ValueError(f"{' + '.join(added)} = {sum_text} in blend phase {phase.name!r}: must be {limit}")
         return self

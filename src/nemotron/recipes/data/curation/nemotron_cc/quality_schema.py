@@ -140,16 +140,16 @@ class FiltersConfig(Group):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_the_other_limit(cls, given: Any) -> Any:
+    def _keep_the_other_limit(cls, limits: Any) -> Any:
         # `filters.word_count.low=30` alone leaves `high` as it is.
-        if not isinstance(given, dict):
-            return given
+        if not isinstance(limits, dict):
+            return limits
         defaults = {name: field.default for name, field in cls.model_fields.items()}
         return {
             name: defaults[name].model_dump() | value
             if isinstance(value, dict) and isinstance(defaults.get(name), LimitConfig)
             else value
-            for name, value in given.items()
+            for name, value in limits.items()
         }
 
 

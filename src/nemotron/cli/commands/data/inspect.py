@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import debugging
-from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.cli.tool import become_tool
 
 
 def inspect(
@@ -31,14 +28,4 @@ def inspect(
       nemotron data inspect nano3-pretrain-data-tiny --samples 5
       nemotron data inspect nano3-sft-data-tiny --json
     """
-    from nemo_runspec.execution.local import local_environment
-
-    arguments = [f"--samples={samples}"]
-    if as_json:
-        arguments.append("--json")
-    if debugging():
-        arguments.append("--debug")
-    if path is not None:
-        arguments += ["--", path]
-    script = recipe_dir("tools") / "data_inspect.py"
-    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))
+    become_tool("data_inspect.py", {"samples": samples, "json": as_json}, path)

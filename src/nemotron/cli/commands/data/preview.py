@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import debugging
-from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.cli.tool import become_tool
 
 
 def preview(
@@ -42,18 +39,6 @@ def preview(
       nemotron data preview chats.jsonl --tokenizer nano3-pretrain-data-tiny -n 1
       nemotron data preview pack-data-tiny
     """
-    from nemo_runspec.execution.local import local_environment
-
-    arguments = [f"--number={number}", f"--skip={skip}", f"--sequences={sequences}", f"--template={template}"]
-    if tokenizer is not None:
-        arguments.append(f"--tokenizer={tokenizer}")
-    if columns is not None:
-        arguments.append(f"--columns={columns}")
-    if ids:
-        arguments.append("--ids")
-    if debugging():
-        arguments.append("--debug")
-    if source is not None:
-        arguments += ["--", source]
-    script = recipe_dir("tools") / "data_preview.py"
-    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))
+    options = {"number": number, "skip": skip, "sequences": sequences, "template": template}
+    options |= {"tokenizer": tokenizer, "columns": columns, "ids": ids}
+    become_tool("data_preview.py", options, source)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import debugging
-from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.cli.tool import become_tool
 
 
 def export(
@@ -33,18 +30,7 @@ def export(
       nemotron nano3 model export nano3-sft-model-small:2 -o my-model --dtype bfloat16
     """
     from nemo_runspec.artifacts.registry import Registry
-    from nemo_runspec.execution.local import local_environment
 
-    version = Registry.default().resolve(ref)
-    arguments = [
-        f"--model={version.ref}",
-        f"--output={output}",
-        f"--dtype={dtype}",
-        f"--max-shard-size={max_shard_size}",
-    ]
-    if force:
-        arguments.append("--force")
-    if debugging():
-        arguments.append("--debug")
-    script = recipe_dir("tools") / "model_export.py"
-    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))
+    options = {"model": Registry.default().resolve(ref).ref, "output": output, "dtype": dtype}
+    options |= {"max-shard-size": max_shard_size, "force": force}
+    become_tool("model_export.py", options)

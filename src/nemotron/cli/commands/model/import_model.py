@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import debugging
-from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.cli.tool import become_tool
 
 
 def import_model(
@@ -32,14 +29,5 @@ def import_model(
       nemotron nano3 model import my-model
       nemotron nano3 model import someone/their-model --name theirs
     """
-    from nemo_runspec.execution.local import local_environment
-
-    arguments = [f"--source={source}", f"--family={ctx.command_path.split()[1]}"]
-    if name is not None:
-        arguments.append(f"--name={name}")
-    if revision is not None:
-        arguments.append(f"--revision={revision}")
-    if debugging():
-        arguments.append("--debug")
-    script = recipe_dir("tools") / "model_import.py"
-    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))
+    options = {"source": source, "family": ctx.command_path.split()[1], "name": name, "revision": revision}
+    become_tool("model_import.py", options)

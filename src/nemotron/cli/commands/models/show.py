@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import debugging
-from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.cli.tool import become_tool
 
 
 def show(
@@ -32,14 +29,4 @@ def show(
       nemotron models show super3-120b --seq-length 65536
       nemotron models show nano3-sft-model-tiny --json
     """
-    from nemo_runspec.execution.local import local_environment
-
-    arguments = [f"--seq-length={seq_length}"]
-    if as_json:
-        arguments.append("--json")
-    if debugging():
-        arguments.append("--debug")
-    if name is not None:
-        arguments += ["--", name]
-    script = recipe_dir("tools") / "models_show.py"
-    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))
+    become_tool("models_show.py", {"seq-length": seq_length, "json": as_json}, name)

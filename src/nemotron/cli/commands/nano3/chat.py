@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import UserError, debugging, did_you_mean
-from nemotron.cli.recipe_dir import recipe_dir
+from nemo_runspec.errors import UserError, did_you_mean
+from nemotron.cli.tool import become_tool
 
 STAGES = ("pretrain", "sft", "rl")
 
@@ -47,29 +45,18 @@ def chat(
     if stage not in STAGES:
         raise UserError(f"unknown stage '{stage}'", did_you_mean(stage, STAGES))
     from nemo_runspec.artifacts.registry import Registry
-    from nemo_runspec.execution.local import local_environment
 
     version = Registry.default().resolve_verified(model or f"nano3-{stage}-model-{config}")
-    arguments = [
-        f"--model={version.path}",
-        f"--temperature={temperature}",
-        f"--max-new-tokens={max_new_tokens}",
-        f"--seed={seed}",
-    ]
-    if tokenizer := version.record["fields"].get("tokenizer_path"):
-        arguments.append(f"--tokenizer={tokenizer}")
-    if producer := (version.record.get("producer") or {}).get("name"):
-        arguments.append(f"--producer={producer}")
-    if template is not None:
-        arguments.append(f"--template={template}")
-    if not thinking:
-        arguments.append("--no-thinking")
-    if stage == "pretrain" and model is None:
-        arguments.append("--complete")
-    if prompt is not None:
-        arguments.append(f"--prompt={prompt}")
-    if debugging():
-        arguments.append("--debug")
-    script = recipe_dir("tools") / "chat.py"
-    # The script takes this process's place: the terminal, Ctrl-C and the exit code are its own.
-    os.execve(sys.executable, [sys.executable, str(script), *arguments], local_environment({}))
+    options = {
+        "model": version.path,
+        "tokenizer": version.record["fields"].get("tokenizer_path"),
+        "producer": (version.record.get("producer") or {}).get("name"),
+        "template": template,
+        "no-thinking": not thinking,
+        "complete": stage == "pretrain" and model is None,
+        "temperature": temperature,
+        "max-new-tokens": max_new_tokens,
+        "seed": seed,
+        "prompt": prompt,
+    }
+    become_tool("chat.py", options)

@@ -11,23 +11,23 @@ import contextlib
 import glob
 import hashlib
 import os
+import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 from urllib.parse import unquote
 
 from nemo_runspec.errors import UserError
-from nemo_runspec.user_files import files_below, local_path, no_such_file
+from nemo_runspec.user_files import files_below, files_of, local_path
 from nemotron.data_prep.sources.files import (
     COMPRESSIBLE,
     COMPRESSION_SUFFIXES,
     FORMATS,
     MAGIC_BYTES,
     SUFFIXES,
-    Compression,
     Format,
     SourceFile,
     compression_of,
@@ -43,7 +43,6 @@ _KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
     "text": ".txt, .md, source code",
     "warc": ".warc, .wet",
 }
-_NOT_ALLOWED = "make it readable; a source's `on_error: skip` leaves such out and counts them"
 
 
 def list_files(
@@ -54,33 +53,29 @@ def list_files(
 ) -> list[SourceFile]:
     """The files behind paths, globs (`**` included), folders and addresses; sorted, each file once.
 
-    A folder stands for all in it, however deep; hidden files and folders (`.git`) are left out, and links that lead
-    round in a circle end where they began. What a folder or a glob holds besides is counted in `passed_over`, by
-    suffix; without one a line on stderr says it. So is a folder or file below that may not be looked at, where
+    A folder stands for all files in it, however deep; hidden files and folders (`.git`) are left out, and links that
+    lead round in a circle end where they began. What else a folder or glob holds is counted by suffix in `passed_over`,
+    or named in one line on stderr where that is None; so is a file or folder below that may not be read, where
     `on_error` is `skip`.
 
-    UserError: a path that does not exist or, under `stop`, cannot be listed, a glob or folder without a file that is
-    read, a named file of an unknown type.
+    UserError: a path that does not exist or, under `stop`, cannot be listed; a glob or folder without a file that is
+    read; a named file of an unknown type.
     """
     counts: Counter[str] = Counter() if passed_over is None else passed_over
-    found: dict[str, SourceFile] = {}
+    listed: dict[str, SourceFile] = {}
     for location in locations:
-        before = len(found), counts.total()
         try:
-            if _leaves(location):
-                listed = _remote(location, formats, counts)
+            if is_address(location) and not location.startswith("file://"):
+                files = _remote(location, formats, counts)
             else:
-                listed = _local(location, formats, counts, on_error)
+                files = _local(location, formats, counts, on_error)
         except OSError as error:  # of a folder on the way, mostly
             raise UserError(f"{location}: {error.strerror or error}") from error
-        for file in listed:
-            found[file.uri] = file
-        if (len(found), counts.total()) == before and not listed:
-            raise UserError(f"no file in {location}")
-    files = _each_once([found[uri] for uri in sorted(found)], counts)
+        listed.update((file.uri, file) for file in files)
+    unique = _without_links([listed[uri] for uri in sorted(listed)], counts)
     if passed_over is None and counts:
         print(f"not read: {described(counts)}", file=sys.stderr)
-    return files
+    return unique
 
 
 def described(passed_over: Mapping[str, int]) -> str:
@@ -132,95 +127,102 @@ def file_digests(files: Sequence[SourceFile]) -> list[dict[str, str | None]]:
     return digests
 
 
-# --- Here -------------------------------------------------------------------------------------------------------------
-
-
-def _leaves(location: str) -> bool:
-    return is_address(location) and not location.startswith("file://")
+# --- On this machine --------------------------------------------------------------------------------------------------
 
 
 def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_error: str) -> list[SourceFile]:
     path = local_path(location)
-    if path.is_dir():
-        names = _below(path, counts, on_error)
-        files = [file for name in names if (file := _in_folder(name, formats, counts, on_error))]
-        if not files:
-            _nothing_readable(location, formats, counts)
-        return files
-    if glob.has_magic(location) and not path.exists():
-        return _matching(location, path, formats, counts, on_error)
-    if not path.is_file():
-        if path.exists():
-            raise UserError(f"{location} is neither a file nor a folder")
-        raise no_such_file(location)
-    return [_named(path, location, formats)]
+    if path.is_file():
+        file = _source_file(str(path), formats, json_too=True)
+        if isinstance(file, str):
+            raise _unknown_type(location, path.name, formats)
+        return [file]
 
+    def skip(error: OSError) -> None:
+        if on_error == "stop":
+            hint = "make it readable; a source's `on_error: skip` leaves such files and folders out and counts them"
+            raise UserError(f"{error.filename}: {error.strerror}", hint) from error
+        counts["unreadable folder" if Path(error.filename).is_dir() else "unreadable file"] += 1
 
-def _matching(
-    location: str, path: Path, formats: Sequence[Format], counts: Counter[str], on_error: str
-) -> list[SourceFile]:
-    names = glob.glob(str(path), recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
-    if not names:
-        raise UserError(f"no file matches {location}")
+    is_folder = path.is_dir()
+    names: Iterable[str] = files_below(path, counts, skip) if is_folder else files_of(location)
+    if not is_folder and "**" not in location:  # with `**`, what is in the folders matches, too
+        folders = sum(Path(name).is_dir() for name in glob.glob(str(path)))  # noqa: PTH207  takes absolute patterns
+        counts.update({"folder": folders} if folders else {})
     files = []
-    for name in sorted(names):
-        if Path(name).is_dir():
-            if "**" not in location:  # else what is in it matches, too
-                counts["folder"] += 1
-        elif file := _in_folder(name, formats, counts, on_error, json_too=True):
+    for name in names:
+        try:
+            file = _source_file(name, formats, json_too=not is_folder)
+        except OSError as error:
+            skip(error)
+            continue
+        if isinstance(file, SourceFile):
             files.append(file)
+        else:
+            counts[file] += 1
     if not files:
-        if all(Path(name).is_dir() for name in names):
-            raise UserError(f"no file matches {location}", "it matches folders: name them without the glob")
-        _named(Path(names[0]), names[0], formats)  # says what is wrong with the first
-        _nothing_readable(location, formats, counts)
+        raise _nothing_readable(location, formats, counts)
     return files
 
 
-def _named(path: Path, location: str, formats: Sequence[Format]) -> SourceFile:
-    """A file that the user named: one of another type is an error."""
-    known = format_of(path.name)
-    if known is None or known[0] not in formats:
-        _unknown_type(location, path.name, formats)
-    assert known is not None
-    try:
-        return _source_file(str(path), *known)
-    except OSError as error:
-        raise UserError(f"{location}: {error.strerror}") from error
-
-
-def _unknown_type(location: str, name: str, formats: Sequence[Format]) -> None:
-    known = [suffix for suffix, known_format in SUFFIXES.items() if known_format in formats]
-    shown = known if len(known) <= 12 else [*known[:12], "…"]
-    also = ", each also with .gz or .zst" if set(formats) & set(COMPRESSIBLE) else ""
-    raise UserError(f"cannot read {location}: unknown file type {_suffix(name)!r}", f"known: {', '.join(shown)}{also}")
-
-
-def _nothing_readable(location: str, formats: Sequence[Format], counts: Mapping[str, int]) -> None:
-    known = ", ".join(_KNOWN_BY[known_format] for known_format in FORMATS if known_format in formats)
-    holds = f", only {described(counts)}" if counts else ""
-    raise UserError(f"{location} holds no file that is read{holds}", f"read are: {known}")
-
-
-def _in_folder(
-    name: str, formats: Sequence[Format], counts: Counter[str], on_error: str, *, json_too: bool = False
-) -> SourceFile | None:
-    """A file that was found rather than named; None, and counted, if it is not one to read."""
+def _source_file(name: str, formats: Sequence[Format], *, json_too: bool) -> SourceFile | str:
+    """A file as it is now, or the kind under which it is counted instead. `json_too`: `.json` is JSON Lines."""
     known = format_of(name)
     is_json = _suffix(name).startswith(".json") and not _suffix(name).startswith(".jsonl")
     if known is None or known[0] not in formats or (is_json and not json_too):
-        counts[_suffix(name) or "no suffix"] += 1
-        return None
+        return _suffix(name) or "no suffix"
     try:
-        return _source_file(name, *known)
+        status = os.stat(name)  # noqa: PTH116
     except FileNotFoundError:
-        counts["link that leads nowhere"] += 1
-        return None
-    except OSError as error:
-        if on_error == "stop":
-            raise UserError(f"{name}: {error.strerror}", _NOT_ALLOWED) from error
-        counts["unreadable file"] += 1
-        return None
+        return "link that leads nowhere"
+    if not stat.S_ISREG(status.st_mode):
+        return "pipe, socket or device"
+    file = SourceFile(name, status.st_size, str(status.st_mtime_ns), *known)
+    if file.format in COMPRESSIBLE and file.size >= MAGIC_BYTES:
+        with contextlib.suppress(OSError), open(name, "rb") as stream:  # noqa: PTH123  its reader will meet the error
+            return replace(file, compression=compression_of(stream.read(MAGIC_BYTES)))
+    return file
+
+
+def _without_links(files: Sequence[SourceFile], counts: Counter[str]) -> list[SourceFile]:
+    """The files without those that are another name (a link) of one before."""
+    identities: set[tuple[int, int]] = set()
+    unique = []
+    for file in files:
+        if file.is_local:
+            status = os.stat(file.uri)  # noqa: PTH116
+            identity = status.st_dev, status.st_ino
+            if identity in identities:
+                counts["second name of a file"] += 1
+                continue
+            identities.add(identity)
+        unique.append(file)
+    return unique
+
+
+# --- Elsewhere --------------------------------------------------------------------------------------------------------
+
+
+def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> list[SourceFile]:
+    from nemotron.data_prep.sources.remote import find_objects
+
+    objects = find_objects(location)
+    files = []
+    for stored in objects:
+        name = unquote(redact(stored.uri)).rsplit("/", 1)[-1]
+        known = format_of(name)
+        if known is not None and known[0] in formats:
+            files.append(SourceFile(stored.uri, stored.size, stored.version, *known))
+        elif len(objects) == 1:
+            raise _unknown_type(redact(location), name, formats)
+        else:
+            counts[_suffix(name) or "no suffix"] += 1
+    if not files:
+        raise _nothing_readable(redact(location), formats, counts)
+    return files
+
+
+# --- What is not read -------------------------------------------------------------------------------------------------
 
 
 def _suffix(name: str) -> str:
@@ -229,61 +231,14 @@ def _suffix(name: str) -> str:
     return PurePath(path.stem).suffix + path.suffix if path.suffix in COMPRESSION_SUFFIXES else path.suffix
 
 
-def _source_file(name: str, known: Format, compression: Compression) -> SourceFile:
-    status = os.stat(name)  # noqa: PTH116
-    file = SourceFile(name, status.st_size, str(status.st_mtime_ns), known, compression)
-    if known not in COMPRESSIBLE or status.st_size < MAGIC_BYTES:
-        return file
-    with contextlib.suppress(OSError), open(name, "rb") as stream:  # noqa: PTH123  who reads it will see the error
-        return replace(file, compression=compression_of(stream.read(MAGIC_BYTES)))
-    return file
+def _unknown_type(location: str, name: str, formats: Sequence[Format]) -> UserError:
+    suffixes = [suffix for suffix, suffix_format in SUFFIXES.items() if suffix_format in formats]
+    known = ", ".join(suffixes if len(suffixes) <= 12 else [*suffixes[:12], "…"])
+    also = ", each also with .gz or .zst" if set(formats) & set(COMPRESSIBLE) else ""
+    return UserError(f"cannot read {location}: unknown file type {_suffix(name)!r}", f"known: {known}{also}")
 
 
-def _below(folder: Path, counts: Counter[str], on_error: str) -> Iterator[str]:
-    """Files below a folder; what is left out is counted."""
-
-    def fail(error: OSError) -> None:
-        if on_error == "stop":
-            raise UserError(f"{error.filename}: {error.strerror}", _NOT_ALLOWED) from error
-        counts["unreadable folder"] += 1
-
-    return files_below(folder, counts, fail)
-
-
-def _each_once(files: list[SourceFile], counts: Counter[str]) -> list[SourceFile]:
-    """Leave out a second name (a link) of a file that is there already."""
-    seen: set[tuple[int, int]] = set()
-    kept = []
-    for file in files:
-        if file.is_local:
-            status = os.stat(file.uri)  # noqa: PTH116
-            if (status.st_dev, status.st_ino) in seen:
-                counts["second name of a file"] += 1
-                continue
-            seen.add((status.st_dev, status.st_ino))
-        kept.append(file)
-    return kept
-
-
-# --- Elsewhere --------------------------------------------------------------------------------------------------------
-
-
-def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> list[SourceFile]:
-    from nemotron.data_prep.sources.remote import find_objects, is_remote
-
-    is_remote(location)  # UserError: an unknown scheme
-    objects = find_objects(location)
-    alone = len(objects) == 1
-    files = []
-    for stored in objects:
-        name = unquote(redact(stored.uri)).rsplit("/", 1)[-1]
-        known = format_of(name)
-        if known is None or known[0] not in formats:
-            if alone:
-                _unknown_type(redact(location), name, formats)
-            counts[_suffix(name) or "no suffix"] += 1
-            continue
-        files.append(SourceFile(stored.uri, stored.size, stored.version, *known))
-    if objects and not files:
-        _nothing_readable(redact(location), formats, counts)
-    return files
+def _nothing_readable(location: str, formats: Sequence[Format], counts: Mapping[str, int]) -> UserError:
+    known = ", ".join(_KNOWN_BY[known_format] for known_format in FORMATS if known_format in formats)
+    others = f", only {described(counts)}" if counts else ""
+    return UserError(f"{location} holds no file that is read{others}", f"read are: {known}")

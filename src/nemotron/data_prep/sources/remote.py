@@ -26,27 +26,19 @@ from nemotron.data_prep.sources.stores import CREDENTIALS, find_in_store, store_
 SCHEMES = ("s3", "gs", "https", "http", "hf")
 
 
-def is_remote(location: str) -> bool:
-    """Whether a location is an address rather than a path of this machine. UserError: of an unknown kind."""
-    scheme, separator, _ = location.partition("://")
-    if not separator:
-        return False
+def find_objects(location: str) -> list[StoredObject]:
+    """What an address stands for, sorted by name: one file, the files that a glob matches, or all files of a folder.
+
+    UserError, in one line: an unknown kind of address, nothing is there, access is denied, there are no credentials, no
+    such host or no client library.
+    """
+    scheme, _, rest = location.partition("://")
     if scheme not in SCHEMES:
         near = nearest(scheme, SCHEMES)
         raise UserError(
             f"{redact(location)}: cannot read from {scheme}://",
             f"did you mean {near}://?" if near else f"known: {', '.join(f'{name}://' for name in SCHEMES)}",
         )
-    return True
-
-
-def find_objects(location: str) -> list[StoredObject]:
-    """What an address stands for, sorted by name: one file, the files that a glob matches, or all files of a folder.
-
-    UserError, in one line: nothing is there, access is denied, there are no credentials, no such host or no client
-    library.
-    """
-    scheme, _, rest = location.partition("://")
     if scheme == "hf":
         from nemotron.data_prep.sources.hub import find_hub_objects
 

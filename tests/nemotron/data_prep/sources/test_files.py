@@ -138,6 +138,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file matches .*\.parquet"):
         list_files([str(tmp_path / "*.parquet")])
     with pytest.raises(UserError, match=r"cannot read .*a\.csv: unknown file type '\.csv'"):
+        list_files([str(tmp_path / "a.csv")])
+    with pytest.raises(UserError, match=r"\*\.csv holds no file that is read, only 1 x \.csv"):
         list_files([str(tmp_path / "*.csv")])
     with pytest.raises(UserError, match="empty holds no file that is read"):
         list_files([str(tmp_path / "empty")])

@@ -8,31 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from nemo_runspec.artifacts import Registry
 from nemotron.cli.main import _run
 from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Callable[..., NemotronH]) -> Path:
     """A registry with the model `nano3-sft-model-tiny`."""
     folder = tmp_path / "model"
     tokenizer = train_tokenizer([f"What is {i} + {i}? It is {2 * i}." for i in range(50)], 300)
     save_tokenizer(tokenizer, folder, model_max_length=128)
-    torch.manual_seed(0)
-    config = NemotronHConfig(
-        "M*E", tokenizer.get_vocab_size(), hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-        mamba_num_heads=2, mamba_head_dim=16, ssm_state_size=8, n_groups=1, n_routed_experts=4,
-        moe_intermediate_size=16, moe_shared_expert_intermediate_size=16,
-    )  # fmt: skip
-    NemotronH(config).save_pretrained(folder)
+    small_model("M*E", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
     Model(path=folder, step=3, tokenizer_path=folder, sources=["raw"]).save("nano3-sft-model-tiny")
     return tmp_path / "artifacts"

@@ -5,19 +5,18 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nemo_runspec.errors import UserError, run_main
 from nemotron.recipes.tools import chat
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import Completion
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
 
 SPECIALS = {0: "<pad>", 1: "<s>", 2: "</s>", 10: "<|im_start|>", 11: "<|im_end|>", 12: "<think>", 13: "</think>"}
 
@@ -95,28 +94,12 @@ def test_ctrl_c_at_the_prompt_leaves_a_conversation(
 
 
 @pytest.fixture(scope="module")
-def model_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(
+    tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory, small_model: Callable[..., NemotronH]
+) -> Path:
     """A random model that fits the tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = NemotronHConfig(
-        hybrid_override_pattern="M*E",
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        ssm_state_size=8,
-        mamba_num_heads=2,
-        mamba_head_dim=16,
-        n_groups=1,
-        chunk_size=16,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        moe_shared_expert_intermediate_size=16,
-    )
-    NemotronH(config).save_pretrained(folder)
+    small_model("M*E", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

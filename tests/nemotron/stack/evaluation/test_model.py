@@ -2,63 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.evaluation import evaluate_model, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.published.config_json import config_from_dict
 
 PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=True) for token in ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")]
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["What is 12+7? def f(x): return x"], trainer)
-    return tokenizer
+    return train_tokenizer(["What is 12+7? def f(x): return x"], 300)
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Tokenizer) -> NemotronH:
-    torch.manual_seed(0)
-    config = config_from_dict(
-        {
-            "hybrid_override_pattern": "M*E",
-            "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": 32,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "ssm_state_size": 8,
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 8,
-            "n_groups": 2,
-            "chunk_size": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "moe_shared_expert_intermediate_size": 16,
-            "intermediate_size": 32,
-            "initializer_range": 0.2,  # large enough that the greedy choice depends on the prompt
-        }
-    )
-    return NemotronH(config)
+def model(tokenizer: Tokenizer, small_model: Callable[..., NemotronH]) -> NemotronH:
+    return small_model("M*E", vocab_size=tokenizer.get_vocab_size())
 
 
 def test_completions_come_in_the_order_of_the_prompts(model: NemotronH, tokenizer: Tokenizer) -> None:

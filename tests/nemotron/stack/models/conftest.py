@@ -10,24 +10,6 @@ import torch
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 6,
-    "ssm_state_size": 5,
-    "n_groups": 2,
-    "chunk_size": 8,
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 14,
-    "moe_shared_expert_intermediate_size": 18,
-    "intermediate_size": 32,
-}
-
 
 @torch.no_grad()
 def randomise(model: NemotronH, seed: int) -> NemotronH:
@@ -54,11 +36,10 @@ def randomise(model: NemotronH, seed: int) -> NemotronH:
 
 
 @pytest.fixture
-def make_model() -> Callable[..., NemotronH]:
+def make_model(small_config: Callable[..., NemotronHConfig]) -> Callable[..., NemotronH]:
     """`make_model(pattern, seed=0, dtype=torch.float32, **dimensions)`: a random model in eval mode."""
 
     def make(pattern: str, seed: int = 0, dtype: torch.dtype = torch.float32, **dimensions: Any) -> NemotronH:
-        config = NemotronHConfig(hybrid_override_pattern=pattern, **(SMALL | dimensions))
-        return randomise(NemotronH(config).to(dtype), seed).eval()
+        return randomise(NemotronH(small_config(pattern, **dimensions)).to(dtype), seed).eval()
 
     return make

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.rl.losses import grpo_loss
 from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, pack_rollouts
@@ -18,15 +19,10 @@ from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, pa
 ROW_LEN = 24
 
 
-def make_model() -> NemotronH:
+@pytest.fixture
+def model(small_model: Callable[..., NemotronH]) -> NemotronH:
     """Small, with weights large enough that what stands before a token decides what comes after it."""
-    torch.manual_seed(3)
-    config = NemotronHConfig(
-        "MEM*-", vocab_size=40, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-        mamba_num_heads=4, mamba_head_dim=4, ssm_state_size=4, n_groups=2, chunk_size=8, n_routed_experts=4,
-        moe_intermediate_size=8, moe_shared_expert_intermediate_size=8, intermediate_size=16, initializer_range=0.4,
-    )  # fmt: skip
-    return NemotronH(config).eval()
+    return small_model("MEM*-", seed=3, vocab_size=40, initializer_range=0.4).eval()
 
 
 def rollout(index: int, prompt: list[int], completion: list[int]) -> Rollout:
@@ -118,9 +114,9 @@ def test_a_rollout_longer_than_a_row_is_refused() -> None:
     assert pack_rollouts([rollout(0, [1] * 4, [2] * 5)], [0.0], 8, 1) == []  # one that is left out may be
 
 
-def test_packed_logits_are_those_of_each_rollout_alone() -> None:
+def test_packed_logits_are_those_of_each_rollout_alone(model: NemotronH) -> None:
     """No leakage between the rollouts of a row, and positions, targets and order agree."""
-    model = make_model().double()
+    model.double()
     rollouts, _ = random_rollouts(1, 14, longest=12)
     alone: dict[int, torch.Tensor] = {}
     with torch.no_grad():
@@ -136,9 +132,9 @@ def test_packed_logits_are_those_of_each_rollout_alone() -> None:
                 torch.testing.assert_close(logits_TV[owner_T == index], alone[index], atol=1e-12, rtol=1e-12)
 
 
-def test_packed_gradient_is_the_policy_gradient_of_separate_rollouts() -> None:
+def test_packed_gradient_is_the_policy_gradient_of_separate_rollouts(model: NemotronH) -> None:
     """On policy: d loss = - sum over rollouts of A times the gradient of log p(completion | prompt)."""
-    model = make_model().double()
+    model.double()
     rollouts, advantages = random_rollouts(4, 10)
     parameters = list(model.parameters())
     packed = torch.zeros((), dtype=torch.float64)
@@ -171,9 +167,8 @@ PROMPTS = [[3, 1, 4, 1, 5, 9], [2], [6, 5, 3], [8, 9, 7, 9], [2, 3]]
 
 
 @pytest.mark.parametrize("per_call", [1, 2, 10])
-def test_rollouts_come_in_the_order_of_the_prompts(per_call: int) -> None:
+def test_rollouts_come_in_the_order_of_the_prompts(model: NemotronH, per_call: int) -> None:
     """Generation goes by length; the result does not. Greedy, so that the completions say whose they are."""
-    model = make_model()
     rollouts = collect(model, PROMPTS, per_call, temperature=0.0)
     assert [r.prompt_index for r in rollouts] == [i for i in range(5) for _ in range(3)]
     for r in rollouts:
@@ -187,14 +182,14 @@ def test_rollouts_come_in_the_order_of_the_prompts(per_call: int) -> None:
     assert len({tuple(r.completion_ids) for r in rollouts}) > 2
 
 
-def test_scores_reach_their_rollout_and_an_error_is_none() -> None:
+def test_scores_reach_their_rollout_and_an_error_is_none(model: NemotronH) -> None:
     asked: list[tuple[int, tuple[int, ...]]] = []
 
     def score(index: int, ids: list[int]) -> float | None:
         asked.append((index, tuple(ids)))
         return None if index == 2 else index + ids[0] / 100
 
-    rollouts = collect(make_model(), PROMPTS, 2, score=score)
+    rollouts = collect(model, PROMPTS, 2, score=score)
     assert sorted(asked) == sorted((r.prompt_index, tuple(r.completion_ids)) for r in rollouts)
     for r in rollouts:
         assert r.reward == (None if r.prompt_index == 2 else r.prompt_index + r.completion_ids[0] / 100)
@@ -203,12 +198,11 @@ def test_scores_reach_their_rollout_and_an_error_is_none() -> None:
     assert len({tuple(r.completion_ids) for r in rollouts}) > 8  # samples differ
 
 
-def test_the_same_generator_state_gives_the_same_rollouts() -> None:
-    model = make_model()
+def test_the_same_generator_state_gives_the_same_rollouts(model: NemotronH) -> None:
     assert collect(model, PROMPTS, 2) == collect(model, PROMPTS, 2)
 
 
-def test_a_poll_that_raises_ends_collection_between_two_rewards() -> None:
+def test_a_poll_that_raises_ends_collection_between_two_rewards(model: NemotronH) -> None:
     scored: list[int] = []
 
     def score(index: int, ids: list[int]) -> float:
@@ -220,5 +214,5 @@ def test_a_poll_that_raises_ends_collection_between_two_rewards() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(make_model(), PROMPTS, 10, score=score, poll=poll)
+        collect(model, PROMPTS, 10, score=score, poll=poll)
     assert len(scored) == 3 and len(set(scored)) == 1  # the completions of one prompt

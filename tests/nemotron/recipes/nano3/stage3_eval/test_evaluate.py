@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, Results, RLPrompts
 from nemotron.stack.environments import FAMILIES, generate_tasks, plain_text
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.published.config_json import config_from_dict
 
 ROOT = Path(__file__).parents[5]
 SCRIPT = ROOT / "src/nemotron/recipes/nano3/stage3_eval/evaluate.py"
@@ -28,33 +27,8 @@ SMALL = [
 ]
 
 
-def model(seed: int) -> NemotronH:
-    torch.manual_seed(seed)
-    return NemotronH(
-        config_from_dict(
-            {
-                "hybrid_override_pattern": "M*E",
-                "vocab_size": 400,
-                "hidden_size": 16,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 1,
-                "head_dim": 8,
-                "ssm_state_size": 8,
-                "mamba_num_heads": 2,
-                "mamba_head_dim": 8,
-                "n_groups": 1,
-                "chunk_size": 16,
-                "n_routed_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 16,
-                "moe_shared_expert_intermediate_size": 16,
-            }
-        )
-    )
-
-
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[..., NemotronH]) -> dict[str, str]:
     """Published artifacts of all stages, as environment variables for the script."""
     root = tmp_path_factory.mktemp("eval")
     variables = {"RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts"), "RUNSPEC_OUTPUT_ROOT": str(root / "output")}
@@ -64,7 +38,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         texts = [plain_text(task) for family in FAMILIES for task in generate_tasks(family, "train", 100)]
         tokenizer = train_tokenizer(texts, 400)
         for seed, stage in enumerate(("pretrain", "sft", "rl")):
-            model(seed).save_pretrained(root / stage)
+            small_model("M*E", seed, vocab_size=400).save_pretrained(root / stage)
             save_tokenizer(tokenizer, root / stage, model_max_length=256)
             template = None if stage == "pretrain" else "nano3"
             Model(path=root / stage, step=1, chat_template=template).save(f"nano3-{stage}-model-tiny")

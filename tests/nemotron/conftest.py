@@ -1,0 +1,51 @@
+"""A model small enough for any test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from nemotron.stack.models import NemotronH, NemotronHConfig
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "ssm_state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 14,
+    "moe_shared_expert_intermediate_size": 18,
+    "intermediate_size": 32,
+}
+
+
+@pytest.fixture(scope="session")
+def small_config() -> Callable[..., NemotronHConfig]:
+    """`small_config(pattern, **dimensions)`: dimensions that differ from each other, a vocabulary of 61."""
+    from nemotron.stack.models import NemotronHConfig  # tests of the command line run without torch
+
+    return lambda pattern, **dimensions: NemotronHConfig(pattern, **(_SMALL | dimensions))
+
+
+@pytest.fixture(scope="session")
+def small_model(small_config: Callable[..., NemotronHConfig]) -> Callable[..., NemotronH]:
+    """`small_model(pattern, seed=0, **dimensions)`: initial weights large enough that the prompt decides."""
+    import torch
+
+    from nemotron.stack.models import NemotronH
+
+    def make(pattern: str, seed: int = 0, **dimensions: Any) -> NemotronH:
+        torch.manual_seed(seed)
+        return NemotronH(small_config(pattern, **({"initializer_range": 0.2} | dimensions)))
+
+    return make

@@ -10,54 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, RECORD_FILE
-from nemo_runspec.artifacts.naming import SCHEME
-from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.artifacts.registry import Version
 from nemo_runspec.artifacts.stored import human_size
-from nemo_runspec.errors import UserError, nearest, run_main
-from nemotron.kit.commands import command_for, command_hint
+from nemo_runspec.errors import UserError, run_main
+from nemotron.kit.commands import command_hint
+from nemotron.recipes.tools.data_names import find
 from nemotron.recipes.tools.inspection import Lengths, Report, Table, inspect, outcome, shown
 
 BAR = 40  # columns of the longest bar
 CELL = 60  # characters of a cell at most
-
-
-def find(name: str) -> tuple[str, Version | None]:
-    """The location that `name` means, and the artifact that it is.
-
-    Raises:
-        UserError: no such path and no such artifact; the nearest of both.
-    """
-    path = Path(name).expanduser()
-    if path.exists() or Path(f"{path}.idx").is_file() or any(mark in name for mark in "*?["):
-        return str(path), published_at(path.absolute())
-    if path.is_symlink() and not path.exists():
-        raise UserError(f"{path} is a link to {path.readlink()}, and nothing is there")
-    if "://" in name and not name.startswith(SCHEME):
-        return name, None
-    registry = Registry.default()
-    artifact, artifacts = re.split("[:@]", name.removeprefix(SCHEME))[0], registry.names()
-    if name.startswith(SCHEME) or artifact in artifacts or ("/" not in name and command_for(artifact)):
-        version = registry.resolve(name)
-        version.fetch()
-        return str(version.path), version
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = nearest(path.name, siblings)
-    near = str(path.parent / near) if near else nearest(name, artifacts)
-    raise UserError(f"no file, folder or artifact '{name}'", f"did you mean {near}?" if near else None)
-
-
-def published_at(path: Path) -> Version | None:
-    """The artifact whose version or payload `path` is; None where it is something else."""
-    folder = path.parent if path.name == PAYLOAD_DIR else path
-    if not (folder / RECORD_FILE).is_file() or not folder.name.isdigit():
-        return None
-    return Registry(folder.parents[1]).resolve(f"{folder.parent.name}:{folder.name}")
 
 
 def tokenizer_of(version: Version | None) -> Path | None:

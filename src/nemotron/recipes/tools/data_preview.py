@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -24,9 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from nemo_runspec.artifacts.naming import SCHEME
-from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.errors import UserError, nearest, run_main
+from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.packing import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
@@ -38,7 +35,8 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source
-from nemotron.kit.commands import command_for, command_hint
+from nemotron.kit.commands import command_hint
+from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
 
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 FIELDS = ("messages", "tools")
@@ -69,7 +67,7 @@ class Place(NamedTuple):
 # --- What is to be shown ----------------------------------------------------------------------------------------------
 
 
-def find(source: str | None) -> Place:
+def place_of(source: str | None) -> Place:
     """UserError: there is nothing of that name, or it is neither conversations nor packed rows."""
     if source is None:
         raise UserError(
@@ -79,25 +77,15 @@ def find(source: str | None) -> Place:
     if path.is_file() or path.is_dir():
         packed = [file for file in sorted([path] if path.is_file() else path.rglob("*.parquet")) if is_packed(file)]
         if packed:
-            return Place(source, packed, [], _tokenizer_beside(path))
-        return Place(source, [], list_files([source], FORMATS), None)
-    if path.is_symlink() and not path.exists():
-        raise UserError(f"{path} is a link to {path.readlink()}, and nothing is there")
-    registry = Registry.default()
-    artifact, artifacts = re.split("[:@]", source.removeprefix(SCHEME))[0], registry.names()
-    if source.startswith(SCHEME) or artifact in artifacts or (command_for(artifact) and "/" not in source):
-        version = registry.resolve(source)
+            tokenizer = tokenizer_beside(path)
+            return Place(source, packed, [], str(tokenizer) if tokenizer else None)
+    elif (version := find(source)[1]) is not None:
         if version.record["type"] != "SFTPack":
             raise UserError(f"artifact {version.ref} holds no packed conversations: a {version.record['type']}")
         dataset = SFTPack.load(version.ref)
         paths = [path for path in (dataset.train_path, dataset.valid_path, dataset.test_path) if path is not None]
         packed = [file for path in paths for file in ([path] if path.is_file() else sorted(path.glob("*.parquet")))]
-        tokenizer = str(dataset.tokenizer_path) if dataset.tokenizer_path is not None else None
-        return Place(f"artifact {version.ref}", packed, [], tokenizer)
-    if "://" not in source and not re.search(r"[*?\[]", source):
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(source, [*siblings, *artifacts])
-        raise UserError(f"no file, folder or artifact {source!r}", f"did you mean {near}?" if near else None)
+        return Place(f"artifact {version.ref}", packed, [], str(dataset.tokenizer_path or "") or None)
     return Place(source, [], list_files([source], FORMATS), None)
 
 
@@ -111,28 +99,15 @@ def is_packed(path: Path) -> bool:
         raise UserError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
 
 
-def _tokenizer_beside(path: Path) -> str | None:
-    """The tokenizer in the payload that a packed file lies in."""
-    for folder in (path, *path.parents[:2]):
-        if (folder / "tokenizer" / "tokenizer.json").is_file():
-            return str(folder / "tokenizer")
-    return None
-
-
 def _tokenizer_of_artifact(location: str) -> str | None:
     """The tokenizer of the artifact of that name; None where it names none. UserError: that artifact has none."""
-    artifact = re.split("[:@]", location.removeprefix(SCHEME))[0]
-    if Path(location).expanduser().exists() or location.startswith("hf://"):
+    version = None if Path(location).expanduser().exists() else artifact_called(location)
+    if version is None:
         return None
-    registry = Registry.default()
-    if not (
-        location.startswith(SCHEME) or artifact in registry.names() or (command_for(artifact) and "/" not in location)
-    ):
-        return None
-    found = Artifact.load(registry.resolve(location).ref)
-    path = getattr(found, "tokenizer_path", None)
+    artifact = Artifact.load(version.ref)
+    path = getattr(artifact, "tokenizer_path", None)
     if path is None:
-        raise UserError(f"artifact {found.ref} has no tokenizer")
+        raise UserError(f"artifact {artifact.ref} has no tokenizer")
     return str(path)
 
 
@@ -256,7 +231,7 @@ def main() -> None:
     arguments = parser.parse_args()
     template_source(arguments.template)  # UserError: misspelt
     columns = _columns(arguments.columns)
-    place = find(arguments.source)
+    place = place_of(arguments.source)
     location = arguments.tokenizer or place.tokenizer
     if location is None:
         raise UserError(

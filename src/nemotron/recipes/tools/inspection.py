@@ -26,6 +26,7 @@ from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
 from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
 from nemotron.kit.metrics import read_metrics
 from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
+from nemotron.recipes.tools.data_names import tokenizer_beside
 
 READ_ALL_BYTES = 16 * 2**20  # stored bytes below which every record is read
 SAMPLE_FILES, SAMPLE_RECORDS = 16, 4096
@@ -523,16 +524,14 @@ def outcome(tables: Iterable[Mapping[str, Any]]) -> Table:
 # --- Common -----------------------------------------------------------------------------------------------------------
 
 
-def _tokenizer_for(path: Path, given: Path | None) -> Tokenizer | None:
-    """The tokenizer given, else the one beside the data or in a folder above it; None when none can be read."""
-    beside = [folder / "tokenizer" / "tokenizer.json" for folder in (path, *path.absolute().parents[:2])]
-    for file in [given / "tokenizer.json" if given else None, *beside]:
-        if file is not None and file.is_file():
-            try:
-                return Tokenizer.from_file(str(file))
-            except Exception:  # the library raises nothing narrower; ids are shown then
-                return None
-    return None
+def _tokenizer_for(path: Path, tokenizer_path: Path | None) -> Tokenizer | None:
+    """The tokenizer named, else the one beside the data or in a folder above it; None when none can be read."""
+    if tokenizer_path is None or not (tokenizer_path / "tokenizer.json").is_file():
+        tokenizer_path = tokenizer_beside(path)
+    try:
+        return Tokenizer.from_file(str(tokenizer_path / "tokenizer.json")) if tokenizer_path else None
+    except Exception:  # the library raises nothing narrower; ids are shown then
+        return None
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

@@ -42,7 +42,7 @@ def test_configs_are_valid_and_steps_read_what_the_step_before_wrote(step: str, 
     checked = getattr(schema, f"{step.title()}Config").model_validate(given)
     # The last step of all names the corpus; without an endpoint that is decontaminate.
     last = {
-        "tiny": ["nemotron_cc-data-tiny", "nemotron_cc-rephrased-data-tiny"],
+        "tiny": ["nemotron_cc-data-tiny", "nemotron_cc-rephrase-data-tiny"],
         "default": ["nemotron_cc-decontaminate-data-default", "nemotron_cc-data-default"],
     }
     outputs = [f"nemotron_cc-{before}-data-{name}" for before in ("substring_dedup", *STEPS[:-2])] + last[name]

@@ -174,7 +174,7 @@ def test_rephrasing_adds_documents_in_the_styles_of_their_quality(root: Path, do
     with endpoint(obliging, asked) as url:
         process = run_alone(root, "rephrase", f"endpoint.base_url={url}", "endpoint.model=m")
     assert process.returncode == 0, process.stderr
-    version = Registry(root / "artifacts").resolve("nemotron_cc-rephrased-data-tiny")
+    version = Registry(root / "artifacts").resolve("nemotron_cc-rephrase-data-tiny")
     before, after = documents_of(done["decontaminate"]), documents_of(version)
     assert {i: d for i, d in after.items() if "rephrased_from" not in d} == before
     made = [d for d in after.values() if "rephrased_from" in d]

@@ -48,13 +48,6 @@ def test_routed_experts_equal_a_loop(tokens: int, experts: int, top_k: int) -> N
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
-def test_routed_experts_gradient(top_k: int) -> None:
-    x, weights, chosen, up, down = expert_inputs(5, 4, top_k, seed=2)
-    chosen[chosen == 3] = 0 if top_k == 1 else 3  # with one choice a token, expert 3 receives nothing
-    assert torch.autograd.gradcheck(lambda x, w, u, d: RoutedExperts.apply(x, w, chosen, u, d), (x, weights, up, down))
-
-
 def test_bf16_outputs_of_many_experts_are_rounded_once() -> None:
     source = torch.Generator().manual_seed(0)
     y, weights = torch.randn(500, 22, 16, generator=source).bfloat16(), torch.rand(500, 22, generator=source)
@@ -83,13 +76,6 @@ def test_bias_acts_on_the_choice_and_not_on_the_weights() -> None:
         taken = expected_scores[t, chosen[t]]
         # In fp32, whose rounding differs between processors: a few units of 6e-8.
         torch.testing.assert_close(weights[t].double(), 2.5 * taken / taken.sum(), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.5, 5.0])
-def test_weights_of_a_token_sum_to_the_scaling_factor(scale: float) -> None:
-    weights, chosen, _ = router(routed_scaling_factor=scale)(torch.randn(30, 8))
-    torch.testing.assert_close(weights.sum(-1), torch.full((30,), scale))
-    assert all(len(set(row)) == 3 for row in chosen.tolist())
 
 
 def test_loads_count_in_training_only_and_are_forgotten_after_an_update() -> None:

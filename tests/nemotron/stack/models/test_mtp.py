@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -392,37 +390,6 @@ def test_expert_loads_and_balance_count_every_application(make_model: Callable[.
     before = shared.gate.e_score_correction_bias.clone()
     model.update_expert_bias(1e-3)
     assert not torch.equal(shared.gate.e_score_correction_bias, before) and shared.gate.expert_load.sum() == 0
-
-
-def test_bf16_autocast_trains(make_model: Callable[..., NemotronH]) -> None:
-    model = make_model("ME", **WITH_MTP).train()
-    ids, labels = tokens(2, 9), tokens(2, 9, seed=1)
-    exact = mtp_loss(model(ids).mtp_logits, labels)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(ids)
-    loss = mtp_loss(out.mtp_logits, labels)
-    loss.backward()
-    assert abs(loss.item() - exact.item()) < 0.1 * exact.item()
-    assert all(p.grad is not None and p.grad.isfinite().all() for n, p in model.named_parameters() if "mtp" in n)
-
-
-def test_a_saved_model_reads_back_and_transformers_ignores_the_block(
-    make_model: Callable[..., NemotronH], tmp_path: Path
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = make_model("MEM*E", moe_latent_size=10, **WITH_MTP)
-    model.save_pretrained(tmp_path)
-    again = NemotronH.from_pretrained(tmp_path).eval()
-    assert model.state_dict().keys() == again.state_dict().keys()
-    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
-    ids = tokens(2, 11)
-    with torch.no_grad():
-        for one, other in zip(model(ids, mtp_depths=2).mtp_logits, again(ids, mtp_depths=2).mtp_logits, strict=True):
-            assert torch.equal(one, other)
-        theirs = transformers.NemotronHForCausalLM.from_pretrained(
-            tmp_path, experts_implementation="eager", time_step_limit=(0.0, math.inf)
-        ).eval()
-        torch.testing.assert_close(model(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_stored_block_that_training_leaves_alone(make_model: Callable[..., NemotronH]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -47,55 +46,17 @@ def test_initial_weights() -> None:
     ]  # fmt: skip
 
 
-def test_saved_and_loaded_model_is_the_same_to_the_bit(make_model: Callable[..., NemotronH], tmp_path: Path) -> None:
-    model = make_model("MEM*-E")
-    model.save_pretrained(tmp_path / "a")
-    loaded = NemotronH.from_pretrained(tmp_path / "a").eval()
-    assert loaded.config == model.config
-    state, again = model.state_dict(), loaded.state_dict()
-    assert state.keys() == again.keys() and all(torch.equal(state[name], again[name]) for name in state)
-    ids = torch.arange(40).view(2, 20)
-    with torch.no_grad():
-        assert torch.equal(model(ids).logits, loaded(ids).logits)
-    loaded.save_pretrained(tmp_path / "b")
-    for file in ("config.json", "model.safetensors"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-
-
-def test_every_expert_is_a_tensor_of_its_own_on_disk(make_model: Callable[..., NemotronH], tmp_path: Path) -> None:
-    model = make_model("ME")
-    model.save_pretrained(tmp_path)
-    state, config = load_file(tmp_path / "model.safetensors"), model.config
-    experts = model.moe_blocks()[0].experts
-    for k in range(config.n_routed_experts):
-        assert torch.equal(state[f"backbone.layers.1.mixer.experts.{k}.up_proj.weight"], experts.up_proj[k])
-        assert torch.equal(state[f"backbone.layers.1.mixer.experts.{k}.down_proj.weight"], experts.down_proj[k])
-    mamba = [f"mixer.{part}" for part in ("in_proj.weight", "conv1d.weight", "conv1d.bias", "A_log", "D", "dt_bias")]
-    moe = ["gate.weight", "gate.e_score_correction_bias", "shared_experts.up_proj.weight"]
-    expected = {
-        "backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight", "backbone.layers.0.norm.weight",
-        "backbone.layers.1.norm.weight", *(f"backbone.layers.0.{part}" for part in mamba),
-        "backbone.layers.0.mixer.norm.weight", "backbone.layers.0.mixer.out_proj.weight",
-        *(f"backbone.layers.1.mixer.{part}" for part in [*moe, "shared_experts.down_proj.weight"]),
-    }  # fmt: skip
-    assert {name for name in state if ".experts." not in name} == expected
-    assert state["backbone.layers.0.mixer.conv1d.weight"].shape == (config.mamba_conv_size, 1, config.conv_kernel)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "nemotron_h"
-
-
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
         (lambda state: state.pop("backbone.layers.1.mixer.experts.3.up_proj.weight"), "experts.3.up_proj"),
-        (lambda state: state.pop("backbone.layers.0.mixer.A_log"), "A_log"),
-        (lambda state: state.update({"lm_head.weight": state["lm_head.weight"][:-1].clone()}), "lm_head"),
         (lambda state: state.update({"backbone.extra": torch.ones(1)}), "backbone.extra"),
         (
             lambda state: state.update({"backbone.layers.1.mixer.experts.5.up_proj.weight": torch.ones(14, 24)}),
             "experts",
         ),
     ],
-    ids=["an expert is missing", "a tensor is missing", "another shape", "a tensor too many", "an expert too many"],
+    ids=["an expert is missing", "a tensor too many", "an expert too many"],
 )
 def test_files_that_do_not_fit_are_refused(
     make_model: Callable[..., NemotronH],
@@ -109,21 +70,6 @@ def test_files_that_do_not_fit_are_refused(
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=named):
         NemotronH.from_pretrained(tmp_path)
-
-
-def test_transformers_reads_the_saved_directory(make_model: Callable[..., NemotronH], tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = make_model("MEM*-E")
-    model.save_pretrained(tmp_path)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, use_cache=False, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
-    ).eval()
-    for layer in reference.model.layers:
-        if hasattr(layer.mixer, "time_step_limit"):  # a floor under dt that neither training nor our decoding has
-            layer.mixer.time_step_limit = (0.0, math.inf)
-    ids = torch.arange(40).view(2, 20)
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, reference(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ _DATASET = re.compile(
 _TIMEOUT = 60.0  # seconds
 _ATTEMPTS, _FIRST_WAIT = 3, 0.5  # of a request that the client does not retry; seconds, doubled
 _TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
+_FRONT_MATTER = re.compile(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
 T = TypeVar("T")
 
 # The rules by which `datasets` finds splits in the names of files (its data_files.py documents them with examples).
@@ -406,24 +407,20 @@ def _cached_repository(address: HubAddress, reason: Exception) -> _Repository:
 
 def _card(repository: _Repository) -> dict[str, Any]:
     """The YAML of the dataset's card; what .huggingface.yaml says comes before it, as in `datasets`."""
-    card: dict[str, Any] = {}
-    if "README.md" in repository.files:
-        lines = _text_of(repository, "README.md").splitlines()
-        if lines and lines[0].strip() == "---" and "---" in lines[1:]:
-            card.update(_yaml(repository, "\n".join(lines[1 : lines.index("---", 1)])))
+    texts = []
+    if "README.md" in repository.files and (front := _FRONT_MATTER.match(_text_of(repository, "README.md"))):
+        texts.append(front[1])
     if ".huggingface.yaml" in repository.files:
-        card.update(_yaml(repository, _text_of(repository, ".huggingface.yaml")))
+        texts.append(_text_of(repository, ".huggingface.yaml"))
+    card: dict[str, Any] = {}
+    for text in texts:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            problem = str(error).split("\n")[0]
+            raise UserError(f"hf://{repository.name}: the dataset's card is not valid YAML: {problem}") from error
+        card.update(value if isinstance(value, dict) else {})
     return card
-
-
-def _yaml(repository: _Repository, text: str) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"hf://{repository.name}: the dataset's card is not valid YAML: {error}".split("\n")[0]
-        ) from error
-    return value if isinstance(value, dict) else {}
 
 
 def _text_of(repository: _Repository, path: str) -> str:

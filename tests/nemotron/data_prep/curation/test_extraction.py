@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import random
 from pathlib import Path
 
@@ -21,33 +20,11 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import WarcRecord
 from nemotron.data_prep.work.engines import SerialEngine
 
-warcio = pytest.importorskip("warcio.warcwriter")
+from ..sources.written import PROSE, page, warc_records
+
 pytest.importorskip("trafilatura")
 
 LIMIT = 100_000
-PROSE = "The ferry leaves at noon and comes back before the tide turns, unless the wind says otherwise."
-
-
-def page(number: int) -> bytes:
-    noise = random.Random(number).randbytes(300).hex()  # so that compression does not make records tiny
-    return f"<html><body><article><h1>Page {number}</h1><p>{PROSE} {noise}</p></article></body></html>".encode()
-
-
-def warc_bytes(bodies: list[bytes], *, compressed: bool = True, content_type: str = "text/html") -> list[bytes]:
-    """The records of a WARC file, each by itself."""
-    from warcio.statusandheaders import StatusAndHeaders
-
-    records = []
-    for number, body in enumerate(bodies):
-        buffer = io.BytesIO()
-        writer = warcio.WARCWriter(buffer, gzip=compressed)
-        headers = StatusAndHeaders("200 OK", [("Content-Type", content_type)], protocol="HTTP/1.1")
-        record = writer.create_warc_record(
-            f"https://a.example/{number}", "response", payload=io.BytesIO(body), http_headers=headers
-        )
-        writer.write_record(record)
-        records.append(buffer.getvalue())
-    return records
 
 
 def html(body: bytes, **more: object) -> WarcRecord:
@@ -110,7 +87,7 @@ def test_a_shard_has_a_document_a_page(tmp_path: Path) -> None:
     from nemotron.data_prep.curation.step import collect
 
     path = tmp_path / "crawl-7.warc.gz"
-    path.write_bytes(b"".join(warc_bytes([page(0), b"", page(2)])))
+    path.write_bytes(b"".join(warc_records([page(0), b"", page(2)])))
     plan = plan_extraction(list_files([str(tmp_path)], formats=("warc",)), {})
     table = collect(plan, tmp_path / "work", extract_shard, ExtractionSettings(), SerialEngine())
     documents = [document for file in list_documents(tmp_path / "work") for document in read_documents(file)]
@@ -125,14 +102,14 @@ def test_a_shard_has_a_document_a_page(tmp_path: Path) -> None:
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "a.warc.gz").write_bytes(warc_bytes([page(0)])[0])
+        (tmp_path / name / "a.warc.gz").write_bytes(warc_records([page(0)])[0])
     with pytest.raises(UserError, match="two files are called a"):
         plan_extraction(list_files([str(tmp_path)], formats=("warc",)), {})
 
 
 def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
-    path.write_bytes(gzip.compress(b"".join(warc_bytes([page(0), page(1), page(2)], compressed=False))))
+    path.write_bytes(gzip.compress(b"".join(warc_records([page(0), page(1), page(2)], gz=False))))
     plan = plan_extraction(list_files([str(path)]), {})
     collect(plan, tmp_path / "work", extract_shard, ExtractionSettings(), SerialEngine())
     (shard,) = list_documents(tmp_path / "work")

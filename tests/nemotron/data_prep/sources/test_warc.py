@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import random
 from pathlib import Path
 
@@ -12,32 +11,9 @@ import pytest
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import WarcRecord, decode_page, read_records
 
-warcio = pytest.importorskip("warcio.warcwriter")
+from .written import page, response, warc, warc_records
 
 LIMIT = 100_000
-PROSE = "The ferry leaves at noon and comes back before the tide turns, unless the wind says otherwise."
-
-
-def page(number: int) -> bytes:
-    noise = random.Random(number).randbytes(300).hex()  # so that compression does not make records tiny
-    return f"<html><body><article><h1>Page {number}</h1><p>{PROSE} {noise}</p></article></body></html>".encode()
-
-
-def warc_bytes(bodies: list[bytes], *, compressed: bool = True, content_type: str = "text/html") -> list[bytes]:
-    """The records of a WARC file, each by itself."""
-    from warcio.statusandheaders import StatusAndHeaders
-
-    records = []
-    for number, body in enumerate(bodies):
-        buffer = io.BytesIO()
-        writer = warcio.WARCWriter(buffer, gzip=compressed)
-        headers = StatusAndHeaders("200 OK", [("Content-Type", content_type)], protocol="HTTP/1.1")
-        record = writer.create_warc_record(
-            f"https://a.example/{number}", "response", payload=io.BytesIO(body), http_headers=headers
-        )
-        writer.write_record(record)
-        records.append(buffer.getvalue())
-    return records
 
 
 def responses(path: Path) -> list[WarcRecord]:
@@ -55,7 +31,7 @@ def damaged(path: Path) -> int:
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_a_file_that_ends_anywhere_gives_its_whole_records_and_one_damaged(tmp_path: Path, compressed: bool) -> None:
-    records = warc_bytes([page(0), page(1), page(2)], compressed=compressed)
+    records = warc_records([page(0), page(1), page(2)], gz=compressed)
     data, borders = b"".join(records), {0}
     for record in records:
         borders.add(max(borders) + len(record))
@@ -70,7 +46,7 @@ def test_a_file_that_ends_anywhere_gives_its_whole_records_and_one_damaged(tmp_p
 
 
 def test_a_flipped_byte_costs_at_most_the_record_that_it_is_in(tmp_path: Path) -> None:
-    records = warc_bytes([page(n) for n in range(6)])
+    records = warc_records([page(n) for n in range(6)])
     data, path, rng = b"".join(records), tmp_path / "a.warc.gz", random.Random(1)
     for _ in range(60):
         spot = rng.randrange(len(data))
@@ -86,7 +62,7 @@ def test_a_flipped_byte_costs_at_most_the_record_that_it_is_in(tmp_path: Path) -
 
 
 def test_offsets_are_where_the_records_begin(tmp_path: Path) -> None:
-    records = warc_bytes([page(n) for n in range(3)])
+    records = warc_records([page(n) for n in range(3)])
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join(records))
     offsets = [response.offset for response in responses(path)]
@@ -126,48 +102,19 @@ def test_encodings(body: bytes, content_type: str, text: str, encoding: str) -> 
     assert decode_page(body, content_type) == (text, encoding)
 
 
-def test_bodies_are_decoded_as_their_headers_say_and_other_records_passed_over(tmp_path: Path) -> None:
-    from warcio.statusandheaders import StatusAndHeaders
-
-    packed = gzip.compress(page(1))
-    chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (packed[:100], packed[100:])) + b"0\r\n\r\n"
-    headers = [("Content-Type", "text/html"), ("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked")]
-    path = tmp_path / "a.warc.gz"
-    with path.open("wb") as file:
-        writer = warcio.WARCWriter(file, gzip=True)
-        writer.write_record(writer.create_warcinfo_record("a", {"software": "test"}))
-        for kind, body, status, fields in (
-            ("request", b"", "GET / HTTP/1.1", [("Host", "a.example")]),
-            ("response", chunked, "200 OK", headers),
-            ("metadata", b"fetchTimeMs: 3\r\n", None, None),
-            ("response", page(2), "200 OK", headers[:1]),
-        ):
-            http = None if status is None else StatusAndHeaders(status, fields, protocol="HTTP/1.1")
-            record = writer.create_warc_record("https://a.example/", kind, payload=io.BytesIO(body), http_headers=http)
-            writer.write_record(record)
-    assert [(response.body, response.problem) for response in responses(path)] == [(page(1), ""), (page(2), "")]
-
-
 def test_a_content_encoding_that_is_not_taken_off_is_named(tmp_path: Path) -> None:
-    from warcio.statusandheaders import StatusAndHeaders
-
     path = tmp_path / "a.warc"
-    with path.open("wb") as file:
-        writer = warcio.WARCWriter(file, gzip=False)
-        for name, body in (("zstd", b"\x28\xb5\x2f\xfd" + bytes(range(200))), ("zstd", page(1)), ("identity", page(2))):
-            fields = [("Content-Type", "text/html"), ("Content-Encoding", name)]
-            http = StatusAndHeaders("200 OK", fields, protocol="HTTP/1.1")
-            record = writer.create_warc_record(
-                "https://a.example/", "response", payload=io.BytesIO(body), http_headers=http
-            )
-            writer.write_record(record)
+    bodies = [("zstd", b"\x28\xb5\x2f\xfd" + bytes(range(200))), ("zstd", page(1)), ("identity", page(2))]
+    records = [response("https://a.example/", body, Content_Encoding=name) for name, body in bodies]
+    path.write_bytes(warc(records, gz=False))
     found = responses(path)
-    assert [response.encoding for response in found] == ["zstd", "", ""], "the second one is text already"
+    assert [record.encoding for record in found] == ["zstd", "", ""], "the second one is text already"
+    assert [record.body for record in found] == [body for _, body in bodies]
 
 
 def test_of_a_page_beyond_the_limit_only_the_beginning_is_held(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
-    path.write_bytes(b"".join(warc_bytes([b"<p>" + b"a" * 10_000_000, page(1)])))
+    path.write_bytes(b"".join(warc_records([b"<p>" + b"a" * 10_000_000, page(1)])))
     first, second = responses(path)
     assert LIMIT < len(first.body) <= LIMIT + 1
     assert second.body == page(1)
@@ -183,7 +130,7 @@ def test_of_a_page_beyond_the_limit_only_the_beginning_is_held(tmp_path: Path) -
     ],
 )
 def test_a_header_of_any_kind_costs_at_most_its_record(tmp_path: Path, old: bytes, new: bytes) -> None:
-    first, second = warc_bytes([page(0), page(1)], compressed=False)
+    first, second = warc_records([page(0), page(1)], gz=False)
     assert old in first
     header, line, rest = first.replace(old, new).partition(b"Content-Length: ")
     number, _, rest = rest.partition(b"\r\n")
@@ -197,7 +144,7 @@ def test_a_header_of_any_kind_costs_at_most_its_record(tmp_path: Path, old: byte
 
 def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
-    path.write_bytes(gzip.compress(b"".join(warc_bytes([page(0), page(1), page(2)], compressed=False))))
+    path.write_bytes(gzip.compress(b"".join(warc_records([page(0), page(1), page(2)], gz=False))))
     assert [(record.offset, record.number, record.body) for record in responses(path)] == [
         (0, number, page(number)) for number in range(3)
     ]
@@ -205,7 +152,7 @@ def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status_line", [b"HTTP/1.0 200", b"HTTP/2 200", b"HTTP/2.0 200 OK", b"HTTP/3 200"])
 def test_responses_of_every_version_of_http(tmp_path: Path, status_line: bytes) -> None:
-    (record,) = warc_bytes([page(0)], compressed=False)
+    (record,) = warc_records([page(0)], gz=False)
     header, _, content = record.partition(b"\r\n\r\n")
     content = content.replace(b"HTTP/1.1 200 OK", status_line).rstrip(b"\r\n")
     lines = [line for line in header.split(b"\r\n") if not line.startswith(b"Content-Length")]

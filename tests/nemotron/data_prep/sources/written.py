@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,14 @@ def response(url: str, body: bytes, status: str = "200 OK", **headers: str) -> t
     return "response", url, body, StatusAndHeaders(status, named, protocol="HTTP/1.1")
 
 
-def warc(records: Sequence[tuple[str, str, bytes, StatusAndHeaders | None]], *, gz: bool = True) -> bytes:
-    """(kind, url, payload, HTTP headers) -> a WARC file."""
+def warc(
+    records: Sequence[tuple[str, str, bytes, StatusAndHeaders | None]], *, gz: bool = True, info: bool = True
+) -> bytes:
+    """(kind, url, payload, HTTP headers) -> a WARC file, with a record that describes the file at its beginning."""
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=gz)
-    writer.write_record(writer.create_warcinfo_record("x.warc", {"software": "test"}))
+    if info:
+        writer.write_record(writer.create_warcinfo_record("x.warc", {"software": "test"}))
     for kind, url, payload, headers in records:
         writer.write_record(
             writer.create_warc_record(
@@ -103,3 +107,17 @@ def read(
         for row in read_piece(piece, Reading(**settings), report):
             rows.append((where(piece, row.index).rsplit("/", 1)[-1], row.value))
     return rows, report
+
+
+PROSE = "The ferry leaves at noon and comes back before the tide turns, unless the wind says otherwise."
+
+
+def page(number: int) -> bytes:
+    """An HTML page with a paragraph of prose."""
+    noise = random.Random(number).randbytes(300).hex()  # so that compression does not make records tiny
+    return f"<html><body><article><h1>Page {number}</h1><p>{PROSE} {noise}</p></article></body></html>".encode()
+
+
+def warc_records(bodies: Sequence[bytes], *, gz: bool = True) -> list[bytes]:
+    """The records of a WARC file with these pages, each by itself."""
+    return [warc([response(f"https://a.example/{n}", body)], gz=gz, info=False) for n, body in enumerate(bodies)]

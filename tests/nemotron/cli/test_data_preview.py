@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nemotron.cli.commands.data.preview import preview as command
 from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.data_prep.chat.conversations import Conversation
-from nemotron.data_prep.chat.packing import pack, tokenize_conversations
+from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from nemotron.kit import SFTPack
 
@@ -72,19 +75,31 @@ def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokeniz
     assert renamed.stdout.startswith(f"=== {chats}:3: ")
 
 
+def write_rows(conversations: list[Conversation], tokenizer: Path, a_row: int, path: Path) -> int:
+    """Pack so many conversations a row; returns the tokens of the first one."""
+    encoded = encode_conversations(conversations, load_tokenizer(tokenizer), "nano3")
+    rows = []
+    for first in range(0, len(encoded), a_row):
+        ids, masks = zip(*encoded[first : first + a_row], strict=True)
+        starts = np.cumsum([0, *map(len, ids[:-1])])
+        arrays = (np.concatenate(ids), np.concatenate(masks), starts)
+        rows.append(dict(zip(PACKED_SCHEMA.names, (array.tolist() for array in arrays), strict=True)))
+    pq.write_table(pa.Table.from_pylist(rows, schema=PACKED_SCHEMA), path)
+    return len(encoded[0][0])
+
+
 def test_packed_rows_and_their_artifact(
     nemotron: Nemotron, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload = tmp_path / "payload"
     payload.mkdir()
     conversations = [Conversation("x", [{"role": "user", "content": str(i)}, SAID], "train") for i in range(6)]
-    items = list(tokenize_conversations(conversations, load_tokenizer(tokenizer)))
-    pack(items, 2 * len(items[0].input_ids) + 2, payload / "train.parquet")
+    length = write_rows(conversations, tokenizer, 2, payload / "train.parquet")
     by_file = nemotron(f"data preview {payload / 'train.parquet'} --tokenizer {tokenizer} --skip 1 -n 1")
     assert by_file.stdout.startswith("=== train.parquet row 1: 2 sequences: "), by_file.stderr
     assert by_file.stdout.count("{+two and two") == 2
     border = re.search(r"\n--- sequence at (\d+) ---\n<\|im_start\|>user", by_file.stdout)
-    assert border and int(border[1]) == len(items[0].input_ids)
+    assert border and int(border[1]) == length
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "registry"))
     SFTPack(
         path=payload,
@@ -107,8 +122,7 @@ def test_packed_rows_and_their_artifact(
 
 def test_a_row_of_many_sequences_is_cut_by_default(nemotron: Nemotron, tokenizer: Path, tmp_path: Path) -> None:
     conversations = [Conversation("x", [{"role": "user", "content": str(i)}, SAID], "train") for i in range(30)]
-    items = list(tokenize_conversations(conversations, load_tokenizer(tokenizer)))
-    pack(items, 4096, tmp_path / "train.parquet")
+    write_rows(conversations, tokenizer, 30, tmp_path / "train.parquet")
     done = nemotron(f"data preview {tmp_path / 'train.parquet'} --tokenizer {tokenizer}")
     assert done.stdout.startswith("=== train.parquet row 0: 30 sequences: ")
     assert done.stdout.count("{+two and two") == 3

@@ -8,27 +8,15 @@ can be made to stop thinking.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import Decontaminator, words
-from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
-from nemotron.data_prep.sources.files import Format, SourceFile
-from nemotron.data_prep.sources.locations import described
-from nemotron.data_prep.sources.pieces import whole
-from nemotron.data_prep.sources.reader import read_piece, row_id
-from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.kit.chat import (
-    CONTROL_TOKENS,
-    NO_ANSWER,
-    UntrainableError,
-    check_conversation,
-    normalize_messages,
-    normalize_tools,
-)
+from nemotron.data_prep.sources.documents import Split, stable_hash
+from nemotron.data_prep.sources.files import Format
 from nemotron.kit.chat_template import load_template
 
 Item = TypeVar("Item")
@@ -105,76 +93,19 @@ def _outcome_order(item: tuple[str, int]) -> tuple[int, str]:
 CONVERSATION_FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 
 
-def read_conversations(
-    name: str,
-    files: Sequence[SourceFile],
-    messages_field: str,
-    valid_fraction: float,
-    seed: int,
-    on_error: Literal["stop", "skip"] = "stop",
-    report: ReadReport | None = None,
-) -> Iterator[Conversation]:
-    """The user's conversations, with `tools` where a record has them, from JSONL, Parquet or Arrow files.
+class ProtectedPrompts:
+    """The prompts of evaluation tasks, which nothing may be trained on."""
 
-    Under `skip`, what is not right is counted in `report`. UserError with file and row, under `stop`: a record that
-    cannot be read, a missing field, messages that no template can render, a call of a tool that is not declared;
-    always, when there is no record at all.
-    """
-    report = ReadReport() if report is None else report
-    columns = {"messages": messages_field, "tools": "tools"}
-    reading = Reading(on_error, columns=columns, required=(), present=("messages",))
-    for file in files:
-        piece = whole(file)
-        for row in read_piece(piece, reading, report):
-            place = row_id(piece, row.index)
-            messages, tools = normalize_messages(row.value["messages"]), normalize_tools(row.value.get("tools"))
-            try:
-                if not isinstance(messages, list) or not messages:
-                    problem = f"field {messages_field!r} must be a list of messages"
-                    raise UntrainableError("malformed messages", problem, "set messages_field")
-                check_conversation(messages, tools)
-            except UntrainableError as error:
-                if error.reason != NO_ANSWER:  # `curate_conversations` counts those
-                    if on_error == "stop":
-                        raise UserError(f"{place}: {error.message}", error.hint) from None
-                    report.records -= 1
-                    report.skip(error.reason, place, error.message.removeprefix(f"{error.reason}: "))
-                    continue
-            conversation = Conversation(name, messages, "train", tools)
-            yield replace(conversation, split=split_of(conversation.key(), valid_fraction, seed))
-    if report.records == 0:
-        raise UserError(
-            f"source {name!r} is empty: no conversation in {len(files)} files, the first of them {files[0].uri}",
-            f"not read: {described(report.skipped)}" if report.skipped else None,
-        )
+    def __init__(self, prompts: Iterable[str]) -> None:
+        prompts = list(prompts)
+        self._exact = {" ".join(words(prompt)) for prompt in prompts}  # also those too short for the n-gram rule
+        self._decontaminator = Decontaminator(boilerplate_documents=0)
+        self._decontaminator.protect(prompts)
 
-
-def curate_conversations(
-    conversations: Iterable[Conversation], protected_prompts: Iterable[str], table: ConversationTable
-) -> Iterator[Conversation]:
-    """Drop what must not be trained on: exact repeats, control tokens inside a message, no assistant turn, overlap of a
-    user turn with an evaluation prompt. For conversations from outside; generated ones are held out by construction."""
-    protected = list(protected_prompts)
-    exact = {" ".join(words(prompt)) for prompt in protected}  # also those too short for the n-gram rule
-    decontaminator = Decontaminator(boilerplate_documents=0)
-    decontaminator.protect(protected)
-    seen: set[int] = set()
-    for conversation in conversations:
-        table.count(conversation.source, "read")
-        content = conversation.key()
-        key = stable_hash(content)
-        prompts = [m["content"] for m in conversation.messages if m["role"] == "user"]
-        if key in seen:
-            table.count(conversation.source, "exact duplicate")
-        elif any(token in content for token in CONTROL_TOKENS):
-            table.count(conversation.source, "control token in a message")
-        elif not any(message["role"] == "assistant" for message in conversation.messages):
-            table.count(conversation.source, NO_ANSWER)
-        elif any(" ".join(words(prompt)) in exact or decontaminator.observe(prompt) for prompt in prompts):
-            table.count(conversation.source, "overlaps evaluation prompt")
-        else:
-            seen.add(key)
-            yield conversation
+    def overlap(self, conversation: Conversation) -> bool:
+        """Whether a user turn equals one of them, but for punctuation and layout, or has an n-gram in common."""
+        prompts = [message["content"] for message in conversation.messages if message["role"] == "user"]
+        return any(" ".join(words(text)) in self._exact or self._decontaminator.observe(text) for text in prompts)
 
 
 def control_reasoning(

@@ -7,6 +7,8 @@ of the spool (`chat_spool`) by memory map. What is written depends on plan and s
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
@@ -20,9 +22,11 @@ from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, pack_lengths
-from nemotron.data_prep.chat.packing import PACKED_SCHEMA
+from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, ChatWork
-from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput
+from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
 
 _ROW_GROUP_TOKENS = 4 * 2**20
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -311,6 +315,42 @@ def rows_shard(shard: Shard[RowsWork], task: RowsTask, output: ShardOutput) -> R
             tokens += len(ids)
             trained_tokens += int(mask.sum(dtype=np.int64))
     return RowsCounts(end - begin, int(offsets[-1] - offsets[0]), tokens, trained_tokens)
+
+
+def write_rows(
+    tokenized: Plan[ChatWork], packed: Sequence[PackedSplit], task: RowsTask, folder: Path, engine: Engine
+) -> dict[str, RowsCounts]:
+    """Write the rows of all splits below `folder`, `SPLIT/00000.parquet` and so on; returns the counts by split.
+
+    Shows on stderr how far it is. `tokenized`: the plan of the spool.
+    """
+    plan = plan_rows(tokenized, packed)
+    freeze(plan, folder)
+    totals = {split.split: RowsCounts() for split in packed}
+    with Progress("write") as progress:
+        receipts = run_shards(plan, folder, rows_shard, task, engine, RowsCounts)
+        for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
+            totals[shard.work.split] += receipt.counts
+            progress.add(rows=receipt.counts.rows, tokens=receipt.counts.tokens, was_done=was_done)
+    return totals
+
+
+def publish_rows(totals: Mapping[str, RowsCounts], folder: Path, output_dir: Path) -> dict[str, Path]:
+    """Give the files of every split a second name in `output_dir`; returns the folder of each split.
+
+    Copies share the bytes: what is done stays done until it is published.
+    """
+    for split in totals:
+        shutil.copytree(folder / split, output_dir / split, copy_function=_link)
+    return {split: output_dir / split for split in totals}
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a file where the file system has such, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _row_groups(row_lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

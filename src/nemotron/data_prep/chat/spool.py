@@ -8,23 +8,34 @@ each sequence), `NAME.split.npy` (uint8, index in `SPLITS`). What is in it depen
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.chat.conversations import Conversation, control_reasoning, training_spans
-from nemotron.data_prep.chat.packing import encode_conversations
-from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.chat.conversations import (
+    Conversation,
+    ConversationTable,
+    ProtectedPrompts,
+    control_reasoning,
+    training_spans,
+)
+from nemotron.data_prep.chat.encoding import encode_conversations
+from nemotron.data_prep.sources.documents import Split, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
-from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput
+from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput, run_shards
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
 
 SPLITS = ("train", "valid", "test")
@@ -33,6 +44,7 @@ SPLITS = ("train", "valid", "test")
 READ, KEPT, EARLIER_TURNS = "read", "kept", "earlier turn, on its own"
 NOT_USED_IN = "not among used_in"
 CONTROL_TOKEN = "control token in a message"
+OVERLAPS = "overlaps evaluation prompt"
 NOTHING_TRAINED = "nothing to train on"
 TOO_LONG = "longer than seq_length"
 CUT = "cut at seq_length, and kept"
@@ -51,7 +63,8 @@ class ChatSource:
 
     `used_in`: keep only records whose column `used_in` names one of these; () keeps all. `low_effort`: its answers are
     those to a user who asks for little reasoning (super3). `max_records`: read at most so many, of every file its share
-    by size, from the beginning of each piece.
+    by size, from the beginning of each piece. `split_column`: of a record, that says which of `SPLITS` it is in,
+    whatever the fractions. `guarded`: leave out what overlaps with the settings' `protected` prompts.
     """
 
     name: str
@@ -61,6 +74,8 @@ class ChatSource:
     valid_fraction: float = 0.0
     test_fraction: float = 0.0
     max_records: int | None = None
+    split_column: str | None = None
+    guarded: bool = False
 
 
 class Span(NamedTuple):
@@ -76,7 +91,8 @@ class Span(NamedTuple):
 class ChatSettings:
     """All that decides how conversations become sequences. `tokenizer`: the text of tokenizer.json.
 
-    `too_long`: whether a sequence of more than `seq_len` tokens is left out or loses its end.
+    `too_long`: whether a sequence of more than `seq_len` tokens is left out or loses its end. `protected`: prompts of
+    evaluation tasks.
     """
 
     tokenizer: str
@@ -87,6 +103,7 @@ class ChatSettings:
     reasoning_truncated: float
     seed: int
     sources: dict[str, ChatSource]
+    protected: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the plan: the tokenizer by its digest."""
@@ -189,6 +206,31 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     return ChatCounts(outcomes, len(lengths), sum(lengths), report.errors(), report.samples)
 
 
+@dataclass
+class Spool:
+    """What all shards made of the records: outcomes by source, samples of what was dropped, `errors` by source."""
+
+    table: ConversationTable = field(default_factory=ConversationTable)
+    samples: list[dict[str, str]] = field(default_factory=list)
+    errors: dict[str, Counter[str]] = field(default_factory=dict)
+
+
+def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSettings, engine: Engine) -> Spool:
+    """Do a frozen plan's shards in `folder`. Shows on stderr how far it is."""
+    spool = Spool(errors={name: Counter() for name in settings.sources})
+    total_bytes = sum(shard.work.piece.size for shard in plan.shards)
+    with Progress("tokenize", total_bytes, "sequences") as progress:
+        receipts = run_shards(plan, folder, tokenize_shard, settings, engine, ChatCounts)
+        for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
+            work, counts = shard.work, receipt.counts
+            for outcome, count in counts.outcomes.items():
+                spool.table.count(work.source, outcome, count)
+            spool.samples += counts.samples
+            spool.errors[work.source].update(counts.errors)
+            progress.add(rows=counts.sequences, tokens=counts.tokens, bytes=work.piece.size, was_done=was_done)
+    return spool
+
+
 def _conversations(
     piece: Piece, source: ChatSource, settings: ChatSettings, report: ReadReport, outcomes: Count
 ) -> Iterator[Conversation | None]:
@@ -226,7 +268,8 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
     messages = normalize_messages(given[0])
     if not isinstance(messages, list):
         messages = [messages]
-    return Conversation(source.name, messages, "train", normalize_tools(given[1]), source.low_effort)
+    split: Split = record[source.split_column] if source.split_column else "train"
+    return Conversation(source.name, messages, split, normalize_tools(given[1]), source.low_effort)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -255,13 +298,25 @@ def _spans(
         if any(token in key for token in forbidden):
             _count(outcomes, CONTROL_TOKEN)
             continue
-        draw = stable_hash("split", seed, key) / 2**64
-        split = 1 if draw < source.valid_fraction else 2 if draw < source.valid_fraction + source.test_fraction else 0
+        if source.guarded and _protected(settings.protected).overlap(conversation):
+            _count(outcomes, OVERLAPS)
+            continue
+        if source.split_column is None:
+            draw = stable_hash("split", seed, key) / 2**64
+            valid, test = source.valid_fraction, source.test_fraction
+            split = 1 if draw < valid else 2 if draw < valid + test else 0
+        else:
+            split = SPLITS.index(conversation.split)
         for number, span in enumerate(training_spans(conversation, settings.template)):
             if number:
                 _count(outcomes, EARLIER_TURNS)
             span_key = key if len(span.messages) == len(conversation.messages) else span.key()
             yield Span(span, split, stable_hash("pack", seed, span_key, *effort), len(span_key))
+
+
+@lru_cache(maxsize=1)
+def _protected(prompts: tuple[str, ...]) -> ProtectedPrompts:
+    return ProtectedPrompts(prompts)  # made once a process
 
 
 def sum_of(outcomes: Mapping[str, int]) -> str:

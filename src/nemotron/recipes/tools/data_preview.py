@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.chat.conversations import training_spans
-from nemotron.data_prep.chat.packing import PACKED_SCHEMA, encode_conversations
+from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import list_files

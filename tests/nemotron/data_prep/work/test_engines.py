@@ -202,7 +202,7 @@ def test_ray_address_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -
 def test_ray_is_imported_by_nobody_who_does_not_use_it() -> None:
     code = (
         "import sys; from nemotron.data_prep.work import engines\n"
-        "from nemotron.data_prep.chat import packing\nfrom nemotron.data_prep.tokens import blend\n"
+        "from nemotron.data_prep.chat import pack\nfrom nemotron.data_prep.tokens import blend\n"
         "with engines.PoolEngine(2): pass\n"
         "assert 'ray' not in sys.modules and 'multiprocessing.pool' not in sys.modules"
     )

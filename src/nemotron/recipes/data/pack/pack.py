@@ -34,10 +34,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,14 +44,12 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
-from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import freeze, run_shards
+from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import required_tokens, template_source
 from nemotron.kit.commands import command_hint
@@ -91,27 +87,14 @@ def main() -> None:
             freeze(plan, work / "spool")
 
         # --- Records -> ids and masks, a shard a piece of a file ------------------------------------------------------
-        table, samples = ConversationTable(), []
-        errors: dict[str, Counter[str]] = {name: Counter() for name in settings.sources}
-        total_bytes = sum(shard.work.piece.size for shard in plan.shards)
-        with run.phase("tokenize"), Progress("tokenize", total_bytes, "sequences") as progress:
-            task, counts_type = chat_spool.tokenize_shard, chat_spool.ChatCounts
-            receipts = run_shards(plan, work / "spool", task, settings, engine, counts_type)
-            for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
-                counts = receipt.counts
-                for outcome, count in counts.outcomes.items():
-                    table.count(shard.work.source, outcome, count)
-                samples += counts.samples
-                errors[shard.work.source].update(counts.errors)
-                progress.add(
-                    rows=counts.sequences, tokens=counts.tokens, bytes=shard.work.piece.size, was_done=was_done
-                )
-
+        with run.phase("tokenize"):
+            spool = chat_spool.tokenize_conversations(plan, work / "spool", settings, engine)
+        table, samples = spool.table, spool.samples
         print(table, file=sys.stderr)
         for name, outcomes in table.counts.items():
             print(f"{name}: {chat_spool.sum_of(outcomes)}", file=sys.stderr)
         for name, outcomes in table.counts.items():
-            check_skipped(name, outcomes[chat_spool.READ], errors[name], samples, cfg.reading.max_skipped)
+            check_skipped(name, outcomes[chat_spool.READ], spool.errors[name], samples, cfg.reading.max_skipped)
 
         # --- Which sequences in which row: lengths alone --------------------------------------------------------------
         with run.phase("pack"):
@@ -141,15 +124,9 @@ def main() -> None:
             ]  # fmt: skip
 
         # --- Rows, a shard a Parquet file -----------------------------------------------------------------------------
-        rows_plan = chat_pack.plan_rows(plan, packed)
-        freeze(rows_plan, work / "rows")
         job = chat_pack.RowsTask(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
-        totals = {split.split: chat_pack.RowsCounts() for split in packed}
-        with run.phase("write"), Progress("write") as progress:
-            written = run_shards(rows_plan, work / "rows", chat_pack.rows_shard, job, engine, chat_pack.RowsCounts)
-            for rows_shard, (rows, was_done) in zip(rows_plan.shards, written, strict=True):
-                totals[rows_shard.work.split] += rows.counts
-                progress.add(rows=rows.counts.rows, tokens=rows.counts.tokens, was_done=was_done)
+        with run.phase("write"):
+            totals = chat_pack.write_rows(plan, packed, job, work / "rows", engine)
         for split in packed:
             print(f"{split.split}: {split.bins.report()}", file=sys.stderr)
 
@@ -157,10 +134,7 @@ def main() -> None:
         shutil.rmtree(run.output_dir)
         tokenizer.copy_to(run.output_dir / "tokenizer")
         _set_template(run.output_dir / "tokenizer", cfg.chat_template)
-        for split in packed:
-            # Copies share the bytes: what is done stays done until it is published.
-            shutil.copytree(work / "rows" / split.split, run.output_dir / split.split, copy_function=_link)
-        paths = {split.split: run.output_dir / split.split for split in packed}
+        paths = chat_pack.publish_rows(totals, work / "rows", run.output_dir)
         dataset = SFTPack(
             path=run.output_dir,
             num_examples=totals["train"].sequences,
@@ -246,14 +220,6 @@ def _set_template(folder: Path, template: str) -> None:
         if in_config or "chat_template" in settings:
             settings["chat_template"] = source
             config.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _link(source: str, target: str) -> None:
-    """A second name for a file where the file system has such, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _source(name: str, files: list[SourceFile]) -> Source:

@@ -27,6 +27,7 @@ content and optionally reasoning_content and tool_calls; beside them `tools`, wh
 
 Simplified against the paper: every source counts by its size, without the paper's domain weights; nothing is generated
 by a teacher model or filtered by a judge. Template, mask, packing and the shares of reasoning control are the paper's.
+What is done is done by the steps of `nemotron data pack`: shards, so that a run that was killed goes on.
 """
 
 from __future__ import annotations
@@ -34,23 +35,24 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.chat import conversations as conv
-from nemotron.data_prep.chat import packing
-from nemotron.data_prep.chat.conversations import Conversation
+from nemotron.data_prep.chat import pack, spool
+from nemotron.data_prep.chat.conversations import CONVERSATION_FORMATS, Conversation
+from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.documents import Split
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import file_digests, list_files
-from nemotron.data_prep.sources.reading import ReadReport
-from nemotron.data_prep.tokens.tokenizer import load_tokenizer
+from nemotron.data_prep.sources.reading import Reading
+from nemotron.data_prep.tokens.tokenizer import find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
+from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
@@ -59,117 +61,107 @@ from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, gene
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
 
+SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
+
 
 def main() -> None:
     """Prepare the data and publish it."""
     cfg: SFTDataConfig = load_script_config(__file__)
     difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
-    tokenizer = load_tokenizer(cfg.tokenizer)
+    tokenizer = find_tokenizer(str(cfg.tokenizer)).json_text()
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
-    files = {source.name: list_files(source.paths, conv.CONVERSATION_FORMATS) for source in cfg.sources}
-    reports = {name: ReadReport() for name in files}
+    own_files = {
+        source.name: list_files(source.paths, CONVERSATION_FORMATS, on_error=source.on_error) for source in cfg.sources
+    }
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
-        run.output_dir.mkdir(parents=True)
-        table = conv.ConversationTable()
+        if (published := run.published()) is not None:  # stopped between publishing and the end
+            print_complete({"data": SFTPack.load(published.ref)})
+            return
+        work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here
 
-        # --- Conversations: generated ones as they are, your own curated --------------------------------------------
+        # --- Conversations: generated ones as files, your own as they are ---------------------------------------------
         with run.phase("collect"):
             tasks = list(_tasks(cfg, per_family))
-            generated = [Conversation(task.family, to_messages(task), split) for split, task in tasks]
-            for conversation in generated:
-                table.count(conversation.source, "read")
-            own = chain.from_iterable(
-                table.first(
-                    source.name,
-                    conv.read_conversations(
-                        source.name,
-                        files[source.name],
-                        source.messages_field,
-                        source.valid_fraction,
-                        cfg.seed,
-                        source.on_error,
-                        reports[source.name],
-                    ),
-                    source.max_conversations,
-                    "max_conversations",
-                )
-                for source in cfg.sources
+            files = _write_generated(tasks, work / "generated") | own_files
+            settings = ChatSettings(
+                tokenizer=tokenizer,
+                template=cfg.chat_template,
+                seq_len=cfg.packing.seq_length,
+                too_long="drop",
+                # Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole.
+                reasoning_off=cfg.reasoning.off_share,
+                reasoning_truncated=cfg.reasoning.truncated_share,
+                seed=cfg.seed,
+                sources=_sources(cfg),
+                protected=tuple(evaluation_prompts(cfg.evaluation_tasks, difficulties)) if cfg.sources else (),
             )
-            protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
-            curated = [*generated, *conv.curate_conversations(own, protected, table)]
-            for name, report in reports.items():
-                for reason, count in report.skipped.items():
-                    table.count(name, f"not read: {reason}", count)
+            plan = spool.plan_tokenize(settings, files, SHARD_BYTES)
+            freeze(plan, work / "spool")
 
-        # --- Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole ------------
-        controlled = conv.control_reasoning(
-            curated,
-            off_share=cfg.reasoning.off_share,
-            truncated_share=cfg.reasoning.truncated_share,
-            seed=cfg.seed,
-        )
-        spans = chain.from_iterable(conv.training_spans(conversation) for conversation in controlled)
-
-        # --- Template, mask, token ids ------------------------------------------------------------------------------
+        # --- Template, mask, token ids --------------------------------------------------------------------------------
         with run.phase("tokenize"):
-            rows: dict[str, list[packing.TokenizedConversation]] = {"train": [], "valid": []}
-            for item in packing.tokenize_conversations(
-                spans, tokenizer, template=cfg.chat_template, seed=cfg.seed, engine=engine
-            ):
-                if len(item.input_ids) > cfg.packing.seq_length:
-                    table.count(item.source, "longer than seq_length")
-                elif not item.loss_mask.any():
-                    table.count(item.source, "nothing to train on")
-                else:
-                    table.count(item.source, "kept")
-                    rows[item.split].append(item)
-        print(table, file=sys.stderr)
-        if not rows["train"]:
+            conversations = spool.tokenize_conversations(plan, work / "spool", settings, engine)
+            sequences = pack.read_sequences(work / "spool", plan, list(settings.sources))
+            chosen = pack.choose(sequences, list(settings.sources), weights=None, repeats={}, num_tokens=None)
+        print(conversations.table, file=sys.stderr)
+        print(f"exact duplicates left out: {chosen.duplicates}", file=sys.stderr)
+        for source in cfg.sources:
+            if not conversations.table.counts.get(source.name, {}).get(spool.READ):
+                raise UserError(f"source {source.name!r} is empty: no conversation in {', '.join(source.paths)}")
+        if not len(chosen.splits["train"]):
             raise UserError("no training conversation is left", "the table above says what was dropped and why")
 
-        # --- Pack ---------------------------------------------------------------------------------------------------
+        # --- Pack: which conversations in which row, by lengths alone; then the rows ----------------------------------
         with run.phase("pack"):
-            packs = {
-                split: packing.pack(
-                    items,
+            packed = [
+                pack.pack_split(
+                    split,
+                    numbers,
+                    sequences,
                     cfg.packing.seq_length,
-                    run.output_dir / f"{split}.parquet",
-                    algorithm=cfg.packing.algorithm,
-                    seed=cfg.seed,
+                    cfg.packing.algorithm,
+                    cfg.seed,
+                    FILE_TOKENS,
+                    work / "packing",
                 )
-                for split, items in rows.items()
-                if items
-            }
-            # Which tasks the model meets: what evaluation checks for leaks and measures novelty against.
-            trained = (task.to_dict() for split, task in tasks if split == "train")
-            write_jsonl(run.output_dir / "tasks.jsonl", trained)
-        for split, pack in packs.items():
-            print(f"{split}: {pack}", file=sys.stderr)
+                for split, numbers in chosen.splits.items()
+                if len(numbers)
+            ]
+            task = pack.RowsTask(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
+            totals = pack.write_rows(plan, packed, task, work / "rows", engine)
+        for of_split in packed:
+            print(f"{of_split.split}: {of_split.bins.report()}", file=sys.stderr)
 
-        # --- Publish ------------------------------------------------------------------------------------------------
+        # --- Publish --------------------------------------------------------------------------------------------------
+        shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
+        run.output_dir.mkdir()
+        paths = pack.publish_rows(totals, work / "rows", run.output_dir)
+        # Which tasks the model meets: what evaluation checks for leaks and measures novelty against.
+        write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for split, task in tasks if split == "train"))
         dataset = SFTPack(
             path=run.output_dir,
-            num_examples=packs["train"].conversations,
-            num_tokens=packs["train"].tokens,
-            num_loss_tokens=packs["train"].trained_tokens,
-            train_path=run.output_dir / "train.parquet",
-            valid_path=run.output_dir / "valid.parquet" if "valid" in packs else None,
+            num_examples=totals["train"].sequences,
+            num_tokens=totals["train"].tokens,
+            num_loss_tokens=totals["train"].trained_tokens,
+            train_path=paths["train"],
+            valid_path=paths.get("valid"),
             tokenizer_path=cfg.tokenizer,
             seq_len=cfg.packing.seq_length,
             chat_template=cfg.chat_template,
             metrics={
-                "curation": table.rows(),
-                "not_read_samples": {name: report.samples for name, report in reports.items() if report.samples},
-                "packs": {split: asdict(pack) for split, pack in packs.items()},
+                "curation": conversations.table.rows(),
+                "duplicates": chosen.duplicates,
+                "not_read_samples": conversations.samples,
+                "packs": {each.split: asdict(totals[each.split]) | asdict(each.bins.report()) for each in packed},
             },
-            sources=list(_raw(cfg, generated, files)),
+            sources=list(_raw(cfg, tasks, own_files)),
         )
         dataset.save(move=True)
+        shutil.rmtree(work)
         print_complete({"data": dataset})
 
 
@@ -183,19 +175,54 @@ def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[S
                 yield split, task
 
 
-def _raw(cfg: SFTDataConfig, generated: list[Conversation], files: dict[str, list[SourceFile]]) -> Iterator[Source]:
+def _write_generated(tasks: Sequence[tuple[Split, Task]], folder: Path) -> dict[str, list[SourceFile]]:
+    """A file of conversations for every family. One that is there is left as it is, since a plan knows its time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for family in dict.fromkeys(task.family for _, task in tasks):
+        path = folder / f"{family}.jsonl"
+        if not path.exists():
+            rows = ({"messages": to_messages(task), "split": split} for split, task in tasks if task.family == family)
+            part = path.with_suffix(".part")
+            write_jsonl(part, rows)
+            part.replace(path)
+        files[family] = list_files([str(path)])
+    return files
+
+
+def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
+    """Generated conversations know their split; your own are split by hash, and guarded against evaluation prompts."""
+    generated = Reading(columns={"messages": "messages", "split": "split"}, required=())
+    sources: dict[str, ChatSource] = {
+        family: ChatSource(family, generated, split_column="split") for family in cfg.tasks.families
+    }
+    for source in cfg.sources:
+        columns = {"messages": source.messages_field, "tools": "tools"}
+        sources[source.name] = ChatSource(
+            source.name,
+            Reading(source.on_error, columns=columns, required=(), present=("messages",)),
+            valid_fraction=source.valid_fraction,
+            max_records=source.max_conversations,
+            guarded=True,
+        )
+    return sources
+
+
+def _raw(
+    cfg: SFTDataConfig, tasks: Sequence[tuple[Split, Task]], own_files: Mapping[str, list[SourceFile]]
+) -> Iterator[Source]:
     """Name, sha256 and description of everything raw that went in, for the lineage."""
-    if generated:
+    if tasks:
         total = hashlib.sha256()
-        for conversation in generated:
-            total.update(conversation.key().encode() + b"\0")
+        for split, task in tasks:
+            total.update(Conversation(task.family, to_messages(task), split).key().encode() + b"\0")
         yield Source(
             name="task-generators",
             sha256=total.hexdigest(),
-            detail=f"{len(generated)} conversations of {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
+            detail=f"{len(tasks)} conversations of {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
         )
-    for name, found in files.items():
-        for digest in file_digests(found):
+    for name, files in own_files.items():
+        for digest in file_digests(files):
             yield Source(name=digest["name"], sha256=digest["sha256"], detail=f"source {name}, {digest['detail']}")
 
 

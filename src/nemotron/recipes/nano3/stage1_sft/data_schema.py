@@ -34,7 +34,7 @@ class SourceConfig(OwnSourceConfig):
     messages_field: str = Field("messages", description="field with [{role, content, reasoning_content?, …}], or path")
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share held out, by hash of the conversation")
     max_conversations: int | None = Field(
-        None, ge=1, description="conversations read at most, the first ones, at every scale; null: all"
+        None, ge=1, description="conversations read at most, of each file its share, at every scale; null: all"
     )
 
 

@@ -19,6 +19,7 @@ import pytest
 import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import run_main
+from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import generate_tasks, split_of
 
 RECIPE = Path(nemotron.recipes.__file__).parent / "nano3"
@@ -219,7 +220,7 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         (PRETRAIN, ["tasks.difficulty={maths: {}}"], "maths"),
         (PRETRAIN, ["tasks.num_tasks=0"], "no source of documents"),
         ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
-        ("stage1_sft", ["run.tokenizer=null", "tokenizer=nowhere"], "no tokenizer at nowhere"),
+        ("stage1_sft", ["run.tokenizer=null", "tokenizer=nowhere"], "nowhere/tokenizer.json"),
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
         ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
@@ -258,7 +259,7 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     script = importlib.import_module(f"nemotron.recipes.nano3.{stage}.data_prep")
     quick = QUICK if stage == PRETRAIN else ()
     monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *quick, *overrides])
-    assert run_main(script.main) == 2
+    assert run_main(script.main, command_hint) == 2
     stderr = capsys.readouterr().err
     assert complaint in stderr
     assert len(stderr[stderr.index("error: ") :].splitlines()) <= 2

@@ -43,7 +43,6 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _CREDENTIALS = "the client library looks for credentials in the environment and in its own files"
 _THREADS = 8  # transfers at once
 _LARGE = 64 << 20  # bytes; larger files are uploaded one at a time, since a client holds the parts under way in memory
-_CHUNK = 1 << 20
 # Error codes of S3 and its like where an object exists already, or another request is creating it.
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
 # Raised by bugs in this code, not by a store.
@@ -300,11 +299,8 @@ class FsspecStore:
         raise UserError(f"{url}: content differs from its sha256")
 
     def _remote_sha256(self, path: str) -> str:
-        sha = hashlib.sha256()
         with self.fs.open(path, "rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                sha.update(chunk)
-        return sha.hexdigest()
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
     @contextlib.contextmanager
     def _lock(self, name: str, number: int) -> Iterator[None]:
@@ -371,15 +367,8 @@ def _files_listed_in(directory: Path) -> dict[str, str] | None:
 
 def _in_threads(do: Callable[[Any], Any], items: list[Any]) -> list[Any]:
     """`do` of every item, several at once, in order; the first error is raised when all that began have ended."""
-    if len(items) < 2:
-        return [do(item) for item in items]
-    with ThreadPoolExecutor(min(_THREADS, len(items)), thread_name_prefix="artifacts") as pool:
-        futures = [pool.submit(do, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="artifacts") as pool:
+        return list(pool.map(do, items))
 
 
 def _is_good(version: StoredVersion) -> Callable[[str], bool]:

@@ -11,7 +11,7 @@ import typer
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
-from nemo_runspec.config.validate import load_schema
+from nemo_runspec.config.schema import load_schema
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import UserError, run_main

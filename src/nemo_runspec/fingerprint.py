@@ -86,7 +86,7 @@ def inputs_of(config: Any) -> dict[str, Version]:
         UserError: one of them does not exist.
     """
     from nemo_runspec.artifacts import Registry
-    from nemo_runspec.config.validate import RESERVED_RUN_KEYS
+    from nemo_runspec.config.schema import RESERVED_RUN_KEYS
 
     run = plain(config).get("run") or {}
     references = {key: value for key, value in run.items() if key not in RESERVED_RUN_KEYS and value}

@@ -10,8 +10,8 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config.allowed import is_group, item_of
 from nemo_runspec.config.loader import LoadedConfig
+from nemo_runspec.config.schema import is_group, item_of
 from nemo_runspec.config.yaml_text import KeyPath, dotted
 from nemo_runspec.errors import UserError
 from nemo_runspec.user_files import UserFiles, digest, files_of, in_artifact, is_elsewhere

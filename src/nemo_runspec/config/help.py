@@ -6,9 +6,9 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_runspec.config.allowed import allowed
+from nemo_runspec.config.explain import allowed
 from nemo_runspec.config.loader import list_configs, load_config
-from nemo_runspec.config.validate import RESERVED_RUN_KEYS, leaf_keys, load_schema
+from nemo_runspec.config.schema import RESERVED_RUN_KEYS, leaf_keys, load_schema
 from nemo_runspec.config.yaml_text import split_key
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec

@@ -14,7 +14,7 @@ from typing import Any
 from nemo_runspec.config.help import script_help
 from nemo_runspec.config.loader import COMMAND_LINE, LoadedConfig, list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
-from nemo_runspec.config.validate import RESERVED_RUN_KEYS, load_schema, run_keys
+from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_group
 from nemo_runspec.config.yaml_text import escape_interpolation
 from nemo_runspec.errors import UserError
 from nemo_runspec.options import Options, parse_words
@@ -67,7 +67,11 @@ def _load(spec: Runspec, options: Options, inputs: Callable[[], Mapping[str, str
     if inputs is None:
         return loaded
     schema = load_schema(spec)
-    declared = [key for key in (run_keys(schema) if schema else loaded.data["run"]) if key not in RESERVED_RUN_KEYS]
+    declared = [
+        key
+        for key in (run_group(schema).model_fields if schema else loaded.data["run"])
+        if key not in RESERVED_RUN_KEYS
+    ]
     if any(loaded.origins.get(("run", key)) == COMMAND_LINE for key in declared):
         return loaded
     piped = [f"run.{key}={reference}" for key, reference in inputs().items() if reference and key in declared]

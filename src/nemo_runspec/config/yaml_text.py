@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from nemo_runspec.errors import UserError
 
@@ -181,6 +181,18 @@ def split_key(key: str) -> KeyPath:
 def dotted(path: Iterable[str | int]) -> str:
     """("a", "b", 0) -> `a.b.0`."""
     return ".".join(map(str, path))
+
+
+def value_at(data: Any, path: KeyPath) -> Any:
+    """The value at `path`, or None where it leads nowhere."""
+    for part in path:
+        if isinstance(data, dict):
+            data = data.get(cast(str, part))
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            return None
+    return data
 
 
 def shown(path: Path) -> str:

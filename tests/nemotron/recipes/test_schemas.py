@@ -9,8 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 import nemotron.recipes
-from nemo_runspec.config.allowed import group_of, optional_group
-from nemo_runspec.config.validate import RESERVED_RUN_KEYS, load_schema
+from nemo_runspec.config.schema import RESERVED_RUN_KEYS, group_of, load_schema, optional_group
 from nemo_runspec.runspec import parse
 
 RECIPES = Path(nemotron.recipes.__file__).parent

@@ -68,9 +68,9 @@ class House:
         assert process.returncode == 0, errors
         return errors
 
-    def run_and_stop(self, output: str, steps: int, number: signal.Signals) -> int:
+    def run_and_stop(self, command: list[object], output: str, steps: int, number: signal.Signals) -> int:
         """Start the RL script, send it `number` once `steps` steps are logged; the exit code."""
-        process = self.start(RL, output)
+        process = self.start(command, output)
         deadline = time.monotonic() + 120
         while len(self.steps(output)) < steps:
             assert process.poll() is None, process.communicate()[1]
@@ -151,7 +151,7 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     house: House, number: signal.Signals, exit_code: int, steps: int, resumes: bool, request: pytest.FixtureRequest
 ) -> None:
     versions, output = house.registry.versions(OUTPUT), request.node.callspec.id.replace(" ", "-")
-    assert house.run_and_stop(output, steps, number) == exit_code
+    assert house.run_and_stop(RL, output, steps, number) == exit_code
     assert len(house.steps(output)) < STEPS
     assert house.registry.versions(OUTPUT) == versions  # nothing half-published
     said = house.run(RL, output)
@@ -160,6 +160,20 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert house.records(output) == house.records("unbroken")
     assert [record["step"] for record in house.steps(output)] == list(range(1, STEPS + 1))
     assert house.samples(output) == house.samples("unbroken")
+
+
+def test_two_processes_stopped_and_started_again(house: House) -> None:
+    """Rollouts and validation are dealt out over both; a signal to torchrun reaches them at different moments."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *RL]
+    house.run(command, "two")
+    expected = house.registry.resolve(OUTPUT).digest
+    assert house.run_and_stop(command, "two-stopped", 4, signal.SIGTERM) != 0
+    assert "resumed at step" in house.run(command, "two-stopped")
+    assert house.registry.resolve(OUTPUT).digest == expected
+    assert house.records("two-stopped") == house.records("two")
+    assert house.samples("two-stopped") == house.samples("two")
+    validations = [record["step"] for record in house.records("two") if "valid_sampled" in record]
+    assert validations == [0, 4, 8, STEPS]
 
 
 def test_the_run_learned_from_rewards_with_a_frozen_router_and_a_moving_bias(house: House) -> None:

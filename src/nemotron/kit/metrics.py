@@ -139,7 +139,7 @@ class StatusLine:
 class Progress:
     """One line that says how far a run is: step, loss, tokens/s, share of the measured matmul peak, ETA.
 
-    On a terminal the line is redrawn in place; elsewhere plain lines appear, at most one every ten seconds, and always
+    Not `rich.progress`: where stderr is no terminal (a job's log), that prints nothing until the end. On a terminal the line is redrawn in place; elsewhere plain lines appear, at most one every ten seconds, and always
     the first and the last step.
 
     Args:

@@ -99,6 +99,30 @@ def collect_rollouts(
     return [rollout for index in sorted(by_prompt) for rollout in by_prompt[index]]
 
 
+def count_rollouts(
+    rollouts: Sequence[Rollout], prompt_families: Sequence[str], families: Sequence[str]
+) -> dict[str, float | Tensor]:
+    """What rates of a batch are made of, as counts and sums that add up over ranks.
+
+    completions, tokens, truncated completions, the entropy of the policy summed over tokens (nats), and for each of
+    `families` the sum of its rewards and the number of completions with a verdict.
+
+    Args:
+        prompt_families: the family of each prompt, which `Rollout.prompt_index` points to.
+        families: all of them, also those without a prompt here: every rank counts the same names.
+    """
+    counts: dict[str, float | Tensor] = {
+        "completions": len(rollouts),
+        "tokens": sum(len(rollout.completion_ids) for rollout in rollouts),
+        "entropy": sum(rollout.entropy * len(rollout.completion_ids) for rollout in rollouts),
+        "truncated": sum(rollout.truncated for rollout in rollouts),
+    }
+    for family in families:
+        rewards = [r.reward for r in rollouts if r.reward is not None and prompt_families[r.prompt_index] == family]
+        counts |= {f"reward_{family}": sum(rewards), f"verdicts_{family}": len(rewards)}
+    return counts
+
+
 def pack_rollouts(
     rollouts: Sequence[Rollout],
     advantages: Sequence[float],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.rl.losses import grpo_loss
-from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, count_rollouts, pack_rollouts
 
 ROW_LEN = 24
 
@@ -200,6 +200,21 @@ def test_scores_reach_their_rollout_and_an_error_is_none(model: NemotronH) -> No
 
 def test_the_same_generator_state_gives_the_same_rollouts(model: NemotronH) -> None:
     assert collect(model, PROMPTS, 2) == collect(model, PROMPTS, 2)
+
+
+def test_counts_leave_out_what_has_no_verdict() -> None:
+    def rollout(prompt: int, length: int, entropy: float, truncated: bool, reward: float | None) -> Rollout:
+        return Rollout(prompt, [1], [2] * length, [0.0] * length, entropy, truncated, reward)
+
+    rollouts = [
+        rollout(0, 3, 0.5, False, 1.0), rollout(0, 1, 1.0, True, None), rollout(1, 2, 0.25, False, 0.0),
+        rollout(1, 2, 0.75, False, 1.0),
+    ]  # fmt: skip
+    assert count_rollouts(rollouts, ["math", "choice"], ["math", "choice", "text"]) == {
+        "completions": 4, "tokens": 8, "entropy": 3 * 0.5 + 1.0 + 2 * 0.25 + 2 * 0.75, "truncated": 1,
+        "reward_math": 1.0, "verdicts_math": 1, "reward_choice": 1.0, "verdicts_choice": 2,
+        "reward_text": 0, "verdicts_text": 0,
+    }  # fmt: skip
 
 
 def test_a_poll_that_raises_ends_collection_between_two_rewards(model: NemotronH) -> None:

@@ -67,7 +67,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import leave_one_out_advantages
 from nemotron.stack.rl.losses import grpo_loss, token_logprobs
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
-from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, count_rollouts, pack_rollouts
 from nemotron.stack.training.distributed import (
     Ranks,
     clip_gradients,
@@ -318,20 +318,12 @@ def update(
 def step_metrics(
     cfg: RLConfig, session: Session, batch: Batch, counts: dict[str, float | torch.Tensor]
 ) -> dict[str, float]:
-    """The metrics of a step over all ranks; `counts` are those of the update. RunFailed where too many verifications
-    failed."""
-    rollouts = batch.rollouts
-    counts |= {
-        "completions": len(rollouts),
-        "tokens": sum(len(r.completion_ids) for r in rollouts),
-        "entropy": sum(r.entropy * len(r.completion_ids) for r in rollouts),
-        "truncated": sum(r.truncated for r in rollouts),
-        "verifier_errors": len(batch.errors),
-    }
-    for family in cfg.env.families:
-        rewards = [r.reward for r in rollouts if r.reward is not None and batch.tasks[r.prompt_index].family == family]
-        counts |= {f"reward_{family}": sum(rewards), f"verdicts_{family}": len(rewards)}
-    sums = sum_metrics(counts, session.ranks)
+    """The metrics of a step over all ranks, from what this rank's update counted and from its rollouts.
+
+    RunFailed where the verification of too many rollouts failed.
+    """
+    counts |= count_rollouts(batch.rollouts, [task.family for task in batch.tasks], list(cfg.env.families))
+    sums = sum_metrics(counts | {"verifier_errors": len(batch.errors)}, session.ranks)
     if sums["verifier_errors"] > cfg.grpo.max_error_rate * sums["completions"]:
         raise RunFailed(
             f"verification failed for {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts",

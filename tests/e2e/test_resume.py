@@ -6,23 +6,17 @@ Runs the scripts as a user would, in subprocesses, on a model of a few thousand 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from nemo_runspec.artifacts import Registry
+from .house import NANO3, TORCHRUN, House
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
-NANO3 = SOURCE_ROOT / "nemotron" / "recipes" / "nano3"
 STEPS = 60
 
 MODEL = (
@@ -45,60 +39,9 @@ SFT += ["train.early_stop_min_delta=10"]
 SFT_STEPS = 55
 
 
-class House:
-    """One artifact registry, and a command that runs scripts in it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.registry = Registry(root / "artifacts")
-
-    def start(self, command: list[object], output: str = "output") -> subprocess.Popen[str]:
-        """Start a script with its run directories under `output`."""
-        env = os.environ | {
-            "PYTHONPATH": str(SOURCE_ROOT),
-            "RUNSPEC_ARTIFACTS_ROOT": str(self.root / "artifacts"),
-            "RUNSPEC_OUTPUT_ROOT": str(self.root / output),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)], env=env, cwd=self.root, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def run(self, command: list[object], output: str = "output") -> str:
-        """Run a script to its end and return what it said on stderr."""
-        process = self.start(command, output)
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
-        return errors
-
-    def run_and_stop(self, command: list[object], output: str, steps: int, number: signal.Signals) -> int:
-        """Start a training script, send it `number` once `steps` steps are logged; the exit code."""
-        process = self.start(command, output)
-        deadline = time.monotonic() + 120
-        while len(self.losses(output)) < steps:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-        return process.returncode
-
-    def losses(self, output: str) -> dict[int, float]:
-        """Training loss by step, of the one run under `output`."""
-        losses = {}
-        for path in (self.root / output).glob("nano3/*/*/metrics.jsonl"):
-            for line in path.read_text().splitlines(keepends=True):
-                record = json.loads(line) if line.endswith("\n") else {}
-                if "loss" in record:
-                    assert record["step"] not in losses  # no step is logged twice
-                    losses[record["step"]] = record["loss"]
-        return losses
-
-    def digest(self, name: str) -> str:
-        """Payload digest of the newest version."""
-        return self.registry.resolve(name).digest
+def losses(house: House, output: str) -> dict[int, float]:
+    """Training loss by step."""
+    return {record["step"]: record["loss"] for record in house.steps(output)}
 
 
 @pytest.fixture(scope="module")
@@ -152,15 +95,15 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     house: House, command: list[object], stage: str, steps: int, number: signal.Signals, exit_code: int
 ) -> None:
     name, unbroken = f"nano3-{stage}-model-tiny", f"unbroken-{stage}"
-    expected, versions = house.registry.resolve(f"{name}:1").digest, house.registry.versions(name)
+    expected, versions = house.digest(f"{name}:1"), house.registry.versions(name)
     output = f"{unbroken}-{number.name}"
     assert house.run_and_stop(command, output, 21, number) == exit_code
     assert house.registry.versions(name) == versions  # nothing half-published
     said = house.run(command, output)
     assert "resumed at step" in said
     assert house.digest(name) == expected
-    assert house.losses(output) == house.losses(unbroken)
-    assert sorted(house.losses(output)) == list(range(1, steps + 1))
+    assert losses(house, output) == losses(house, unbroken)
+    assert sorted(losses(house, output)) == list(range(1, steps + 1))
 
 
 def test_another_config_starts_fresh_and_cannot_resume_there(house: House) -> None:
@@ -172,10 +115,7 @@ def test_another_config_starts_fresh_and_cannot_resume_there(house: House) -> No
     assert process.returncode == 2 and "optimizer.lr" in said and "Traceback" not in said
     assert "resumed" not in house.run(other, "stopped")
     assert "resumed at step" in house.run([*PRETRAIN, f"resume={stopped}"], "elsewhere")
-    assert house.digest("nano3-pretrain-model-tiny") == house.registry.resolve("nano3-pretrain-model-tiny:1").digest
-
-
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert house.digest("nano3-pretrain-model-tiny") == house.digest("nano3-pretrain-model-tiny:1")
 
 
 @pytest.mark.parametrize("dist", ["dist.use_torch_fsdp2=false", "dist.use_torch_fsdp2=true"], ids=["ddp", "fsdp2"])
@@ -192,11 +132,11 @@ def test_two_processes_train_as_one(
     """Stopped half-way by a signal to torchrun, and taken up by one process."""
     output = f"two-{request.node.callspec.id}"
     assert house.run_and_stop([*TORCHRUN, *command, dist], output, 21, signal.SIGTERM) != 0
-    stopped_at = max(house.losses(output))
+    stopped_at = max(losses(house, output))
     assert stopped_at < steps
     said = house.run(command, output)
     assert f"resumed at step {stopped_at}" in said
-    alone, together = house.losses(f"unbroken-{stage}"), house.losses(output)
+    alone, together = losses(house, f"unbroken-{stage}"), losses(house, output)
     assert sorted(together) == sorted(alone)
     # The same tokens in the same steps; only the order of the sums over them differs.
     assert [together[step] for step in range(1, 11)] == pytest.approx([alone[step] for step in range(1, 11)], rel=1e-5)
@@ -209,7 +149,7 @@ def test_a_sharded_run_publishes_whole_weights(house: House) -> None:
     expected, found = (house.registry.resolve(f"nano3-pretrain-model-tiny{version}").path for version in (":1", ""))
     expected_weights, weights = (load_file(path / "model.safetensors") for path in (expected, found))
     assert {name: w.shape for name, w in weights.items()} == {name: w.shape for name, w in expected_weights.items()}
-    assert house.losses("sharded")[STEPS] == pytest.approx(house.losses("unbroken-pretrain")[STEPS], rel=1e-2)
+    assert losses(house, "sharded")[STEPS] == pytest.approx(losses(house, "unbroken-pretrain")[STEPS], rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -235,4 +175,4 @@ def test_a_signal_during_evaluation_ends_it(house: House, command: list[object],
     house.run(command, output)
     assert len(house.registry.versions(name)) == len(before) + 1  # published once
     assert len(house.registry.versions(f"nano3-{stage}-results-tiny")) == len(results) + 1
-    assert house.digest(name) == house.registry.resolve(f"{name}:1").digest
+    assert house.digest(name) == house.digest(f"{name}:1")

@@ -6,28 +6,22 @@ option letter, which makes some rollouts right, and hence gradients and a policy
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from nemo_runspec.artifacts import Registry
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, train_tokenizer
 from nemotron.kit import Model
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
+from .house import NANO3, TORCHRUN, House
+
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
-STAGE = SOURCE_ROOT / "nemotron" / "recipes" / "nano3" / "stage2_rl"
+STAGE = NANO3 / "stage2_rl"
 STEPS = 9
 RL = [
     STAGE / "rlvr.py", "--config", "tiny", "run.model=start:1", "run.data=nano3-rl-data-tiny:1",
@@ -40,69 +34,9 @@ RL = [
 OUTPUT = "nano3-rl-model-tiny"
 
 
-class House:
-    """One artifact registry, and commands that run scripts in it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.registry = Registry(root / "artifacts")
-
-    def start(self, command: list[object], output: str) -> subprocess.Popen[str]:
-        """Start a script with its run directories under `output`."""
-        env = os.environ | {
-            "PYTHONPATH": str(SOURCE_ROOT),
-            "RUNSPEC_ARTIFACTS_ROOT": str(self.root / "artifacts"),
-            "RUNSPEC_OUTPUT_ROOT": str(self.root / output),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)], env=env, cwd=self.root, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def run(self, command: list[object], output: str) -> str:
-        """Run a script to its end and return what it said on stderr."""
-        process = self.start(command, output)
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
-        return errors
-
-    def run_and_stop(self, command: list[object], output: str, steps: int, number: signal.Signals) -> int:
-        """Start the RL script, send it `number` once `steps` steps are logged; the exit code."""
-        process = self.start(command, output)
-        deadline = time.monotonic() + 120
-        while len(self.steps(output)) < steps:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-        return process.returncode
-
-    def file(self, output: str, name: str) -> Path:
-        """A file of the one run under `output`."""
-        found = list((self.root / output).glob(f"nano3/rl/*/{name}"))
-        return found[0] if found else self.root / "none"
-
-    def samples(self, output: str) -> list[dict[str, float]]:
-        """The rollouts kept for reading, wall times left out."""
-        return self.records(output, "rollouts.jsonl")
-
-    def records(self, output: str, name: str = "metrics.jsonl") -> list[dict[str, float]]:
-        """All complete records of a log, wall times left out."""
-        path = self.file(output, name)
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [{k: v for k, v in record.items() if "time" not in k and "seconds" not in k} for record in records]
-
-    def steps(self, output: str) -> list[dict[str, float]]:
-        """The record of each step."""
-        return [record for record in self.records(output) if "reward" in record]
-
-    def weights(self, ref: str) -> dict[str, torch.Tensor]:
-        """Tensors of a published model."""
-        return load_file(self.registry.resolve(ref).path / "model.safetensors")
+def weights(house: House, ref: str) -> dict[str, torch.Tensor]:
+    """Tensors of a published model."""
+    return load_file(house.registry.resolve(ref).path / "model.safetensors")
 
 
 def letter_model(vocab_size: int, letters: list[int], end: int) -> NemotronH:
@@ -156,22 +90,22 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert house.registry.versions(OUTPUT) == versions  # nothing half-published
     said = house.run(RL, output)
     assert ("resumed at step" in said) == resumes
-    assert house.registry.resolve(OUTPUT).digest == house.registry.resolve(f"{OUTPUT}:1").digest
+    assert house.digest(OUTPUT) == house.digest(f"{OUTPUT}:1")
     assert house.records(output) == house.records("unbroken")
     assert [record["step"] for record in house.steps(output)] == list(range(1, STEPS + 1))
-    assert house.samples(output) == house.samples("unbroken")
+    assert house.records(output, "rollouts.jsonl") == house.records("unbroken", "rollouts.jsonl")
 
 
 def test_two_processes_stopped_and_started_again(house: House) -> None:
     """Rollouts and validation are dealt out over both; a signal to torchrun reaches them at different moments."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *RL]
+    command = [*TORCHRUN, *RL]
     house.run(command, "two")
-    expected = house.registry.resolve(OUTPUT).digest
+    expected = house.digest(OUTPUT)
     assert house.run_and_stop(command, "two-stopped", 4, signal.SIGTERM) != 0
     assert "resumed at step" in house.run(command, "two-stopped")
-    assert house.registry.resolve(OUTPUT).digest == expected
+    assert house.digest(OUTPUT) == expected
     assert house.records("two-stopped") == house.records("two")
-    assert house.samples("two-stopped") == house.samples("two")
+    assert house.records("two-stopped", "rollouts.jsonl") == house.records("two", "rollouts.jsonl")
     validations = [record["step"] for record in house.records("two") if "valid_sampled" in record]
     assert validations == [0, 4, 8, STEPS]
 
@@ -181,7 +115,7 @@ def test_the_run_learned_from_rewards_with_a_frozen_router_and_a_moving_bias(hou
     steps = house.steps("unbroken")
     assert sum(record["grad_norm"] > 0 for record in steps) > STEPS / 2
     assert 0 < sum(record["reward"] for record in steps) < STEPS
-    before, after = house.weights("start:1"), house.weights(f"{OUTPUT}:1")
+    before, after = weights(house, "start:1"), weights(house, f"{OUTPUT}:1")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert {"lm_head.weight", "backbone.embeddings.weight", "backbone.layers.0.mixer.in_proj.weight"} <= changed
     assert "backbone.layers.1.mixer.gate.weight" not in changed
@@ -193,4 +127,4 @@ def test_the_run_learned_from_rewards_with_a_frozen_router_and_a_moving_bias(hou
 
 def test_another_seed_ends_with_other_weights(house: House) -> None:
     house.run([*RL, "seed=1"], "other-seed")
-    assert house.registry.resolve(OUTPUT).digest != house.registry.resolve(f"{OUTPUT}:1").digest
+    assert house.digest(OUTPUT) != house.digest(f"{OUTPUT}:1")

@@ -139,8 +139,9 @@ class StatusLine:
 class Progress:
     """One line that says how far a run is: step, loss, tokens/s, share of the measured matmul peak, ETA.
 
-    Not `rich.progress`: where stderr is no terminal (a job's log), that prints nothing until the end. On a terminal the line is redrawn in place; elsewhere plain lines appear, at most one every ten seconds, and always
-    the first and the last step.
+    On a terminal the line is redrawn in place; elsewhere plain lines appear, at most one every ten seconds, and always
+    the first and the last step. (`rich.progress` prints nothing until the end where stderr is no terminal, as in the
+    log of a job.)
 
     Args:
         total: the number of steps of the whole run.

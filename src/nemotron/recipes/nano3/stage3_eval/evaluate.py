@@ -155,12 +155,14 @@ def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task]) -> dict[str, d
             seen += read_tasks(run.inputs[role].path)
     baselines: dict[str, dict[str, Any]] = {}
     for family in FAMILIES:
-        here = [task for task in tasks if task.family == family]
+        held_out = [task for task in tasks if task.family == family]
         trained = [task for task in seen if task.family == family]
-        constant = best_constant_answer(here)
+        constant = best_constant_answer(held_out)
         difficulty = cfg.tasks.difficulty.get(family)
-        lookup = nearest_neighbour_lookup(trained[-cfg.tasks.lookup_tasks :], here) if cfg.tasks.lookup_tasks else 0.0
-        leaked = {task.canonical for task in here} & {task.canonical for task in trained}
+        lookup = (
+            nearest_neighbour_lookup(trained[-cfg.tasks.lookup_tasks :], held_out) if cfg.tasks.lookup_tasks else 0.0
+        )
+        leaked = {task.canonical for task in held_out} & {task.canonical for task in trained}
         if leaked:
             raise RunFailed(f"{len(leaked)} evaluation tasks of {family} are in the training data", sorted(leaked)[0])
         baselines[family] = {

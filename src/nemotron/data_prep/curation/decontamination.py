@@ -70,12 +70,12 @@ class GramHasher:
 def hits(text: str, protected: Mapping[int, np.ndarray], hasher: GramHasher) -> np.ndarray:
     """Hashes of the protected grams that a text holds. `protected`: gram length -> sorted unique uint64 hashes."""
     hashes = hasher.word_hashes(text)
-    found = [np.empty(0, dtype=np.uint64)]
+    shared = [np.empty(0, dtype=np.uint64)]
     for length, known in protected.items():
         grams = hasher.grams(hashes, length)
         places = np.searchsorted(known[:-1], grams)  # always a valid index: the last one has no successor
-        found.append(np.unique(grams[known[places] == grams]))
-    return np.concatenate(found)
+        shared.append(np.unique(grams[known[places] == grams]))
+    return np.concatenate(shared)
 
 
 class Decontaminator:
@@ -113,19 +113,19 @@ class Decontaminator:
         self._pending.clear()
         return self._protected
 
-    def count(self, found: np.ndarray) -> None:
-        """Count what `hits` found in one training document."""
-        self._documents_with.update(found.tolist())
+    def count(self, hashes: np.ndarray) -> None:
+        """Count the `hits` of one training document."""
+        self._documents_with.update(hashes.tolist())
 
-    def is_leak(self, found: np.ndarray) -> bool:
+    def is_leak(self, hashes: np.ndarray) -> bool:
         """Whether one of these hits is shared by at most `boilerplate_documents` of the counted documents."""
-        return any(self._documents_with[gram] <= self.boilerplate_documents for gram in found.tolist())
+        return any(self._documents_with[gram] <= self.boilerplate_documents for gram in hashes.tolist())
 
     def observe(self, text: str) -> bool:
         """Count this training document's protected n-grams. True if it has any, boilerplate or not."""
-        found = hits(text, self.protected(), self._hasher)
-        self.count(found)
-        return bool(len(found))
+        hashes = hits(text, self.protected(), self._hasher)
+        self.count(hashes)
+        return bool(len(hashes))
 
 
 # --- The step's two passes --------------------------------------------------------------------------------------------
@@ -146,15 +146,15 @@ def hit_shard(shard: DocumentShard, protected: Mapping[int, np.ndarray], output:
     What is held out (`split: valid`) is not trained on and may have them.
     """
     hasher = _hasher()
-    found: dict[str, list[int]] = {}
+    hits_by_place: dict[str, list[int]] = {}
     table = StepTable()
     for place, document in enumerate(read_documents(shard.work)):
         table.read.add(document)
         if document.get("split") == "valid":
             continue
         if len(hit := hits(document["text"], protected, hasher)):
-            found[str(place)] = [int(gram) for gram in hit]
-    output.path(_hits_name(shard.name)).write_text(json.dumps(found) + "\n", encoding="utf-8")
+            hits_by_place[str(place)] = [int(gram) for gram in hit]
+    output.path(_hits_name(shard.name)).write_text(json.dumps(hits_by_place) + "\n", encoding="utf-8")
     return table
 
 

@@ -127,8 +127,8 @@ def _extract(page: str) -> str | None:
     if tree is None:
         return None
     _dissolve_layout_tables(tree)
-    found: str | None = trafilatura.extract(tree, include_comments=False, include_tables=True)
-    return found
+    text: str | None = trafilatura.extract(tree, include_comments=False, include_tables=True)
+    return text
 
 
 def _dissolve_layout_tables(tree: Any) -> None:
@@ -183,11 +183,11 @@ def extract_shard(shard: Shard[SourceFile], settings: ExtractionSettings, output
                 "source": settings.source,
                 "url": response.url,
             }
-            found = main_text(response, settings)
-            if isinstance(found, Drop):
-                table.drop(document | {"text": response.url}, found.reason, found.detail, len(response.body))
+            result = main_text(response, settings)
+            if isinstance(result, Drop):
+                table.drop(document | {"text": response.url}, result.reason, result.detail, len(response.body))
                 continue
-            document["text"], notes = found
+            document["text"], notes = result
             document["date"] = response.date
             table.keep(document, notes)
             writer.write(document)

@@ -330,12 +330,12 @@ def find(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) ->
 
 def redact(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) -> tuple[str, Counter[str]]:
     """The text with a placeholder in the place of each piece of personal data, and how many of each type there were."""
-    found = find(text, kinds, keep_reserved)
+    pieces = find(text, kinds, keep_reserved)
     parts, place = [], 0
-    for kind, begin, end in found:
+    for kind, begin, end in pieces:
         parts += [text[place:begin], PLACEHOLDERS[kind]]
         place = end
-    return "".join([*parts, text[place:]]), Counter(item.kind for item in found)
+    return "".join([*parts, text[place:]]), Counter(item.kind for item in pieces)
 
 
 # --- The step -------------------------------------------------------------------------------------------------------

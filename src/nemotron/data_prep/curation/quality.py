@@ -371,13 +371,15 @@ def score_shard(shard: DocumentShard, ensemble: Ensemble, output: ShardOutput) -
     scores, sizes = [], []
     table = StepTable()
     documents = read_documents(shard.work)
-    while some := list(islice(documents, _BATCH)):
-        for document in some:
+    while batch := list(islice(documents, _BATCH)):
+        for document in batch:
             table.read.add(document)
             sizes.append(len(document["text"].encode("utf-8", "surrogatepass")))
-        scores.append(ensemble.scores([document["text"] for document in some]))
-    found = np.concatenate(scores) if scores else np.empty((0, len(CLASSIFIERS)))
-    save_file({"scores": found, "bytes": np.array(sizes, dtype=np.int64)}, output.path(_scores_name(shard.name)))
+        scores.append(ensemble.scores([document["text"] for document in batch]))
+    table_of_scores = np.concatenate(scores) if scores else np.empty((0, len(CLASSIFIERS)))
+    save_file(
+        {"scores": table_of_scores, "bytes": np.array(sizes, dtype=np.int64)}, output.path(_scores_name(shard.name))
+    )
     return table
 
 

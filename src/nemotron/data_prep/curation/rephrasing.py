@@ -204,8 +204,8 @@ def accept(style: Style, segment: str, answer: str, finish_reason: str | None, s
         return None, "empty"
     if _REFUSAL.match(text):
         return None, "refusal"
-    told, words, before = (_WORD.findall(s.lower()) for s in (style.instruction, text, segment))
-    runs = {tuple(told[i : i + _RUN]) for i in range(len(told) - _RUN + 1)}
+    prompt, words, before = (_WORD.findall(s.lower()) for s in (style.instruction, text, segment))
+    runs = {tuple(prompt[i : i + _RUN]) for i in range(len(prompt) - _RUN + 1)}
     if any(tuple(words[i : i + _RUN]) in runs for i in range(len(words) - _RUN + 1)):
         return None, "copies the prompt"
     if words == before:
@@ -368,8 +368,8 @@ class Client:
 
     def _message(self, error: openai.APIStatusError) -> str:
         """The endpoint's own words, one short line, without the key should it repeat it."""
-        said = error.body.get("message", error.body) if isinstance(error.body, dict) else error.body
-        line = " ".join(str(said or "").split())[:160]
+        message = error.body.get("message", error.body) if isinstance(error.body, dict) else error.body
+        line = " ".join(str(message or "").split())[:160]
         if self._key and any(self._key[i : i + 6] in line for i in range(max(1, len(self._key) - 5))):
             return ""
         return f": {line}" if line else ""

@@ -139,9 +139,9 @@ def conversation_rows(
     forbidden = control_tokens(template)
     for piece in map(whole, files):
         report = ReadReport()
-        told = 0
+        num_reported = 0
         for record in read_piece(piece, source.reading, report):
-            told = _tell(report, told)
+            num_reported = _tell(report, num_reported)
             place = where(piece, record.index)
             conversation = as_conversation(record.value, source, piece)
             try:
@@ -150,19 +150,19 @@ def conversation_rows(
                 print(f"{place}: {error.message}", file=sys.stderr)
                 continue
             content = conversation.key()
-            if found := [token for token in forbidden if token in content]:
-                print(f"{place}: {found[0]}, a control token of {template}, in a message", file=sys.stderr)
+            if control := [token for token in forbidden if token in content]:
+                print(f"{place}: {control[0]}, a control token of {template}, in a message", file=sys.stderr)
                 continue
             spans = list(training_spans(conversation, template))
             for number, (ids, mask) in enumerate(encode_conversations(spans, tokenizer, template), start=1):
                 of = f", sequence {number} of {len(spans)}" if len(spans) > 1 else ""
                 yield Row(f"{place}{of}", ids, mask, [0])
-        _tell(report, told)
+        _tell(report, num_reported)
 
 
-def _tell(report: ReadReport, told: int) -> int:
-    """What the reader left out since `told` of its samples; returns how many there are now."""
-    for sample in report.samples[told:]:
+def _tell(report: ReadReport, num_reported: int) -> int:
+    """What the reader left out since `num_reported` of its samples; returns how many there are now."""
+    for sample in report.samples[num_reported:]:
         print(f"{sample['where']}: {sample['reason']}", file=sys.stderr)
     return len(report.samples)
 
@@ -269,12 +269,12 @@ def main() -> None:
         )
 
 
-def _columns(given: str | None) -> dict[str, str]:
+def _columns(text: str | None) -> dict[str, str]:
     columns = {field: field for field in FIELDS}
-    for word in (given or "").split(",") if given else ():
+    for word in (text or "").split(",") if text else ():
         field, separator, column = word.partition("=")
         if field not in FIELDS or not separator or not column:
-            raise UserError(f"--columns={given}: write messages=COLUMN or tools=COLUMN, with commas between")
+            raise UserError(f"--columns={text}: write messages=COLUMN or tools=COLUMN, with commas between")
         columns[field] = column
     return columns
 

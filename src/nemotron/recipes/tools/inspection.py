@@ -126,18 +126,18 @@ def _open(prefix: Path) -> IndexedDataset:
 def _streams(path: Path, prefixes: Sequence[Path], num_samples: int, tokenizer: Tokenizer | None) -> Report:
     """Streams by themselves. Counts are those of all, lengths of a sample of many."""
     report = Report(str(path), "token stream" if len(prefixes) == 1 else "token streams")
-    some = _spread(prefixes, SAMPLE_FILES)
-    report.read = f"{len(some)} of {len(prefixes)} streams"
-    datasets = [_open(prefix) for prefix in some]
+    sample = _spread(prefixes, SAMPLE_FILES)
+    report.read = f"{len(sample)} of {len(prefixes)} streams"
+    datasets = [_open(prefix) for prefix in sample]
     size = sum(prefix.with_name(prefix.name + ".bin").stat().st_size for prefix in prefixes)
     documents = sum(len(dataset) for dataset in datasets)
     tokens = sum(len(dataset.tokens) for dataset in datasets)
-    about = {} if len(some) == len(prefixes) else {"tokens_in_all": size // datasets[0].dtype.itemsize}
+    about = {} if len(sample) == len(prefixes) else {"tokens_in_all": size // datasets[0].dtype.itemsize}
     types = ", ".join(sorted({dataset.dtype.name for dataset in datasets}))
     report.counts = {"streams": len(prefixes), "bytes": size, "documents": documents, "tokens": tokens, **about}
     report.counts["token_type"] = types
     report.lengths = _lengths("documents", "tokens", [dataset.lengths for dataset in datasets])
-    report.samples = _decoded(list(zip(some, datasets, strict=True)), num_samples, tokenizer)
+    report.samples = _decoded(list(zip(sample, datasets, strict=True)), num_samples, tokenizer)
     report.notes += [_NO_TOKENIZER] * (tokenizer is None and bool(report.samples))
     return report
 
@@ -247,8 +247,8 @@ def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Toke
             rows += metadata.num_rows
             groups += [(file, number) for number in range(metadata.num_row_groups)]
         size = sum(file.stat().st_size for file in files)
-        some = groups if size <= READ_ALL_BYTES else _spread(groups, SAMPLE_ROW_GROUPS)
-        for file, number in some:
+        sample = groups if size <= READ_ALL_BYTES else _spread(groups, SAMPLE_ROW_GROUPS)
+        for file, number in sample:
             with pq.ParquetFile(file) as opened:
                 names = [n for n in ("input_ids", "loss_mask", "seq_start_id") if n in opened.schema_arrow.names]
                 table = opened.read_row_group(number, columns=names)
@@ -301,12 +301,12 @@ def _documents(location: str, num_samples: int) -> Report:
     files = list_files([location], passed_over=passed_over)
     size = sum(file.size for file in files)
     everything = size <= READ_ALL_BYTES
-    some = files if everything else _spread(files, SAMPLE_FILES)
-    most = None if everything else SAMPLE_RECORDS // len(some)
+    sample = files if everything else _spread(files, SAMPLE_FILES)
+    most = None if everything else SAMPLE_RECORDS // len(sample)
     account = ReadReport()
     seen = _Records(num_samples)
-    complete = len(some) == len(files)
-    for file in some:
+    complete = len(sample) == len(files)
+    for file in sample:
         piece = whole(file)
         rows = read_piece(piece, Reading(on_error="skip", required=()), account)
         count = 0
@@ -325,7 +325,7 @@ def _documents(location: str, num_samples: int) -> Report:
     report.read = (
         f"all {account.records:,} records"
         if complete
-        else f"the first records of {len(some):,} of {len(files):,} files: {account.records:,} records"
+        else f"the first records of {len(sample):,} of {len(files):,} files: {account.records:,} records"
     )
     for role, count in sorted(seen.turns.items()):
         report.counts[f"{role}_turns"] = count
@@ -381,9 +381,9 @@ class _Records:
             what, length = "messages", sum(len(content) for _, content in parts)
             text = "  ".join(f"[{role}] {content}" for role, content in parts)
         else:
-            found = next((key for key in _TEXTS if isinstance(record.get(key), str)), None)
-            text = record[found] if found else json.dumps(record, ensure_ascii=False, default=str)
-            what, length = found or "the whole record as JSON", len(text)
+            key_of_text = next((key for key in _TEXTS if isinstance(record.get(key), str)), None)
+            text = record[key_of_text] if key_of_text else json.dumps(record, ensure_ascii=False, default=str)
+            what, length = key_of_text or "the whole record as JSON", len(text)
         self.lengths.append(length)
         self.what[what] += 1
         if self.count % self._stride == 0:  # every n-th; n doubles when there are too many
@@ -480,16 +480,18 @@ def _with_plans(path: Path, report: Report) -> Report:
         except (OSError, ValueError, KeyError, TypeError):
             report.notes.append(f"{folder / PLAN_FILE}: not a plan")
             continue
-        done = list(_receipts(folder, plan))
+        receipts = list(_receipts(folder, plan))
         counts: Counter[str] = Counter()
-        for receipt in done:
+        for receipt in receipts:
             counts.update({key: value for key, value in receipt["counts"].items() if type(value) is int})
-        stored = sum(int(output["bytes"]) for receipt in done for output in receipt["outputs"].values())
+        stored = sum(int(output["bytes"]) for receipt in receipts for output in receipt["outputs"].values())
         name = folder.relative_to(path).as_posix()
-        rows.append({"plan": name, "done": len(done), "shards": len(plan.shards), "stored_bytes": stored, **counts})
-        report.notes.append(f"{name}: {len(done)} of {len(plan.shards)} shards done")
+        rows.append({"plan": name, "done": len(receipts), "shards": len(plan.shards), "stored_bytes": stored, **counts})
+        report.notes.append(f"{name}: {len(receipts)} of {len(plan.shards)} shards done")
         # A task returns its table alone, or beside something else.
-        tables = [table for receipt in done if "kept" in (table := receipt["counts"].get("table", receipt["counts"]))]
+        tables = [
+            table for receipt in receipts if "kept" in (table := receipt["counts"].get("table", receipt["counts"]))
+        ]
         if tables:
             report.tables[f"outcome ({name})"] = outcome(tables)
     if rows:

@@ -91,10 +91,10 @@ def find_duplicates(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     suspects = []
     for begin in range(0, len(high), _CHUNK):
-        some = high[begin : begin + _CHUNK]
-        places = np.minimum(np.searchsorted(twice, some), len(twice) - 1)
-        suspects.append(begin + np.flatnonzero(twice[places] == some))
-    del high, some
+        chunk = high[begin : begin + _CHUNK]
+        places = np.minimum(np.searchsorted(twice, chunk), len(twice) - 1)
+        suspects.append(begin + np.flatnonzero(twice[places] == chunk))
+    del high, chunk
     positions = np.concatenate(suspects)
     high, low, ranks, keys = (columns.gather(name, positions) for name in ("high", "low", "ranks", "keys"))
     groups = np.unique(np.stack([high, low], axis=1), axis=0, return_inverse=True)[1].reshape(-1)

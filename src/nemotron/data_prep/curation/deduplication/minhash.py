@@ -275,8 +275,8 @@ def find_clusters(
                     estimate(ones[at : at + _PAIRS], others[at : at + _PAIRS]) >= min_estimate
                     for at in range(0, len(ones), _PAIRS)
                 ]
-                found = np.concatenate(keep) if keep else np.empty(0, dtype=np.bool_)
-                ones, others = ones[found], others[found]
+                are_near = np.concatenate(keep) if keep else np.empty(0, dtype=np.bool_)
+                ones, others = ones[are_near], others[are_near]
             near += len(ones)
             clusters.union(ones, others)
         rest = sizes[sizes > ANCHORS + 1] - ANCHORS

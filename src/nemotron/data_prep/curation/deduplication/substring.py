@@ -415,14 +415,14 @@ def cut_tokens(text: str, goes: NDArray[np.bool_]) -> tuple[str, list[str]]:
     change = np.flatnonzero(np.diff(np.concatenate([[False], goes, [False]]).astype(np.int8)))
     kept: list[str] = []
     passages: list[str] = []
-    done = 0  # characters of the text that are dealt with
+    copied_to = 0  # characters of the text that are kept or cut
     for first, stop in change.reshape(-1, 2).tolist():
         passages.append(text[starts[first] : ends[stop - 1]])
         before = text[int(ends[first - 1]) : int(starts[first])] if first else ""
         after = text[int(ends[stop - 1]) : int(starts[stop])] if stop < len(starts) else ""
-        kept.append(text[done : int(ends[first - 1])] if first else "")
+        kept.append(text[copied_to : int(ends[first - 1])] if first else "")
         if first and stop < len(starts):
             kept.append(after if after.count("\n") > before.count("\n") else before)
-        done = int(starts[stop]) if stop < len(starts) else len(text)
-    kept.append(text[done:])
+        copied_to = int(starts[stop]) if stop < len(starts) else len(text)
+    kept.append(text[copied_to:])
     return "".join(kept), passages

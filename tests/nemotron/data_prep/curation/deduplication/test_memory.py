@@ -32,7 +32,8 @@ def test_exact(tmp_path: Path, twins: float, bytes_a_document: int) -> None:
     for shard in range(shards):
         high = RANDOM.integers(0, 2**64, share, dtype=np.uint64)
         high[: int(share * twins)] = 7 * np.arange(int(share * twins), dtype=np.uint64)  # the same in every shard
-        columns = {"high": high, "low": high, "keys": RANDOM.integers(0, 2**64, share, dtype=np.uint64)}
+        keys, ranks = RANDOM.integers(0, 2**64, share, dtype=np.uint64), np.ones(share, dtype=np.uint8)
+        columns = {"high": high, "low": high, "keys": keys, "ranks": ranks}
         for name, column in columns.items():
             np.save(tmp_path / f"s{shard}.{name}.npy", column)
     all_columns = Columns(tmp_path, {f"s{shard}": share for shard in range(shards)})

@@ -61,10 +61,9 @@ def digest_of(folder: Path) -> str:
 def main() -> None:
     """Publish the crawl."""
     cfg: CrawlConfig = load_script_config(__file__)
-    if (found := digest_of(DEMO_CRAWL)) != cfg.sha256:
-        raise UserError(
-            f"{DEMO_CRAWL}: not the files that the config names", f"if they are meant to be: sha256={found}"
-        )
+    digest = digest_of(DEMO_CRAWL)
+    if digest != cfg.sha256:
+        raise UserError(f"{DEMO_CRAWL}: other files than those that the config names", f"to use them: sha256={digest}")
 
     with open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there

@@ -96,10 +96,10 @@ def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
     empty = True
     for piece in pieces_of(file, 64 * 2**20):
         for row in read_piece(piece, Reading(required=()), ReadReport()):
-            found = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
-            if found:
+            values = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
+            if values:
                 empty = False
-                yield " ".join(found)
+                yield " ".join(values)
     if empty:
         raise UserError(f"{file.uri}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
 

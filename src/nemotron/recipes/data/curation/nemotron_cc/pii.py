@@ -80,14 +80,14 @@ def main() -> None:
 
 def _samples(files: list[Path]) -> dict[str, list[str]]:
     """Some places where something was replaced, without what stood there."""
-    found: dict[str, list[str]] = {placeholder: [] for placeholder in pii.PLACEHOLDERS.values()}
+    samples_of: dict[str, list[str]] = {placeholder: [] for placeholder in pii.PLACEHOLDERS.values()}
     for document in islice(chain.from_iterable(map(read_documents, files)), LOOKED_AT):
-        for placeholder, samples in found.items():
+        for placeholder, samples in samples_of.items():
             place = document["text"].find(placeholder)
             if place >= 0 and len(samples) < SAMPLES:
                 around = document["text"][max(0, place - REACH) : place + len(placeholder) + REACH]
                 samples.append(" ".join(around.split()))
-    return {placeholder: samples for placeholder, samples in found.items() if samples}
+    return {placeholder: samples for placeholder, samples in samples_of.items() if samples}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from random import Random
 from typing import Any
 
 import pytest
+import yaml
+
+from nemotron.recipes.data.curation.nemotron_cc import crawl
 
 from . import crawl_texts
 from .crawl_pages import Page, make_pages, write_warc
@@ -84,3 +87,9 @@ def test_passages_values_and_leaks_stand_in_the_text(pages: list[Page], sets: di
     for page in pages:
         if page.url not in leaking:
             assert not any(question in page.text for question in questions.values())
+
+
+def test_the_crawl_that_comes_with_the_recipe_is_the_one_of_its_config() -> None:
+    config = yaml.safe_load((crawl.DEMO_CRAWL.parent / "config" / "crawl" / "tiny.yaml").read_text())
+    assert config["sha256"] == crawl.digest_of(crawl.DEMO_CRAWL)
+    assert sum(path.stat().st_size for path in crawl.DEMO_CRAWL.rglob("*") if path.is_file()) < 300_000

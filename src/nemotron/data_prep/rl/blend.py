@@ -59,8 +59,8 @@ class FetchWork:
 class FetchCounts:
     """How many rows were asked for, and how many of them the collection has."""
 
-    found: int
-    wanted: int
+    num_wanted: int
+    num_present: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +108,15 @@ def fetch_shard(shard: Shard[FetchWork], job: BlendJob, output: ShardOutput) -> 
     reading = Reading(columns={name: name for name in _COLUMNS}, required=())
     pieces = chain.from_iterable(pieces_of(file, _PIECE_BYTES) for file in shard.work.files)
     rows = chain.from_iterable(read_piece(piece, reading, ReadReport()) for piece in pieces)
-    found = 0
+    num_present = 0
     with output.path(RECORDS.format(shard.name)).open("w", encoding="utf-8", newline="\n") as file:
         for number, row in enumerate(rows):
             if number in wanted:
                 file.write(f"{number}\t{json.dumps(row.value, ensure_ascii=False)}\n")
-                found += 1
-                if found == len(wanted):
+                num_present += 1
+                if num_present == len(wanted):
                     break
-    return FetchCounts(found, len(wanted))
+    return FetchCounts(len(wanted), num_present)
 
 
 def resolve_shard(shard: Shard[ResolveWork], job: BlendJob, output: ShardOutput) -> ResolveCounts:

@@ -106,31 +106,31 @@ def main() -> None:
 
         # --- Read: the blend comes here, and with it which rows of other collections it points to --------------------
         with run.phase("read"), Progress("read", total_bytes, "records") as progress:
-            read: list[Receipt[ReadCounts]] = []
+            read_receipts: list[Receipt[ReadCounts]] = []
             receipts = run_shards(read_plan, job.read_dir, read_shard, job, engine, ReadCounts)
             for piece, (receipt, was_done) in zip(pieces, receipts, strict=True):
                 progress.add(rows=receipt.counts.report.records, bytes=piece.size, was_done=was_done)
-                read.append(receipt)
-        needed: dict[str, set[int]] = {}
-        for receipt in read:
+                read_receipts.append(receipt)
+        row_numbers: dict[str, set[int]] = {}
+        for receipt in read_receipts:
             for location, numbers in receipt.counts.rows.items():
-                needed.setdefault(location, set()).update(numbers)
+                row_numbers.setdefault(location, set()).update(numbers)
 
         # --- Fetch: those rows, each collection once, at one commit --------------------------------------------------
         with run.phase("fetch"):
-            collections = {location: list_files([location], FORMATS) for location in sorted(needed)}
+            collections = {location: list_files([location], FORMATS) for location in sorted(row_numbers)}
             fetch_plan = Plan(
-                {"locations": sorted(needed)},
+                {"locations": sorted(row_numbers)},
                 inputs_of(file for listed in collections.values() for file in listed),
                 [
-                    Shard(f"collection-{i}", FetchWork(listed, sorted(needed[location])))
+                    Shard(f"collection-{i}", FetchWork(listed, sorted(row_numbers[location])))
                     for i, (location, listed) in enumerate(collections.items())
                 ],
             )
             freeze(fetch_plan, job.fetched_dir)
             fetches = run_shards(fetch_plan, job.fetched_dir, fetch_shard, job, engine, FetchCounts)
             for location, (fetch, _) in zip(collections, fetches, strict=True):
-                rows = f"{fetch.counts.found} of the {fetch.counts.wanted} rows"
+                rows = f"{fetch.counts.num_present} of the {fetch.counts.num_wanted} rows"
                 print(f"{location}: {rows} that are pointed to", file=sys.stderr)
 
         # --- Resolve: every record whole, and checked for what its environment asks for ------------------------------
@@ -140,23 +140,23 @@ def main() -> None:
             [],
             [
                 Shard(receipt.shard, ResolveWork(piece, receipt.counts.rows, fetched))
-                for receipt, piece in zip(read, pieces, strict=True)
+                for receipt, piece in zip(read_receipts, pieces, strict=True)
             ],
         )
         resolved_dir = work / "resolved"
         freeze(resolve_plan, resolved_dir)
         with run.phase("resolve"), Progress("resolve", total_bytes, "records") as progress:
-            resolved: list[Receipt[ResolveCounts]] = []
+            resolve_receipts: list[Receipt[ResolveCounts]] = []
             results = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine, ResolveCounts)
             for piece, (result, was_done) in zip(pieces, results, strict=True):
                 progress.add(rows=result.counts.report.records, bytes=piece.size, was_done=was_done)
-                resolved.append(result)
+                resolve_receipts.append(result)
 
         # --- Split: the last rows, or a share by hash; what is held out keeps its like out of training ----------------
         report = ReadReport()
-        for counts in [receipt.counts for receipt in read] + [receipt.counts for receipt in resolved]:
+        for counts in [receipt.counts for receipt in read_receipts] + [receipt.counts for receipt in resolve_receipts]:
             report.add(counts.report)
-        report.records = num_records = sum(receipt.counts.report.records for receipt in resolved)
+        report.records = num_records = sum(receipt.counts.report.records for receipt in resolve_receipts)
         print(f"{report}", file=sys.stderr)
         if num_records <= cfg.valid_rows:
             raise UserError(f"valid_rows={cfg.valid_rows} leaves nothing to train on: there are {num_records} records")
@@ -168,7 +168,7 @@ def main() -> None:
 
         held_prompts: set[str] = set()
         held_questions: set[str] = set()
-        for index, (_, prompt, question) in enumerate(keys_of(resolved, resolved_dir)):
+        for index, (_, prompt, question) in enumerate(keys_of(resolve_receipts, resolved_dir)):
             if is_valid(index, prompt):
                 held_prompts.add(prompt)
                 if question is not None:
@@ -183,7 +183,9 @@ def main() -> None:
                 (run.output_dir / "train.jsonl").open("wb") as train,
                 (run.output_dir / "valid.jsonl").open("wb") as valid,
             ):
-                lines = zip(keys_of(resolved, resolved_dir), lines_of(resolved, resolved_dir), strict=True)
+                lines = zip(
+                    keys_of(resolve_receipts, resolved_dir), lines_of(resolve_receipts, resolved_dir), strict=True
+                )
                 for index, ((agent, prompt, question), line) in enumerate(lines):
                     if is_valid(index, prompt):
                         outcome = "valid"

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "NEMOTRON_ENV_FILE", "RAY_ADDRESS"):
+for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS"):
     os.environ.pop(_name, None)  # before any module of tests copies the environment for its subprocesses

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,19 @@ def test_what_reads_a_crawl_is_asked_for_before_any_work(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="needs warcio"):
         require_extra(text)
     require_extra(rows)
+
+
+def test_local_files_load_no_client_library_and_no_pyarrow(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl")
+    code = """
+import sys
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reading import Reading, ReadReport
+[file] = list_files([sys.argv[1]])
+assert [row.value for piece in pieces_of(file, 1 << 20) for row in read_piece(piece, Reading(), ReadReport())]
+heavy = {"pyarrow", "fsspec", "huggingface_hub", "warcio", "w3lib", "ssl", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)

@@ -8,6 +8,8 @@ Dimensions of blocks that a pattern does not have keep their defaults; nothing r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.stack.models.config import NemotronHConfig
 
@@ -80,25 +82,14 @@ PRESETS: dict[str, NemotronHConfig] = {
         initializer_range=0.02,
         layer_norm_epsilon=1e-5,
     ),
-    # Nemotron Nano v2 9B, the 12B pruned and distilled: 56 blocks, 27 M, 25 -, 4 *
-    "nano2-9b": NemotronHConfig(
-        hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
-        vocab_size=131072,
-        hidden_size=4480,
-        num_attention_heads=40,
-        num_key_value_heads=8,
-        head_dim=128,
-        mamba_num_heads=128,
-        mamba_head_dim=80,
-        ssm_state_size=128,
-        n_groups=8,
-        conv_kernel=4,
-        chunk_size=128,
-        intermediate_size=15680,
-        initializer_range=0.02,
-        layer_norm_epsilon=1e-5,
-    ),
 }
+# Nemotron Nano v2 9B, the 12B pruned and distilled: 56 blocks, 27 M, 25 -, 4 *
+PRESETS["nano2-9b"] = replace(
+    PRESETS["nano2-12b"],
+    hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    hidden_size=4480,
+    intermediate_size=15680,
+)
 
 
 def preset(name: str) -> NemotronHConfig:

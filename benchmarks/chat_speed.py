@@ -191,7 +191,7 @@ def main() -> None:
             with file.open("w", encoding="utf-8") as stream:
                 for record in conversations(int(mb * 1e6)):
                     stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    texts.append(render(record["messages"], tools=record["tools"]))
+                    texts.append(render(record["messages"], tools=record["tools"], template="nano3"))
             for threads in arguments.threads:
                 measure(tokenizer_json, file, texts, threads, arguments.rounds)
 

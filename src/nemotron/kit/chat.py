@@ -38,12 +38,12 @@ def required_tokens(template: str) -> tuple[str, ...]:
     return (*turns, THINK, END_THINK) if template in ("nano3", "super3") else turns
 
 
-def template_source(template: str = "nano3") -> str:
+def template_source(template: str) -> str:
     """Jinja source of a chat template, as `tokenizer_config.json` carries it. UserError for an unknown name."""
     return load_template(template).source
 
 
-def generation_prompt(enable_thinking: bool = True, template: str = "nano3") -> str:
+def generation_prompt(template: str, enable_thinking: bool = True) -> str:
     """What opens an assistant turn; the model continues from here."""
     question: list[Message] = [{"role": "user", "content": ""}]
     before = render(question, enable_thinking=enable_thinking, template=template)
@@ -59,7 +59,7 @@ def render(
     low_effort: bool = False,
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = False,
-    template: str = "nano3",
+    template: str,
 ) -> str:
     """Conversation as text. With `add_generation_prompt` it ends where the model is to continue.
 
@@ -87,7 +87,7 @@ def render_with_mask(
     truncate_history_thinking: bool = True,
     low_effort: bool = False,
     tools: Sequence[Tool] | None = None,
-    template: str = "nano3",
+    template: str,
 ) -> list[Segment]:
     """Conversation as segments `(text, trained)`; their concatenation is what `render` returns.
 

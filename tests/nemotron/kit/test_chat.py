@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
+from nemotron.kit import chat
 from nemotron.kit.chat import (
     UntrainableError,
     check_conversation,
@@ -17,8 +18,6 @@ from nemotron.kit.chat import (
     normalize_messages,
     normalize_tools,
     parse_response,
-    render,
-    render_with_mask,
     template_source,
 )
 from nemotron.kit.chat_template import TEMPLATES
@@ -26,6 +25,14 @@ from nemotron.kit.chat_template import TEMPLATES
 USER = {"role": "user", "content": "2+2?"}
 CALLED = {"name": "f", "arguments": {}}
 THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
+
+
+def render(messages: list[dict[str, Any]], template: str = "nano3", **options: Any) -> str:
+    return chat.render(messages, template=template, **options)
+
+
+def render_with_mask(messages: list[dict[str, Any]], template: str = "nano3", **options: Any) -> list[tuple[str, bool]]:
+    return chat.render_with_mask(messages, template=template, **options)
 
 
 def rendered_by_transformers(
@@ -174,7 +181,7 @@ def test_every_trained_segment_follows_the_prompt_at_inference(
     last_trained = None
     for segment, trained in render_with_mask(messages, tools=tools, template=template):
         if trained:
-            assert before.endswith((generation_prompt(True, template), generation_prompt(False, template)))
+            assert before.endswith((generation_prompt(template, True), generation_prompt(template, False)))
             assert segment.endswith(end)
             last_trained = before
         before += segment

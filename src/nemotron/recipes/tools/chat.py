@@ -55,7 +55,7 @@ class Speaker:
         """The assistant's next message: content, and reasoning_content when it reasoned."""
         prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True, template=self.template)
         # `<think>` stands in the prompt, and is yet a part of the response.
-        opened = generation_prompt(thinking, self.template).partition("\n")[2]
+        opened = generation_prompt(self.template, thinking).partition("\n")[2]
         reasoning, content = parse_response(opened + self.complete(prompt))
         message = {"role": "assistant", "content": content}
         if reasoning:

@@ -84,7 +84,7 @@ def test_saved_layout_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path
     assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2)
     assert theirs.model_max_length == 512
     messages = [{"role": "user", "content": "2 + 37?"}]
-    text = render(messages, add_generation_prompt=True)
+    text = render(messages, add_generation_prompt=True, template="nano3")
     assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == text
     assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
     assert theirs.decode(theirs(text)["input_ids"]) == text

@@ -86,7 +86,7 @@ def test_every_process_draws_the_same_tasks() -> None:
 def test_a_demonstration_is_right_as_the_chat_template_renders_it(family: str) -> None:
     for task in generate_tasks(family, "train", 200):
         for thinking in (True, False):
-            segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking)
+            segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking, template="nano3")
             response = "".join(text for text, trained in segments if trained)
             assert verify(task, response, thinking=thinking).status == "score"
             assert verify(task, response).status == "score"

@@ -33,6 +33,7 @@ INTENDED: dict[str, tuple[str, dict[str, str]]] = {
                 "nano3 rl rlvr: stage 2, reinforcement learning with verifiable rewards"
             ),
             "nano3/stage0_pretrain": "nano3/stage2_rl",
+            'STAGE / "train.py"': 'STAGE / "rlvr.py"',
             "Pretrain the base model (stage 0)": "GRPO with verifiable rewards on all environments at once (stage 2)",
             "def pretrain": "def rlvr",
             "_execute_pretrain": "_execute_rlvr",

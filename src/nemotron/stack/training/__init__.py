@@ -1,4 +1,7 @@
-"""Pieces of a training loop: optimiser groups, schedules, losses, loaders, checkpoints, signals, FLOPs.
+"""Pieces of a training loop. The loop itself stands in the recipe script, where it can be read and changed.
 
-None of them owns the loop. The loop stands in the recipe script, where it can be read and changed.
+Beside such a script read `session.py` (ranks, records, checkpoints, signals), `losses.py`, `optim.py` (AdamW and its
+learning rate) and `distributed.py` (sums over ranks). `loaders.py` says which sequence comes when, from `blend.py`
+(mixture) and `indexed_tokens.py` (token files); `checkpoint.py` what is on disk; `sharding.py` how a model lies on
+several ranks; `flops.py` and `matmul_peak.py` give the progress line its share of the machine's peak.
 """

@@ -8,10 +8,10 @@ A document is cut into segments that the model can take at once, each segment is
 what comes back is checked before it counts: empty, cut off, a refusal, out of proportion, a copy of the prompt or of
 the text, not in the form asked for. Each of these has its count and its samples.
 
-Answers are appended to a journal as they come, so that a run that is stopped asks nothing again that was answered. The
-`openai` package sends the requests, repeats them on 408, 409, 429, 5xx, a broken connection and a timeout, and waits in
-between as the endpoint's Retry-After says. An answer that breaks off, takes too long or cannot be read is asked for
-again here: the package has no limit on the time and size of an answer as a whole.
+Answers are appended to a journal as they come, so that a stopped run does not send again what was answered. The
+`openai` package sends the requests, repeats them on 408, 409, 429, 5xx, a broken connection and a timeout, and waits
+for as long as the endpoint's Retry-After says. Answers are read here, and requested again if they break off, take too
+long or cannot be parsed, because the package limits neither the time nor the size of an answer as a whole.
 
 The API key is read from the environment variable that the config names. It goes into the request's header and nowhere
 else: not into errors, records or the journal, and to no other host, because redirects are not followed.

@@ -21,11 +21,11 @@
     nemotron data curate decontaminate -c tiny
     python decontaminate.py --config tiny 'evaluation=[benchmarks/*.jsonl]' ngram=10
 
-Protected are the questions and answers of evaluation sets, and the prompts of this project's own evaluation tasks. A
-document that has 13 words in a row in common with one of them goes, unless more than ten documents have these words.
+The questions and answers of evaluation sets are protected, and the prompts of this project's own evaluation tasks. A
+document that shares 13 consecutive words with one of them is dropped, unless more than ten documents have these words.
 
-Simplified against the paper, which leaves this out: the rule is that of GPT-3 (Brown et al. 2020, appendix C). A leak
-goes with its whole document; GPT-3 cut 200 characters around it.
+Simplified against the paper, which leaves this out: the rule is that of GPT-3 (Brown et al. 2020, appendix C). The
+whole document is dropped; GPT-3 removed 200 characters around the shared words.
 """
 
 from __future__ import annotations

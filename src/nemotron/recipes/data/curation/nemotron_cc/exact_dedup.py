@@ -21,12 +21,11 @@
     nemotron data curate exact_dedup -c tiny
     python exact_dedup.py --config tiny normalisation=none
 
-Of equal texts the document stays whose id has the smallest hash: that favours no crawl and no date, and is the same
-however the documents are divided into shards. Texts are compared by a hash of 128 bits.
+Of documents with equal texts, the one whose id has the smallest hash is kept: this choice favours no crawl and no date,
+and does not depend on how the documents are divided into shards. Texts are compared by a hash of 128 bits.
 
-Simplified against the paper: what it names is fuzzy and substring deduplication; NeMo Curator, with which it was made,
-has this step, too, and runs it on GPUs. Here tasks hash a shard each, and one process sorts the hashes, with 17 bytes
-of memory a document.
+Added to the paper, which names only fuzzy and substring deduplication; NeMo Curator, which it used, runs this step on
+GPUs. Here each task hashes a shard, and one process sorts the hashes, using 17 bytes of memory per document.
 """
 
 from __future__ import annotations

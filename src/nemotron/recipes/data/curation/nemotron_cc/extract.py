@@ -16,13 +16,13 @@
 # nodes = 1
 # gpus_per_node = 0
 # ///
-"""Nemotron-CC, step 1: WARC files -> documents with the main text of each page, without what stands around it.
+"""Nemotron-CC, step 1: WARC files -> documents with the main text of each page, without menus and advertisements.
 
     nemotron data curate extract -c tiny
     python extract.py --config tiny run.data=null 'warc=[/data/CC-MAIN-2024-30/*.warc.gz]'
 
-A page is decoded by its byte order mark, its HTTP header or its head. Pages without main text, too large, too slow,
-undecodable, not HTML or not found, and records that are damaged, are counted by reason; nothing is lost in silence.
+A page is decoded by its byte order mark, its HTTP header or its `<meta>`. Nothing is dropped silently: pages without
+main text, too large, too slow, undecodable, not HTML or not found, and damaged records, are counted by reason.
 
 Simplified against the paper: the published data was extracted by jusText. Here it is trafilatura, which falls back on
 jusText where it finds too little.

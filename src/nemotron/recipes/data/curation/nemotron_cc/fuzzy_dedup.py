@@ -21,13 +21,13 @@
     nemotron data curate fuzzy_dedup -c tiny
     python fuzzy_dedup.py --config tiny minhash.num_bands=25 minhash.min_estimate=0.7
 
-MinHash signatures of all documents, candidates by locality-sensitive hashing, compared once more by the similarity that
-the signatures estimate (`minhash.min_estimate`); of every cluster of near duplicates the longest text stays. What share
-of pairs is found at which similarity follows from the parameters and is printed first.
+Every document gets a MinHash signature, locality-sensitive hashing proposes pairs, and the similarity that the
+signatures estimate decides (`minhash.min_estimate`). Of each cluster of near duplicates the longest text is kept. The
+share of pairs that is found at each similarity follows from the parameters, and is printed first.
 
-Simplified against the paper: it ran NeMo Curator on GPUs. Here tasks sign a shard each, and one process sorts the
-bands, with some 55 bytes of memory a document. The defaults are those of NeMo Curator, but for the text that shingles
-are cut from: lower-cased, with one space for every run of whitespace.
+Simplified against the paper: it ran NeMo Curator on GPUs. Here each task signs a shard, and one process sorts the
+bands, using about 55 bytes of memory per document. The defaults are those of NeMo Curator, except that shingles are cut
+from text that is lower-cased and has one space for every run of whitespace.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@
     nemotron data curate heuristics -c tiny
     python heuristics.py --config tiny filters.word_count.low=30 filters.digits=null
 
-The filters of Gopher, C4 and FineWeb in the set that NeMo Curator applies to English; each one's limits stand in the
-config, with the paper that they are from. Documents of high quality are exempt, as in the paper, which found that the
-filters take away good text that a quality classifier keeps.
+The filters are those of Gopher, C4 and FineWeb that NeMo Curator applies to English; the config has the limits of each,
+with the paper that they come from. Documents of high quality are exempt, as in the paper, which found that the filters
+remove good text that a quality classifier keeps.
 
 Simplified against the paper: no filter by the perplexity of a language model.
 """

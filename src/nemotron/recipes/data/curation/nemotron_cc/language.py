@@ -21,7 +21,7 @@
     nemotron data curate language -c tiny
     python language.py --config tiny 'keep=[en, de]' threshold=0.5
 
-A text with too few letters is not guessed at; `short_texts` says whether it goes or stays as "und".
+The language of a text with too few letters is not guessed; `short_texts` says whether it is dropped or kept as "und".
 
 Simplified against the paper: the published data went through pyCLD2 on the raw page and then through fastText's
 lid176. Here it is py3langid alone, whose model comes in its package, with the paper's threshold of 0.3.

@@ -22,8 +22,8 @@
     python pii.py --config tiny 'kinds=[email, phone]'
 
 E-mail addresses, telephone numbers, IP addresses, card numbers, IBAN, US social security numbers, keys and tokens,
-private keys: found by patterns, decided by check digits and by what stands around. What stays on purpose is listed in
-data_prep/curation/pii.py; how well the patterns do, tests/nemotron/data_prep/curation/test_pii.py measures.
+private keys: found by patterns, confirmed by check digits and by the text around them. What is left alone on purpose is
+listed in data_prep/curation/pii.py; tests/nemotron/data_prep/curation/test_pii.py measures precision and recall.
 
 Simplified against what NeMo Curator offers: no names and no street addresses, which take a model.
 """

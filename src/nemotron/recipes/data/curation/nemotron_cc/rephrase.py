@@ -23,11 +23,11 @@
 
 Documents of low quality are reworded as encyclopedia prose; those of high quality become questions and answers, a
 shorter version, a textbook passage and a list of facts. Real documents lie in `documents/NAME`, synthetic ones in
-`documents/NAME-synthetic`, with `rephrased_from`, `model` and a `source` of their own for the blend. A run that is
-stopped asks nothing again that was answered, nor does one that is given more patience (endpoint.max_failed, .timeout).
+`documents/NAME-synthetic`, with `rephrased_from`, `model` and a `source` of their own for the blend. No request is sent
+twice once it has been answered: not after a stop, nor with other values of `endpoint.max_failed` or `endpoint.timeout`.
 
-Simplified against the paper: its prompts are in its appendix, ours are our own; it cut texts by tokens, here it is
-words; questions are not sampled by the length of the text, all good ones (eight at most) are kept.
+Simplified against the paper: the prompts are this project's own; texts are cut by words instead of tokens; all valid
+questions are kept, eight at most, where the paper samples them by the length of the text.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@
     nemotron data curate substring_dedup -c tiny
     python substring_dedup.py --config tiny min_tokens=100
 
-A passage of `min_tokens` tokens or more that stands in the input twice stays once: in the document whose id has the
-smallest hash, and there the leftmost. Cuts respect words, and paragraphs around a cut stay apart. A document that is
-too short afterwards is dropped.
+A passage of `min_tokens` tokens or more that occurs twice is kept once: in the document whose id has the smallest hash,
+and there at its leftmost place. Words are never cut, and the paragraphs around a cut remain separate. A document that
+is too short afterwards is dropped.
 
 Simplified against the paper: it ran the suffix arrays of Lee et al. 2022 (arXiv 2107.06499) over tokens of byte-pair
 encoding. Here windows of words are hashed and sorted, with every hit compared word by word: the same passages, with

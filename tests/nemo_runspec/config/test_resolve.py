@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,30 @@ def test_artifacts_are_pinned_and_their_fields_can_be_used() -> None:
     produced = {"demo-train-data-tiny": "demo-train-data-tiny:1"}
     assert resolve("run.data=demo-train-data-tiny", produced=produced).inputs == {"data": first}
     assert resolve("run.data=demo-train-data-tiny:2", produced=produced).inputs == {"data": second}
+
+
+def test_an_artifact_s_field_may_stand_in_text_and_in_other_interpolations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
+    payload = Path("it's, {here}")
+    payload.write_text("x", encoding="utf-8")
+    version = Registry.default().publish("d", payload, {"fields": {"note": "it's ${a}, {b}", "sizes": [1, 2]}})
+    texts = {
+        "${art:d}": str(version.path),
+        "a } ${art:d,ref}-${art: d , version}": "a } d:1-1",
+        "${oc.env:NOT_SET_ANYWHERE,${art:d,note}}": "it's ${a}, {b}",
+        "${art:d,note} ${run.config}": "it's ${a}, {b} tiny",
+        r"\${art:d,ref}": "${art:d,ref}",
+        "${mul:2,${art:d,version}}": 2,
+        "${art:d,sizes}": [1, 2],
+    }
+    config = Path("config/free.yaml")
+    for text, value in texts.items():
+        config.write_text(json.dumps({"run": {"d": "d", "config": "tiny"}, "value": text}), encoding="utf-8")
+        Path("free.py").write_text('# /// script\n# [tool.runspec]\n# name = "free"\n# ///\n', encoding="utf-8")
+        spec = parse("free.py")
+        assert resolve_config(load_config(spec.config_dir, "free"), spec).data["value"] == value
+    with pytest.raises(UserError, match=r"run group"):
+        resolve("run.data=d", "run.name=x-${art:data,ref}")
 
 
 def test_a_missing_artifact_is_named_with_its_key_after_the_faults_of_the_config() -> None:

@@ -1,15 +1,62 @@
-"""Ctrl-C and SIGTERM of a command that is attached to a job: the job is not the command's child, and may go on."""
+"""What a command that is attached to a job needs: the job is not its child, and may go on without it.
+
+Ctrl-C and SIGTERM are noted, Ctrl-C asks whether to cancel, and a cluster that does not answer is waited for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+
+# How long a cluster may not answer, in seconds.
+PATIENCE_AWAY = 600.0
 
 # Signals that nobody has looked at; one more and the command is stuck in something, and ends.
 _UNSEEN = 3
+
+
+def say(text: str) -> None:
+    """Print to stderr: what happens to a job, while stdout has its log."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def handling(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    """Inside, `handler` is that of these signals."""
+    old = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+class Patience:
+    """With a cluster that does not answer just now."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lost(self, note: str, error: Exception) -> None:
+        """No answer: print `note` the first time, and raise `error` once that has lasted for PATIENCE_AWAY seconds."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            say(note)
+        if now - self._since > PATIENCE_AWAY:
+            raise error
+
+    def answered(self, note: str) -> None:
+        """An answer: print `note` if there was none before."""
+        if self._since is not None:
+            self._since = None
+            say(note)
 
 
 @contextlib.contextmanager
@@ -25,12 +72,8 @@ def noted_signals() -> Iterator[list[int]]:
         if len(noted) > _UNSEEN:
             raise KeyboardInterrupt
 
-    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling((signal.SIGINT, signal.SIGTERM), note):
         yield noted
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 class CancelQuestion:
@@ -45,14 +88,12 @@ class CancelQuestion:
             first, self._warned = not self._warned, True
             if first:
                 note = f"interrupted: {what} not cancelled; once more cancels, SIGTERM stops following only"
-                print(note, file=sys.stderr, flush=True)
+                say(note)
             return not first
         print(f"\ncancel {what}? [y/N] ", end="", file=sys.stderr, flush=True)
-        old = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return sys.stdin.readline().strip().lower() in ("y", "yes")
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            return True
-        finally:
-            signal.signal(signal.SIGINT, old)
+        with handling([signal.SIGINT], signal.default_int_handler):
+            try:
+                return sys.stdin.readline().strip().lower() in ("y", "yes")
+            except KeyboardInterrupt:
+                print(file=sys.stderr)
+                return True

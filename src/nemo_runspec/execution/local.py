@@ -31,6 +31,7 @@ from nemo_runspec.errors import (
     UserError,
     report,
 )
+from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB
 
@@ -257,9 +258,5 @@ def _forwarding(torchrun: bool, shielded: bool) -> Iterator[_Forward]:
     forward = _Forward(torchrun, shielded)
     # Handlers belong to the main thread; elsewhere the caller keeps its own.
     signals = FORWARDED if threading.current_thread() is threading.main_thread() else ()
-    old = {number: signal.signal(number, forward) for number in signals}
-    try:
+    with handling(signals, forward):
         yield forward
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

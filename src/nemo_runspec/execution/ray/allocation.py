@@ -31,6 +31,7 @@ from nemo_runspec.errors import (
     debugging,
     report,
 )
+from nemo_runspec.execution.interrupts import handling, say
 from nemo_runspec.execution.local import die_with_parent, run_command
 from nemo_runspec.execution.ray.jobs import INSTALL
 from nemo_runspec.variables import RAY_ADDRESS
@@ -42,6 +43,7 @@ GRACE_SECONDS = 20.0
 _STOP_SECONDS = 10.0
 # Ray's sockets lie in `FOLDER/session_<date>_<pid>/sockets/`; a socket's path has at most 107 bytes.
 _LONGEST_TEMP = 30
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _RAY = ("-m", "ray.scripts.scripts")
 
 
@@ -108,7 +110,7 @@ def _lead(
     options.append(f"--ray-client-server-port={_free_port()}")
     ray: subprocess.Popen[bytes] | None = None
     try:
-        with _signals_stop():
+        with handling(_SIGNALS, _stop):
             ray = _start_ray(options, environment, folder)
             count = [sys.executable, "-m", __name__, address, str(nodes), str(START_SECONDS)]
             found = subprocess.Popen(count, env=dict(environment), stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
@@ -125,7 +127,7 @@ def _lead(
             code = _run_script(command, {**environment, RAY_ADDRESS: address}, workdir)
             # Slurm sends SIGTERM to all processes of the job, Ray's too: a script may find it gone before it has left.
             if code == FAILED and signal.SIGTERM in seen():
-                _say("error: stopped by SIGTERM, and Ray with it")
+                say("error: stopped by SIGTERM, and Ray with it")
                 code = PREEMPTED
             return code
     except _Stopped as stopped:
@@ -137,14 +139,12 @@ def _lead(
 def _join(host: str, port: int, environment: Mapping[str, str], folder: Path) -> int:
     """Another node: lend itself to the head until that is gone."""
     told: list[float] = []
-    # The first node decides what a signal means; this one leaves with it.
-    old = {
-        number: signal.signal(number, lambda number, frame: told.append(time.monotonic()))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     ray: subprocess.Popen[bytes] | None = None
-    try:
+    with contextlib.ExitStack() as stack:
+        # The first node decides what a signal means; this one leaves with it.
+        stack.enter_context(handling(_SIGNALS[:2], lambda number, frame: told.append(time.monotonic())))
+        stack.enter_context(handling(_SIGNALS[2:], signal.SIG_IGN))
+        stack.callback(lambda: _stop_ray(ray))
         deadline = time.monotonic() + START_SECONDS
         while not _answers(host, port):
             if told:
@@ -162,10 +162,6 @@ def _join(host: str, port: int, environment: Mapping[str, str], folder: Path) ->
                 if _answers(host, port):
                     raise RunFailed(f"Ray ended on {socket.gethostname()}: {_last_line(folder)}")
         return DONE
-    finally:
-        _stop_ray(ray)
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _run_script(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None) -> int:
@@ -182,7 +178,7 @@ def _ray_folder() -> Iterator[Path]:
         yield folder
     finally:
         if debugging():
-            _say(f"logs of Ray: {folder}")
+            say(f"logs of Ray: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -218,32 +214,17 @@ def _stop_ray(ray: subprocess.Popen[bytes] | None) -> None:
     """End Ray on this node, whatever it takes. Signals can wait: the exit code is known."""
     if ray is None:
         return
-    old = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
+    with handling(_SIGNALS, signal.SIG_IGN):
         ray.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ray.wait(_STOP_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ray.pid, signal.SIGKILL)
         ray.wait()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _signals_stop() -> Iterator[None]:
-    """Inside, SIGTERM, SIGINT and SIGUSR1 raise `_Stopped`."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(number)
-
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped(number)
 
 
 @contextlib.contextmanager
@@ -296,10 +277,6 @@ def _free_port() -> int:
 def _last_line(folder: Path) -> str:
     lines = (folder / "start.log").read_text(encoding="utf-8", errors="replace").splitlines()
     return next((re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in reversed(lines) if line.strip()), "no reason")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def wait_for_nodes(address: str, nodes: int, seconds: float) -> int:

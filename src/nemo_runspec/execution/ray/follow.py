@@ -11,14 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
-from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
+from nemo_runspec.execution.interrupts import CancelQuestion, Patience, noted_signals, say
 from nemo_runspec.execution.ray.jobs import RayJob, connect, how_to_follow, reason
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-# How long a cluster may not answer, in seconds.
-PATIENCE_AWAY = 600.0
 # What the client raises then: requests' errors are OSErrors, aiohttp's one or the other.
 _NO_ANSWER = (RuntimeError, OSError)
 
@@ -42,7 +40,7 @@ def follow_ray(job: RayJob) -> int:
                 if code is not None:
                     return code
                 if signal.SIGTERM in signals:
-                    _say(f"stopped by SIGTERM; job {job.id} not cancelled\n{how_to_follow(job)}")
+                    say(f"stopped by SIGTERM; job {job.id} not cancelled\n{how_to_follow(job)}")
                     return PREEMPTED
                 signals.pop(0)
                 if question.ask(f"job {job.id}"):
@@ -64,7 +62,7 @@ class _Follower:
         self.client: JobSubmissionClient | None = None
         self.printed = 0  # characters of the log
         self.shown = ""
-        self.away_since: float | None = None
+        self.patience = Patience()
         self.told_to_stop = False
 
     def run(self) -> int | None:
@@ -89,7 +87,7 @@ class _Follower:
         except _NO_ANSWER as error:
             raise self._away(error) from error
         self.told_to_stop = True
-        _say(f"cancelling job {self.job.id}")
+        say(f"cancelling job {self.job.id}")
         while not self.signals:
             details = self._details()
             if details is not None and details.status.is_terminal():
@@ -114,16 +112,9 @@ class _Follower:
         try:
             details = self._connected().get_job_info(self.job.id)
         except _NO_ANSWER as error:
-            now = time.monotonic()
-            if self.away_since is None:
-                self.away_since = now
-                _say(f"no answer about job {self.job.id}: {reason(error)}; asking again")
-            if now - self.away_since > PATIENCE_AWAY:
-                raise self._away(error) from error
+            self.patience.lost(f"no answer about job {self.job.id}: {reason(error)}; asking again", self._away(error))
             return None
-        if self.away_since is not None:
-            self.away_since = None
-            _say("answered again")
+        self.patience.answered("answered again")
         return details
 
     def _away(self, error: Exception) -> _Away:
@@ -161,7 +152,7 @@ class _Follower:
         word = str(getattr(status, "value", status)).lower()
         if word != self.shown:
             self.shown = word
-            _say(f"job {self.job.id} {word}")
+            say(f"job {self.job.id} {word}")
 
     def _report(self, details: Any) -> int:
         """Say how the job ended, and return its exit code."""
@@ -181,7 +172,3 @@ class _Follower:
             how = f"failed with exit code {code}"
         report(RunFailed(f"job {self.job.id} {how}", log))
         return code if code in (FAILED, REFUSED, INTERRUPTED, PREEMPTED) else FAILED
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
-from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
+from nemo_runspec.execution.interrupts import CancelQuestion, Patience, noted_signals, say
 from nemo_runspec.execution.slurm.remote import Unreachable
 from nemo_runspec.execution.slurm.submit import SlurmJob, how_to_follow
 
 # Slurm's states of a job that still has something before it.
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
-# How long a connection may be away, and a finished job may stay unknown to the accounting, in seconds.
-PATIENCE_AWAY, PATIENCE_UNKNOWN = 600.0, 60.0
+# How long a finished job may stay unknown to the accounting, in seconds.
+PATIENCE_UNKNOWN = 60.0
 _READ_AT_MOST = 4_000_000
 _MARK = b"\n--runspec--\n"
 
@@ -67,7 +67,7 @@ def follow(jobs: Sequence[SlurmJob], *, interval: float = 1.0) -> int:
                 if question.ask(_listed(follower.left)):
                     return follower.cancel()
             except _Terminated:
-                _say(f"stopped by SIGTERM; {_listed(jobs)} not cancelled\n{how_to_follow(list(jobs))}")
+                say(f"stopped by SIGTERM; {_listed(jobs)} not cancelled\n{how_to_follow(list(jobs))}")
                 return PREEMPTED
             except Unreachable as error:
                 report(RunFailed(f"{error.message}; {_listed(jobs)} not cancelled", how_to_follow(list(jobs))))
@@ -109,7 +109,7 @@ class _Follower:
         done = jobs[0].shell.run(f"scancel {ids}")
         if done.code != 0:
             raise RunFailed(f"scancel failed: {done.stderr.strip()}")
-        _say(f"cancelling {_listed(jobs)}")
+        say(f"cancelling {_listed(jobs)}")
         with contextlib.suppress(KeyboardInterrupt):
             self._to_the_end(jobs[0])
             report(Interrupted(f"{_listed(jobs)} cancelled", f"log: {jobs[0].log(self.attempt)}"))
@@ -148,42 +148,36 @@ class _Follower:
 
     def _patiently(self, job: SlurmJob, poll: Callable[[], tuple[State | None, bytes]]) -> tuple[State | None, bytes]:
         """`poll`, again and again while the connection is away."""
-        away_since = None
+        patience = Patience()
         while True:
             try:
                 answer = poll()
             except Unreachable as error:
-                now = time.monotonic()
-                if away_since is None:
-                    away_since = now
-                    _say(f"{error.message}; job {job.id} goes on, trying to reach it again")
-                if now - away_since > PATIENCE_AWAY:
-                    raise
+                patience.lost(f"{error.message}; job {job.id} goes on, trying to reach it again", error)
                 self._heed_signals()
                 time.sleep(min(10.0, 2 * self.interval))
                 continue
-            if away_since is not None:
-                _say("connected again")
+            patience.answered("connected again")
             return answer
 
     def _show(self, job: SlurmJob, state: State) -> None:
         """Say what has changed."""
         before, self.shown = self.shown, state
         if before is not None and state.restarts > before.restarts:
-            _say(f"job {job.id} ({job.name}) requeued: restart {state.restarts} of {job.max_restarts}")
+            say(f"job {job.id} ({job.name}) requeued: restart {state.restarts} of {job.max_restarts}")
         if before is not None and (before.name, before.reason, before.nodes) == (state.name, state.reason, state.nodes):
             return
         if state.name == "PENDING":
-            _say(f"job {job.id} ({job.name}) pending" + (f": {state.reason}" if state.reason else ""))
+            say(f"job {job.id} ({job.name}) pending" + (f": {state.reason}" if state.reason else ""))
         elif state.name == "RUNNING":
-            _say(f"job {job.id} ({job.name}) running on {state.nodes}")
+            say(f"job {job.id} ({job.name}) running on {state.nodes}")
         elif not state.finished and (before is None or before.name != state.name):
-            _say(f"job {job.id} ({job.name}) {state.name.lower()}")
+            say(f"job {job.id} ({job.name}) {state.name.lower()}")
 
     def _report(self, job: SlurmJob, state: State) -> int:
         """Say how a job ended, and return its exit code."""
         if state.name == "COMPLETED":
-            _say(f"job {job.id} ({job.name}) completed")
+            say(f"job {job.id} ({job.name}) completed")
             return DONE
         behind = self.jobs[self.current + 1 :]
         log = f"log: {job.log(self.attempt)}"
@@ -200,7 +194,7 @@ class _Follower:
             what += f" ended {state.name}" + (f": {said[state.name]}" if state.name in said else "")
             code = FAILED
         for line in _last_words(job):
-            _say(line)
+            say(line)
         report(RunFailed(what, log))
         return code
 
@@ -275,7 +269,3 @@ def _last_words(job: SlurmJob) -> list[str]:
 
 def _listed(jobs: Sequence[SlurmJob]) -> str:
     return f"job{'s' if len(jobs) > 1 else ''} {', '.join(job.id for job in jobs)}"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

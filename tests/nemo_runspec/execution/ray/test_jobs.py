@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
+from nemo_runspec.execution import interrupts
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.ray import follow as following
 from nemo_runspec.execution.ray import jobs as ray
@@ -235,7 +236,8 @@ def follow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
             return client
 
         monkeypatch.setattr(following, "connect", connect)
-        monkeypatch.setattr(following, "time", SimpleNamespace(sleep=lambda s: None, monotonic=lambda: next(clock)))
+        monkeypatch.setattr(following, "time", SimpleNamespace(sleep=lambda s: None))
+        monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         return following.follow_ray(JOB), capsys.readouterr().err.splitlines()
 

@@ -29,12 +29,12 @@ def test_mask_trains_exactly_the_answer(tokenizer: Tokenizer) -> None:
     labels = [int(label) for label, trained in zip(ids[1:], mask[:-1], strict=True) if trained]
     assert tokenizer.decode(labels, skip_special_tokens=False) == "easy\n</think>\n42<|im_end|>"
     assert mask[-1] == 0
-    assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == render(example.messages)
+    assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == render(example.messages, template="nano3")
 
 
 def test_prompt_at_inference_is_a_prefix_of_the_training_tokens(tokenizer: Tokenizer) -> None:
     example = conversation(7, reasoning_content="\n easy")  # a leading newline could merge with that of the prompt
     [(ids, mask)] = encode_conversations([example], tokenizer, "nano3")
-    prompt = tokenizer.encode(render(example.messages[:1], add_generation_prompt=True)).ids
+    prompt = tokenizer.encode(render(example.messages[:1], add_generation_prompt=True, template="nano3")).ids
     assert ids[: len(prompt)].tolist() == prompt
     assert mask.tolist().index(1) == len(prompt) - 1  # the last prompt token predicts the first trained one

@@ -86,8 +86,11 @@ def sum_over_ranks(tensors: Iterable[torch.Tensor]) -> None:
 def sum_metrics(values: Mapping[Name, torch.Tensor | float], ranks: Ranks) -> dict[Name, float]:
     """Each of `values`, scalars, summed over all ranks in one message, in float64.
 
-    All ranks call it with the same names in the same order: a rank that has nothing to count passes zeros.
+    All ranks call it with the same names in the same order: a rank that has nothing to count passes zeros. Without
+    names, as where no source holds text out for validation, there is nothing to send.
     """
+    if not values:
+        return {}
     sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=ranks.device) for v in values.values()])
     sum_over_ranks([sums])
     return dict(zip(values, sums.tolist(), strict=True))

@@ -33,6 +33,7 @@ def test_alone_nothing_changes() -> None:
     assert any_rank(True, ranks.device) and not any_rank(False, ranks.device)
     assert from_rank_0(7) == 7
     assert sum_metrics({"loss": torch.tensor(0.5), "tokens": 3}, ranks) == {"loss": 0.5, "tokens": 3.0}
+    assert sum_metrics({}, ranks) == {}  # validation where no source holds text out
     layer = torch.nn.Linear(1, 1)
     sum_gradients(layer)
     assert layer.weight.grad is None

@@ -14,10 +14,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, check_source
-from nemo_runspec.artifacts.fsspec_store import FsspecStore
 from nemo_runspec.artifacts.local_store import LocalStore
 from nemo_runspec.artifacts.manifest import MANIFEST_FILE, PAYLOAD_DIR, RECORD_FILE, parse_manifest, payload_digest
 from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, parse_reference
@@ -26,6 +25,9 @@ from nemo_runspec.artifacts.pins import leave_published
 from nemo_runspec.artifacts.stored import StoredVersion
 from nemo_runspec.env.roots import artifacts_root, cache_folder, parse_root
 from nemo_runspec.errors import ArtifactError, RunFailed, UserError, nearest
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts.fsspec_store import FsspecStore
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Registry:
         if isinstance(place, Path):
             self.store = LocalStore(place)
         else:
+            from nemo_runspec.artifacts.fsspec_store import FsspecStore
+
             self.store = FsspecStore(place, cache_folder())
         self.local_root = self.store.local_root
 

@@ -11,8 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, SupportsFloat, TextIO
+from typing import Any, SupportsFloat, TextIO
 
 from nemo_runspec.errors import UserError
 
@@ -212,12 +211,6 @@ class Progress:
     def close(self) -> None:
         """End the line, so that what is printed next starts on a new one."""
         self._line.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
 
 
 def format_seconds(seconds: float) -> str:

@@ -110,10 +110,11 @@ def test_only_recent_and_own_steps_count_for_the_speed():
 
 def test_without_a_terminal_lines_are_plain_and_rare():
     clock, stream = Clock(), io.StringIO()
-    with Progress(100, stream=stream, clock=clock) as progress:
-        for step in range(1, 101):
-            clock.now += 1
-            progress.update(step, loss=1.0)
+    progress = Progress(100, stream=stream, clock=clock)
+    for step in range(1, 101):
+        clock.now += 1
+        progress.update(step, loss=1.0)
+    progress.close()
     text = stream.getvalue()
     assert "\r" not in text and "\x1b" not in text
     steps = [int(line.split()[1].split("/")[0]) for line in text.splitlines()]
@@ -124,11 +125,12 @@ def test_on_a_terminal_one_line_is_redrawn_and_notes_stand_alone(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     clock, stream = Clock(), Terminal()
-    with Progress(1000, stream=stream, clock=clock) as progress:
-        for step in range(1, 101):
-            clock.now += 0.01
-            progress.update(step, loss=1.0, a_long_name_to_overflow_the_line="x" * 50)
-        progress.note("valid 1.23 bits per byte")
+    progress = Progress(1000, stream=stream, clock=clock)
+    for step in range(1, 101):
+        clock.now += 0.01
+        progress.update(step, loss=1.0, a_long_name_to_overflow_the_line="x" * 50)
+    progress.note("valid 1.23 bits per byte")
+    progress.close()
     text = stream.getvalue()
     assert text.count("\n") == 2 and text.endswith("\nvalid 1.23 bits per byte\n")
     drawn = text.split("\r\x1b[2K")[1:]

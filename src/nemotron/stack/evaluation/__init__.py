@@ -1,15 +1,12 @@
 """Evaluation: pass@1 on verifiable tasks, bits per byte on text, and how sure one may be of either."""
 
 from nemotron.stack.evaluation.intervals import (
-    Difference,
-    Interval,
     bootstrap_interval,
     holm,
     paired_difference,
     wilson_interval,
 )
 from nemotron.stack.evaluation.language_model import (
-    BitsPerByte,
     bits_per_byte_of,
     model_bits_per_byte,
     token_byte_lengths,
@@ -25,7 +22,6 @@ from nemotron.stack.evaluation.model import (
     stop_token_ids,
 )
 from nemotron.stack.evaluation.scoring import (
-    Comparison,
     Completion,
     Evaluation,
     GenerateFn,
@@ -36,14 +32,10 @@ from nemotron.stack.evaluation.scoring import (
 from nemotron.stack.evaluation.trigram import InterpolatedTrigram
 
 __all__ = [
-    "BitsPerByte",
-    "Comparison",
     "Completion",
-    "Difference",
     "Evaluation",
     "GenerateFn",
     "InterpolatedTrigram",
-    "Interval",
     "bits_per_byte_of",
     "bootstrap_interval",
     "compare",

@@ -236,20 +236,20 @@ def _git(folder: Path, *words: str) -> bytes | None:
     """
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, env=git_environment(), timeout=60, check=False
         )
     except FileNotFoundError:
         return None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"git cannot list {folder}: {error}") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        why = said[0].removeprefix("fatal: ")
+    if answer.returncode:
+        lines = answer.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {answer.returncode}"]
+        why = lines[0].removeprefix("fatal: ")
         if why.startswith("not a git repository (or any"):
             return None
-        raise UserError(f"git cannot list {folder}: {why}", said[-1].strip() if len(said) > 1 else None)
-    return done.stdout
+        raise UserError(f"git cannot list {folder}: {why}", lines[-1].strip() if len(lines) > 1 else None)
+    return answer.stdout
 
 
 # What of it travels
@@ -257,30 +257,30 @@ def _git(folder: Path, *words: str) -> bytes | None:
 
 def _left_out(root: Path, more: Iterable[Path]) -> tuple[str, ...]:
     """Paths below `root` that never travel: what runs write, and the profiles of this machine."""
-    found = ["output", "env.toml"]
+    paths = ["output", "env.toml"]
     for path in (output_root(), artifacts_root(), find_env_file(), *more):
         if isinstance(path, Path) and (absolute := path.resolve()).is_relative_to(root) and absolute != root:
-            found.append(absolute.relative_to(root).as_posix())
-    return tuple(found)
+            paths.append(absolute.relative_to(root).as_posix())
+    return tuple(paths)
 
 
 def _written_by_us(root: Path, paths: Sequence[str]) -> list[str]:
     """Files that this process's output is redirected into: they grow while they are packed."""
-    ours = set()
+    outputs = set()
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode):
-                ours.add((status.st_dev, status.st_ino))
-    if not ours:
+                outputs.add((status.st_dev, status.st_ino))
+    if not outputs:
         return []
-    found = []
+    written = []
     for path in paths:
         with contextlib.suppress(OSError):
             status = os.lstat(root / path)
-            if (status.st_dev, status.st_ino) in ours:
-                found.append(path)
-    return found
+            if (status.st_dev, status.st_ino) in outputs:
+                written.append(path)
+    return written
 
 
 def _is_below(path: str, folders: Sequence[str]) -> bool:
@@ -345,22 +345,22 @@ def _python_path(root: Path, script: Path, sources: dict[str, Path]) -> tuple[st
     `src` of the project that the script is in (the nearest folder upwards that has one, or a pyproject.toml), else
     that project's folder; and the folder of the script's own package.
     """
-    found: list[PurePosixPath] = []
-    here = PurePosixPath(script.relative_to(root).as_posix()).parent
-    for folder in (here, *here.parents):
+    folders: list[PurePosixPath] = []
+    script_folder = PurePosixPath(script.relative_to(root).as_posix()).parent
+    for folder in (script_folder, *script_folder.parents):
         inside = (folder / "src").as_posix() + "/"
         if any(path.startswith(inside) and path.endswith(".py") for path in sources):
-            found.append(folder / "src")
+            folders.append(folder / "src")
             break
         if (folder / "pyproject.toml").as_posix() in sources or folder == PurePosixPath("."):
-            found.append(folder)
+            folders.append(folder)
             break
-    package = here
+    package = script_folder
     while (package / "__init__.py").as_posix() in sources and package != PurePosixPath("."):
         package = package.parent
-    if package != here:
-        found.append(package)
-    return tuple(dict.fromkeys((PurePosixPath(PROJECT) / folder).as_posix() for folder in found))
+    if package != script_folder:
+        folders.append(package)
+    return tuple(dict.fromkeys((PurePosixPath(PROJECT) / folder).as_posix() for folder in folders))
 
 
 def _workdir(root: Path, spec: Runspec) -> str | None:

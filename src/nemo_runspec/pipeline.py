@@ -230,9 +230,9 @@ def published(job: Job) -> dict[str, Version]:
     if job.run.fingerprint is None or not job.outputs or not job.env.registry_is_reachable:
         return {}
     registry = registry_of(job.env)
-    found = {name: registry.find_published(name, job.run.fingerprint) for name in job.outputs}
-    versions = {name: version for name, version in found.items() if version is not None}
-    return versions if len(versions) == len(found) else {}
+    candidates = {name: registry.find_published(name, job.run.fingerprint) for name in job.outputs}
+    versions = {name: version for name, version in candidates.items() if version is not None}
+    return versions if len(versions) == len(candidates) else {}
 
 
 def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]:

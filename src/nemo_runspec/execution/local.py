@@ -246,11 +246,11 @@ class _Forward:
 
 def children(pid: int) -> list[int]:
     """The child processes of `pid`; none where the system does not say (no Linux)."""
-    found: list[int] = []
+    pids: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # ended meanwhile
-            found += [int(word) for word in file.read_text(encoding="ascii").split()]
-    return found
+            pids += [int(word) for word in file.read_text(encoding="ascii").split()]
+    return pids
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
         raise UserError(f"{nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set")
     if importlib.util.find_spec("ray") is None:
         raise UserError(f'launch = "ray" on {nodes} nodes needs Ray, which is not installed here', INSTALL)
-    ours = {
+    ray_environment = {
         **environment,
         # Whoever reaches the port may use the cluster, as with torchrun's. A profile may ask for tokens instead.
         "RAY_AUTH_MODE": environment.get("RAY_AUTH_MODE", "disabled"),
@@ -90,8 +90,8 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
     }
     with _ray_folder() as folder:
         if node > 0:
-            return _join(host, int(port), ours, folder)
-        return _lead(host, int(port), nodes, command, ours, workdir, folder)
+            return _join(host, int(port), ray_environment, folder)
+        return _lead(host, int(port), nodes, command, ray_environment, workdir, folder)
 
 
 def _lead(
@@ -113,15 +113,17 @@ def _lead(
         with handling(_SIGNALS, _stop):
             ray = _start_ray(options, environment, folder)
             count = [sys.executable, "-m", __name__, address, str(nodes), str(START_SECONDS)]
-            found = subprocess.Popen(count, env=dict(environment), stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+            counter = subprocess.Popen(
+                count, env=dict(environment), stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
+            )
             try:
-                while found.poll() is None:
+                while counter.poll() is None:
                     if ray.poll() is not None:
                         raise RunFailed(f"Ray did not start on the first node: {_last_line(folder)}")
                     time.sleep(0.1)
             finally:
-                found.kill()
-            if found.returncode != DONE:
+                counter.kill()
+            if counter.returncode != DONE:
                 return FAILED  # it has said why
         with _seen_signals() as seen:
             code = _run_script(command, {**environment, RAY_ADDRESS: address}, workdir)
@@ -138,26 +140,26 @@ def _lead(
 
 def _join(host: str, port: int, environment: Mapping[str, str], folder: Path) -> int:
     """Another node: lend itself to the head until that is gone."""
-    told: list[float] = []
+    signalled_at: list[float] = []
     ray: subprocess.Popen[bytes] | None = None
     with contextlib.ExitStack() as stack:
         # The first node decides what a signal means; this one leaves with it.
-        stack.enter_context(handling(_SIGNALS[:2], lambda number, frame: told.append(time.monotonic())))
+        stack.enter_context(handling(_SIGNALS[:2], lambda number, frame: signalled_at.append(time.monotonic())))
         stack.enter_context(handling(_SIGNALS[2:], signal.SIG_IGN))
         stack.callback(lambda: _stop_ray(ray))
         deadline = time.monotonic() + START_SECONDS
         while not _answers(host, port):
-            if told:
+            if signalled_at:
                 return DONE
             if time.monotonic() > deadline:
                 raise RunFailed(f"no Ray answered at {host}:{port}, the first node, within {START_SECONDS:.0f} s")
             time.sleep(0.5)
         ray = _start_ray([f"--address={host}:{port}"], environment, folder)
         unanswered = 0
-        while unanswered < 3 and not (told and time.monotonic() - told[0] > GRACE_SECONDS):
+        while unanswered < 3 and not (signalled_at and time.monotonic() - signalled_at[0] > GRACE_SECONDS):
             time.sleep(0.5)
             unanswered = 0 if _answers(host, port) else unanswered + 1
-            if ray.poll() is not None and unanswered == 0 and not told:
+            if ray.poll() is not None and unanswered == 0 and not signalled_at:
                 time.sleep(3)  # the head may be about to end
                 if _answers(host, port):
                     raise RunFailed(f"Ray ended on {socket.gethostname()}: {_last_line(folder)}")
@@ -258,14 +260,14 @@ def _own_ip(name: str) -> str:
     Many systems give a machine its own name on the loopback; then it is the address that packets leave from.
     """
     try:
-        found = socket.gethostbyname(name)
+        address = socket.gethostbyname(name)
     except OSError as error:
         raise RunFailed(f"MASTER_ADDR={name}, the first node, has no address: {error}") from None
-    if found.startswith("127."):
+    if address.startswith("127."):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # nothing is sent
             return str(probe.getsockname()[0])
-    return found
+    return address
 
 
 def _free_port() -> int:

@@ -106,9 +106,9 @@ class _Follower:
         """Cancel the current job and those behind it, and follow the current one to its end."""
         jobs = self.left
         ids = " ".join(job.id for job in reversed(jobs))
-        done = jobs[0].shell.run(f"scancel {ids}")
-        if done.code != 0:
-            raise RunFailed(f"scancel failed: {done.stderr.strip()}")
+        answer = jobs[0].shell.run(f"scancel {ids}")
+        if answer.code != 0:
+            raise RunFailed(f"scancel failed: {answer.stderr.strip()}")
         say(f"cancelling {_listed(jobs)}")
         with contextlib.suppress(KeyboardInterrupt):
             self._to_the_end(jobs[0])
@@ -190,8 +190,8 @@ class _Follower:
         elif state.name == "FAILED" and state.exit_code in (FAILED, REFUSED, INTERRUPTED):
             code, what = state.exit_code, f"{what} failed with exit code {state.exit_code}"
         else:
-            said = {"TIMEOUT": "its time limit", "NODE_FAIL": "a node failed", "OUT_OF_MEMORY": "out of memory"}
-            what += f" ended {state.name}" + (f": {said[state.name]}" if state.name in said else "")
+            causes = {"TIMEOUT": "its time limit", "NODE_FAIL": "a node failed", "OUT_OF_MEMORY": "out of memory"}
+            what += f" ended {state.name}" + (f": {causes[state.name]}" if state.name in causes else "")
             code = FAILED
         for line in _last_words(job):
             say(line)
@@ -208,31 +208,31 @@ def _poll(job: SlurmJob, attempt: int, offset: int, look: bool) -> tuple[State |
     read = f"tail -c +{offset + 1} {shlex.quote(job.log(attempt))} 2>/dev/null | head -c {_READ_AT_MOST}"
     ask = f"scontrol show job -o {job.id} 2>&1" if look else "true"
     # The state first: a log read after the end is whole.
-    done = job.shell.run(f"{ask}; printf '\\n--runspec--\\n'; {read}")
-    said, _, log = done.stdout.partition(_MARK)
+    answer = job.shell.run(f"{ask}; printf '\\n--runspec--\\n'; {read}")
+    status, _, log = answer.stdout.partition(_MARK)
     if not look:
         return None, log
-    state = parse_scontrol(said.decode(errors="replace"))
-    if state is None and b"Invalid job id" in said:
+    state = parse_scontrol(status.decode(errors="replace"))
+    if state is None and b"Invalid job id" in status:
         state = _from_accounting(job)
     if state is None:
-        lines = said.decode(errors="replace").strip().splitlines() or ["no answer"]
+        lines = status.decode(errors="replace").strip().splitlines() or ["no answer"]
         raise Unreachable(f"Slurm does not say how job {job.id} is: {lines[-1]}")
     return state, log
 
 
 def parse_scontrol(text: str) -> State | None:
     """The state in the line that `scontrol show job -o` prints; None where it holds none."""
-    found = dict(re.findall(r"(?:^| )(JobState|Reason|NodeList|Restarts|ExitCode)=(\S*)", text))
-    if "JobState" not in found:
+    values = dict(re.findall(r"(?:^| )(JobState|Reason|NodeList|Restarts|ExitCode)=(\S*)", text))
+    if "JobState" not in values:
         return None
-    reason = found.get("Reason", "")
+    reason = values.get("Reason", "")
     return State(
-        name=found["JobState"],
+        name=values["JobState"],
         reason="" if reason == "None" else reason,
-        nodes="" if found.get("NodeList") == "(null)" else found.get("NodeList", ""),
-        restarts=int(found.get("Restarts") or 0),
-        exit_code=int(found.get("ExitCode", "0:0").partition(":")[0]),
+        nodes="" if values.get("NodeList") == "(null)" else values.get("NodeList", ""),
+        restarts=int(values.get("Restarts") or 0),
+        exit_code=int(values.get("ExitCode", "0:0").partition(":")[0]),
     )
 
 
@@ -241,21 +241,21 @@ def _from_accounting(job: SlurmJob) -> State:
     deadline = time.monotonic() + PATIENCE_UNKNOWN
     command = f"sacct -X -n -P -j {job.id} --format=State,ExitCode"
     while True:
-        done = job.shell.run(command)
-        name, _, code = done.text.partition("\n")[0].partition("|")
+        answer = job.shell.run(command)
+        name, _, code = answer.text.partition("\n")[0].partition("|")
         if name:
             state = State(name.split()[0], exit_code=int(code.partition(":")[0] or 0))
             if state.name == "FAILED":
                 # The accounting says 2 where the exit code was 130; the batch script has written down the true one.
-                wrote = job.shell.run(
+                last_line = job.shell.run(
                     f"grep -o '^job exited with code [0-9]*' {shlex.quote(job.batch_log)} | tail -n 1"
                 )
-                state = replace(state, exit_code=int(wrote.text.rpartition(" ")[2] or state.exit_code))
+                state = replace(state, exit_code=int(last_line.text.rpartition(" ")[2] or state.exit_code))
             if state.finished:
                 return state
         if time.monotonic() > deadline:
-            said = done.stderr.strip() or "nothing"
-            raise RunFailed(f"job {job.id}: neither scontrol nor sacct knows how it ended; sacct says: {said}")
+            reason = answer.stderr.strip() or "nothing"
+            raise RunFailed(f"job {job.id}: neither scontrol nor sacct knows how it ended; sacct says: {reason}")
         time.sleep(1)
 
 

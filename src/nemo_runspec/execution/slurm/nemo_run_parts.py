@@ -110,8 +110,8 @@ def _result(command: str, done: Completed, warn: bool) -> Result:
 def _failure(command: str, done: Completed) -> UserError | RunFailed:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.code}"]
     if "sbatch " in command:
-        said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines if "sbatch:" in line]
-        return UserError(f"sbatch refused the job: {'; '.join(said or lines[-1:])}", "nothing was submitted")
+        reasons = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines if "sbatch:" in line]
+        return UserError(f"sbatch refused the job: {'; '.join(reasons or lines[-1:])}", "nothing was submitted")
     if command.startswith("mkdir "):
         return UserError(f"job_dir: cannot be made: {lines[-1].removeprefix('mkdir: ')}", "nothing was submitted")
     program = command.split(maxsplit=1)[0]

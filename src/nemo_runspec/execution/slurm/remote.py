@@ -137,9 +137,9 @@ class SshShell:
         deadline = time.monotonic() + CONNECT_SECONDS + 5
         while not self._socket.exists():
             if self._master.poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / "error").read_text(encoding="utf-8", errors="replace")
+                stderr = (self._folder / "error").read_text(encoding="utf-8", errors="replace")
                 self.close()
-                raise self._failure(said)
+                raise self._failure(stderr)
             time.sleep(0.01)
         self._was_connected = True
 
@@ -170,8 +170,8 @@ class SshShell:
     @functools.cached_property
     def _user_shares(self) -> bool:
         """Whether the user's configuration shares connections by itself (`ControlPath`), as sites with 2FA advise."""
-        said = _completed(["ssh", *self.options, "-G", "--", self.target], b"", 10, "ssh -G").text
-        return any(line.startswith("controlpath ") and not line.endswith(" none") for line in said.splitlines())
+        settings = _completed(["ssh", *self.options, "-G", "--", self.target], b"", 10, "ssh -G").text
+        return any(line.startswith("controlpath ") and not line.endswith(" none") for line in settings.splitlines())
 
     def _check_here(self) -> None:
         if shutil.which("ssh") is None:

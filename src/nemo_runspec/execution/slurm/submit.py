@@ -216,9 +216,9 @@ def submitting(experiment: Experiment) -> Iterator[None]:
                 if job.handle:
                     tunnel.run(f"scancel {_job_id(job.handle)}", warn=True)
                 if tunnel.key != "@localhost" and getattr(tunnel, "session", None):
-                    there = tunnel.job_dir
-                    title, experiments = Path(there).parent, Path(there).parent.parent
-                    tunnel.run(f"rm -rf {there}; rmdir {title} {experiments}", warn=True)
+                    folder_there = tunnel.job_dir
+                    title, experiments = Path(folder_there).parent, Path(folder_there).parent.parent
+                    tunnel.run(f"rm -rf {folder_there}; rmdir {title} {experiments}", warn=True)
         folder = Path(experiment._exp_dir)
         shutil.rmtree(folder, ignore_errors=True)
         for parent in list(folder.parents)[:2]:
@@ -282,14 +282,14 @@ def how_to_follow(jobs: list[SlurmJob]) -> str:
     """What `--batch` prints: job ids, logs, and Slurm's own commands."""
     lines = []
     for job in jobs:
-        there = f"{job.shell.prefix} " if job.shell.prefix else ""
-        log = shlex.quote(job.log()) if not there else job.log()
+        prefix = f"{job.shell.prefix} " if job.shell.prefix else ""
+        log = shlex.quote(job.log()) if not prefix else job.log()
         lines += [
             f"{job.name}: job {job.id}",
             f"  log      {job.log()}",
-            f"  follow   {there}tail -F {log}",
-            f"  inspect  {there}sacct -j {job.id} --format=JobID,State,ExitCode,Elapsed,NodeList",
-            f"  cancel   {there}scancel {job.id}",
+            f"  follow   {prefix}tail -F {log}",
+            f"  inspect  {prefix}sacct -j {job.id} --format=JobID,State,ExitCode,Elapsed,NodeList",
+            f"  cancel   {prefix}scancel {job.id}",
         ]
     return "\n".join(lines)
 

@@ -110,9 +110,9 @@ def _measured(version: Version, registry: Registry) -> Iterator[str]:
     if numbers:
         yield "In the model's own record:\n"
         yield _table(["metric", "value"], [[f"`{key}`", _number(value)] for key, value in numbers])
-    found = False
+    is_evaluated = False
     for results, role, scores in _evaluations(version, registry):
-        found = True
+        is_evaluated = True
         yield (
             f"`{results.pinned}`" + (f", as `{role}`" if role else "") + f": pass@1 on held-out tasks, prompt format "
             f"{scores.get('prompt_format')}, 95 % intervals in brackets.\n"
@@ -122,7 +122,7 @@ def _measured(version: Version, registry: Registry) -> Iterator[str]:
             for family, entry in [*scores["families"].items(), ("mean", scores.get("mean") or {})]
         ]
         yield _table(["family", "tasks", "greedy", "sampled"], rows)
-    if not found:
+    if not is_evaluated:
         yield "No evaluation of this version is in the registry.\n"
 
 

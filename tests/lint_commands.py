@@ -1,7 +1,7 @@
 """Part of `make lint`: command files are copies on purpose, and differ only as written down here.
 
-A command whose script is a torchrun script is compared with `nano3/pretrain.py`, one whose script also runs on a Ray
-cluster with `nano3/data/prep/pretrain.py`. A fork that rewrites its command files drops this script from its Makefile.
+They are compared with one whose script also runs on a Ray cluster; a command whose script is a torchrun script has no
+branch for that. A fork that rewrites its command files drops this script from its Makefile.
 """
 
 from __future__ import annotations
@@ -10,163 +10,150 @@ import difflib
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 COMMANDS = Path(__file__).resolve().parents[1] / "src/nemotron/cli/commands"
-TORCHRUN, RAY = "nano3/pretrain.py", "nano3/data/prep/pretrain.py"
+MODEL = "nano3/data/prep/pretrain.py"
 
-# File -> its model, and what the model has -> what the file has instead.
-INTENDED: dict[str, tuple[str, dict[str, str]]] = {
-    "nano3/sft.py": (
-        TORCHRUN,
-        {
-            "nano3 pretrain: stage 0, the base model": "nano3 sft: stage 1, supervised fine-tuning",
-            "nano3/stage0_pretrain": "nano3/stage1_sft",
-            "Pretrain the base model (stage 0)": "Fine-tune the base model on conversations (stage 1)",
-            "def pretrain": "def sft",
-            "_execute_pretrain": "_execute_sft",
-        },
+
+class Command(NamedTuple):
+    """What is a command file's own; `others`: what the model has -> what the file has instead."""
+
+    title: str
+    stage: str
+    function: str
+    about: str
+    script: str
+    ray: bool = True
+    others: dict[str, str] = {}  # noqa: RUF012  read only
+
+
+INTENDED = {
+    MODEL: Command(
+        "nano3 data prep pretrain: documents to token streams",
+        "nano3/stage0_pretrain",
+        "pretrain",
+        "Curate documents, train the tokenizer, write the token blend of the base model.",
+        "data_prep.py",
     ),
-    "nano3/rl/rlvr.py": (
-        TORCHRUN,
-        {
-            "nano3 pretrain: stage 0, the base model": (
-                "nano3 rl rlvr: stage 2, reinforcement learning with verifiable rewards"
-            ),
-            "nano3/stage0_pretrain": "nano3/stage2_rl",
-            'STAGE / "train.py"': 'STAGE / "rlvr.py"',
-            "Pretrain the base model (stage 0)": "GRPO with verifiable rewards on all environments at once (stage 2)",
-            "def pretrain": "def rlvr",
-            "_execute_pretrain": "_execute_rlvr",
-        },
+    "nano3/data/prep/sft.py": Command(
+        "nano3 data prep sft: conversations to packed sequences",
+        "nano3/stage1_sft",
+        "sft",
+        "Render conversations with the chat template and pack them, loss mask included.",
+        "data_prep.py",
     ),
-    "nano3/eval.py": (
-        RAY,
-        {
-            "nano3 data prep pretrain: documents to token streams": "nano3 eval: stage 3, what every stage has reached",
-            "nano3/stage0_pretrain": "nano3/stage3_eval",
-            "Curate documents, train the tokenizer, write the token blend of the base model": (
-                "Evaluate the models of all stages (stage 3)"
-            ),
-            "def pretrain": "def evaluate",
-            "_execute_pretrain": "_execute_evaluate",
-            "data_prep.py": "evaluate.py",
-        },
+    "nano3/data/prep/rl.py": Command(
+        "nano3 data prep rl: verifiable tasks to prompts",
+        "nano3/stage2_rl",
+        "rl",
+        "Write the prompts of the RL environments.",
+        "data_prep.py",
     ),
-    "nano3/data/prep/sft.py": (
-        RAY,
-        {
-            "data prep pretrain: documents to token streams": "data prep sft: conversations to packed sequences",
-            "nano3/stage0_pretrain": "nano3/stage1_sft",
-            "Curate documents, train the tokenizer, write the token blend of the base model": (
-                "Render conversations with the chat template and pack them, loss mask included"
-            ),
-            "def pretrain": "def sft",
-            "_execute_pretrain": "_execute_sft",
-        },
+    "nano3/pretrain.py": Command(
+        "nano3 pretrain: stage 0, the base model",
+        "nano3/stage0_pretrain",
+        "pretrain",
+        "Pretrain the base model (stage 0).",
+        "train.py",
+        ray=False,
     ),
-    "nano3/data/prep/rl.py": (
-        RAY,
-        {
-            "data prep pretrain: documents to token streams": "data prep rl: verifiable tasks to prompts",
-            "nano3/stage0_pretrain": "nano3/stage2_rl",
-            "Curate documents, train the tokenizer, write the token blend of the base model": (
-                "Write the prompts of the RL environments"
-            ),
-            "def pretrain": "def rl",
-            "_execute_pretrain": "_execute_rl",
-        },
+    "nano3/sft.py": Command(
+        "nano3 sft: stage 1, supervised fine-tuning",
+        "nano3/stage1_sft",
+        "sft",
+        "Fine-tune the base model on conversations (stage 1).",
+        "train.py",
+        ray=False,
     ),
-    "data/pack.py": (
-        RAY,
-        {
-            "nano3 data prep pretrain: documents to token streams": "data pack: conversations to packed rows",
-            "nano3/stage0_pretrain": "data/pack",
-            "Curate documents, train the tokenizer, write the token blend of the base model": (
-                "Render conversations with a chat template and pack them, loss mask included"
-            ),
-            "def pretrain": "def pack",
-            "_execute_pretrain": "_execute_pack",
-            "data_prep.py": "pack.py",
-        },
+    "nano3/rl/rlvr.py": Command(
+        "nano3 rl rlvr: stage 2, reinforcement learning with verifiable rewards",
+        "nano3/stage2_rl",
+        "rlvr",
+        "GRPO with verifiable rewards on all environments at once (stage 2).",
+        "rlvr.py",
+        ray=False,
     ),
-    "data/tokenize.py": (
-        RAY,
-        {
-            "nano3 data prep pretrain: documents to token streams": "data tokenize: documents to token streams",
-            "nano3/stage0_pretrain": "data/tokenize",
-            "Curate documents, train the tokenizer, write the token blend of the base model": (
-                "Tokenise documents of any source into token streams and their blend"
-            ),
-            "def pretrain": "def tokenize",
-            "_execute_pretrain": "_execute_tokenize",
-            "data_prep.py": "tokenize_documents.py",
-        },
+    "nano3/eval.py": Command(
+        "nano3 eval: stage 3, what every stage has reached",
+        "nano3/stage3_eval",
+        "evaluate",
+        "Evaluate the models of all stages (stage 3).",
+        "evaluate.py",
     ),
-    "data/curate_step.py": (
-        RAY,
-        {
-            "nano3 data prep pretrain: documents to token streams": "data curate STEP: one step of the curation",
+    "data/pack.py": Command(
+        "data pack: conversations to packed rows",
+        "data/pack",
+        "pack",
+        "Render conversations with a chat template and pack them, loss mask included.",
+        "pack.py",
+    ),
+    "data/tokenize.py": Command(
+        "data tokenize: documents to token streams",
+        "data/tokenize",
+        "tokenize",
+        "Tokenise documents of any source into token streams and their blend.",
+        "tokenize_documents.py",
+    ),
+    "data/curate_step.py": Command(
+        "data curate STEP: one step of the curation",
+        "",
+        "curate_step",
+        "Run the step of the curation that the command is called after.",
+        "",
+        others={
             "from nemotron.cli.recipe_dir import recipe_dir\n": (
                 "from nemotron.cli.commands.data.curate import CURATION\n"
             ),
-            'STAGE = recipe_dir("nano3/stage0_pretrain")\n\n\n': "\n",
-            "Curate documents, train the tokenizer, write the token blend of the base model": (
-                "Run the step of the curation that the command is called after"
-            ),
-            "def pretrain": "def curate_step",
+            'STAGE = recipe_dir("")\n\n\n': "\n",
+            'STAGE / ""': 'CURATION / f"{step}.py"',
+            "STAGE / train": "CURATION / train",
             "parse_recipe_config(ctx))": "parse_recipe_config(ctx), str(ctx.info_name))",
             "cfg: RecipeConfig)": "cfg: RecipeConfig, step: str)",
-            "_execute_pretrain": "_execute_curate_step",
-            'STAGE / "data_prep.py"': 'CURATION / f"{step}.py"',
-            "STAGE / train": "CURATION / train",
         },
     ),
 }
 # What a torchrun script has instead of the branch for a Ray cluster.
-RAY_TO_TORCHRUN = {
-    "nano3 data prep pretrain: documents to token streams": "nano3 pretrain: stage 0, the base model",
-    "Curate documents, train the tokenizer, write the token blend of the base model": (
-        "Pretrain the base model (stage 0)"
-    ),
-    "data_prep.py": "train.py",
+WITHOUT_RAY = {
     "a subprocess.": "a subprocess, torchrun if there are several GPUs.",
     "Ray's own client hands them to a Ray cluster ...": "NeMo-Run submits to Slurm, here or over SSH.",
 }
-RAY_IMPORTS = re.compile(r"^from nemo_runspec\.execution\.ray.*\n", re.MULTILINE)
-RAY_BRANCH = re.compile(
-    r'^    if env\.executor == "ray":\n.*?^    # \.\.\. and NeMo-Run.*?\n', re.MULTILINE | re.DOTALL
+RAY_PARTS = re.compile(
+    r'^from nemo_runspec\.execution\.ray.*?\n|^    if env\.executor == "ray":\n[\s\S]*?^    # \.\.\. and NeMo-Run.*?\n',
+    re.M,
 )
 
 
-def changed(text: str, changes: dict[str, str]) -> str:
-    """`text` with every change made; a change of what is not there is reported as a difference."""
+def expected(command: Command) -> str:
+    """The text that a command file should have. A change of what is not in the model is reported as a difference."""
+    text, model = (COMMANDS / MODEL).read_text(encoding="utf-8"), INTENDED[MODEL]
+    changes = {
+        model.title: command.title,
+        model.about: command.about,
+        f'"{model.stage}"': f'"{command.stage}"',
+        f"def {model.function}(": f"def {command.function}(",
+        f"_execute_{model.function}(": f"_execute_{command.function}(",
+        f'"{model.script}"': f'"{command.script}"',
+        **({} if command.ray else WITHOUT_RAY),
+        **command.others,
+    }
+    if not command.ray:
+        text = RAY_PARTS.sub("", text)
     for old, new in changes.items():
         text = text.replace(old, new) if old in text else f"{text}\nnot in the model: {old}\n"
     return text
 
 
-def expected(file: str) -> str:
-    """The text that a command file should have."""
-    if file == TORCHRUN:
-        without_ray = RAY_BRANCH.sub("", RAY_IMPORTS.sub("", (COMMANDS / RAY).read_text(encoding="utf-8")))
-        return changed(without_ray, RAY_TO_TORCHRUN)
-    model, changes = INTENDED[file]
-    return changed((COMMANDS / model).read_text(encoding="utf-8"), changes)
-
-
 def main() -> int:
     """Print every unintended difference; 1 if there is one."""
-    listed = {TORCHRUN, RAY, *INTENDED}
     texts = {path.relative_to(COMMANDS).as_posix(): path.read_text(encoding="utf-8") for path in COMMANDS.rglob("*.py")}
-    there = {file for file, text in texts.items() if "execute_local(spec, " in text}
-    problems = [f"{file}: not compared; list it in {Path(__file__).name}" for file in sorted(there - listed)]
-    problems += [f"{file}: listed in {Path(__file__).name}, and not there" for file in sorted(listed - there)]
-    for file in sorted((listed & there) - {RAY}):
-        lines = difflib.unified_diff(
-            expected(file).splitlines(), texts[file].splitlines(), "expected", file, lineterm=""
-        )
-        problems += lines
-    print("\n".join(problems) if problems else f"{len(listed)} command files are alike, as intended")
+    present = {file for file, text in texts.items() if "execute_local(spec, " in text}
+    problems = [f"{file}: not compared; list it in {Path(__file__).name}" for file in sorted(present - set(INTENDED))]
+    problems += [f"{file}: listed in {Path(__file__).name}, and not there" for file in sorted(set(INTENDED) - present)]
+    for file in sorted(present & set(INTENDED)):
+        lines = expected(INTENDED[file]).splitlines(), texts[file].splitlines()
+        problems += difflib.unified_diff(*lines, "expected", file, lineterm="")
+    print("\n".join(problems) if problems else f"{len(INTENDED)} command files are alike, as intended")
     return int(bool(problems))
 
 

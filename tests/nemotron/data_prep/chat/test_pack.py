@@ -34,7 +34,7 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
-from nemotron.data_prep.work.shards import freeze, run_shards
+from nemotron.data_prep.work.shards import freeze
 from nemotron.kit.chat import template_source
 from nemotron.kit.chat_template import TEMPLATES
 
@@ -154,9 +154,10 @@ def run(
     files = {name: list_files([str(path) for path in paths]) for name in how.sources}
     plan = chat_spool.plan_tokenize(how, files, shard_bytes)
     freeze(plan, folder / "spool")
+    spool = chat_spool.tokenize_conversations(plan, folder / "spool", how, engine)
     outcomes: Counter[str] = Counter()
-    for receipt, _ in run_shards(plan, folder / "spool", chat_spool.tokenize_shard, how, engine, chat_spool.ChatCounts):
-        outcomes.update(receipt.counts.outcomes)
+    for of_source in spool.table.counts.values():
+        outcomes.update(of_source)
     names = list(how.sources)
     sequences = chat_pack.read_sequences(folder / "spool", plan, names)
     chosen = chat_pack.choose(sequences, names, weights=None, repeats={}, num_tokens=None)
@@ -165,11 +166,29 @@ def run(
         for split, items in chosen.splits.items()
         if len(items)
     ]
-    rows = chat_pack.plan_rows(plan, packed)
-    freeze(rows, folder / "rows")
     task = chat_pack.RowsTask(folder / "spool", tuple(shard.name for shard in plan.shards), folder / "packing")
-    list(run_shards(rows, folder / "rows", chat_pack.rows_shard, task, engine, chat_pack.RowsCounts))
+    chat_pack.write_rows(plan, packed, task, folder / "rows", engine)
     return folder / "rows", outcomes, chosen
+
+
+def test_a_record_may_say_its_split_and_none_that_overlaps_evaluation_is_kept(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    questions = ["Who mends the nets at night?", "How many apples are there in the blue basket?", "What is left then?"]
+    answer = {"role": "assistant", "content": "Nobody knows."}
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": question}, answer], "split": split}
+        for question, split in zip(questions, ("train", "train", "valid"), strict=True)
+    ]
+    reading = Reading(columns={"messages": "messages", "split": "split"}, required=())
+    for guarded, kept in ((False, 2), (True, 1)):
+        source = ChatSource("own", reading, valid_fraction=1.0, split_column="split", guarded=guarded)
+        how = settings_of(tokenizer, source=source, protected=("how many apples are there, in the blue basket",))
+        _, outcomes, chosen = run(tmp_path / str(guarded), [write(tmp_path / "a.jsonl", rows)], how)
+        assert {split: len(numbers) for split, numbers in chosen.splits.items()} == {
+            "train": kept, "valid": 1, "test": 0
+        }  # fmt: skip
+        assert outcomes[chat_spool.OVERLAPS] == 2 - kept
 
 
 def sequences_in(folder: Path, seq_len: int = 2048) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -262,14 +262,14 @@ def _names(used_in: object) -> list[object]:
 
 def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece) -> Conversation:
     """A record's `messages` and `tools` in the form of the templates; nothing is checked yet."""
-    given = record.get("messages"), record.get("tools")
+    messages, tools = record.get("messages"), record.get("tools")
     if piece.file.format in ("parquet", "arrow"):
-        given = _without_nulls(given[0]), _without_nulls(given[1])
-    messages = normalize_messages(given[0])
+        messages, tools = _without_nulls(messages), _without_nulls(tools)
+    messages = normalize_messages(messages)
     if not isinstance(messages, list):
         messages = [messages]
     split: Split = record[source.split_column] if source.split_column else "train"
-    return Conversation(source.name, messages, split, normalize_tools(given[1]), source.low_effort)
+    return Conversation(source.name, messages, split, normalize_tools(tools), source.low_effort)
 
 
 def _without_nulls(value: Any) -> Any:

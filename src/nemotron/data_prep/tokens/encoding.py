@@ -92,7 +92,7 @@ class Encoder:
         return None
 
     def _in_windows(self, text: str, window: int, overlap: int) -> NDArray[np.int32] | None:
-        done: list[NDArray[np.int32]] = []
+        parts: list[NDArray[np.int32]] = []
         current = self._window(text, 0, window)
         first = 0  # token of `current` that has not been taken yet
         while current.end < len(text):
@@ -102,10 +102,10 @@ class Encoder:
             joint = current.agrees(here, following, there)
             if joint is None:
                 return None
-            done.append(current.ids[first : here.start + joint])
+            parts.append(current.ids[first : here.start + joint])
             current, first = following, there.start + joint
-        done.append(current.ids[first:])
-        return np.concatenate(done)
+        parts.append(current.ids[first:])
+        return np.concatenate(parts)
 
     def _window(self, text: str, begin: int, size: int) -> _Window:
         encoding = self._tokenizer.encode(text[begin : begin + size], add_special_tokens=False)

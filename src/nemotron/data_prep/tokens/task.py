@@ -174,17 +174,17 @@ def _documents(
     pieces: Sequence[Piece], rules: SourceRules, seed: int, report: ReadReport, max_documents: int | None
 ) -> Iterator[_Document]:
     """The documents that can be used, in order, at most `max_documents`."""
-    given = 0
+    num_documents = 0
     for piece in pieces:
         # A page has no text yet: its main text is taken here.
         reading = replace(rules.reading, required=()) if piece.file.format == "warc" else rules.reading
         for row in read_piece(piece, reading, report):
             reason, detail = EMPTY_TEXT, ""
             if "html" in row.value:
-                found = page_text(row.value["html"], row.value["url"])
-                text = found if isinstance(found, str) else ""
-                if not isinstance(found, str):
-                    reason, detail = NO_MAIN_TEXT, found.reason
+                main_text = page_text(row.value["html"], row.value["url"])
+                text = main_text if isinstance(main_text, str) else ""
+                if not isinstance(main_text, str):
+                    reason, detail = NO_MAIN_TEXT, main_text.reason
             else:
                 text = row.value["text"]
             if not text:
@@ -198,8 +198,8 @@ def _documents(
             else:
                 split = SPLITS.index(row.value[rules.split_column])
             yield _Document(text, len(data), split, piece, row.index)
-            given += 1
-            if given == max_documents:
+            num_documents += 1
+            if num_documents == max_documents:
                 return
 
 

@@ -216,8 +216,8 @@ def find_tokenizer(location: str) -> TokenizerFiles:
 
 
 def _on_hub(location: str) -> TokenizerFiles:
-    found = _HUB.fullmatch(location)
-    if found is None:
+    match = _HUB.fullmatch(location)
+    if match is None:
         raise UserError(f"tokenizer {location}: write hf://ORG/MODEL or hf://ORG/MODEL@REVISION")
     try:
         from huggingface_hub import snapshot_download
@@ -226,11 +226,11 @@ def _on_hub(location: str) -> TokenizerFiles:
             f"tokenizer {location}: the Hugging Face Hub needs extra hf ({error})", "pip install -e '.[hf]'"
         ) from None
     try:
-        folder = Path(snapshot_download(found["repo"], revision=found["revision"], allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(match["repo"], revision=match["revision"], allow_patterns=list(FILES)))
     except Exception as error:  # the library's own, its HTTP client's, and the system's
         raise UserError(
             f"tokenizer {location}: the Hugging Face Hub does not give it: {_what_failed(error)}",
-            f"where it can be reached: hf download {found['repo']}, and give its folder here; private and gated models "
+            f"where it can be reached: hf download {match['repo']}, and give its folder here; private and gated models "
             "need hf auth login, or HF_TOKEN",
         ) from error
     files = {name: folder / name for name in FILES if (folder / name).is_file()}
@@ -254,5 +254,5 @@ def _what_failed(error: Exception) -> str:
         return "it was not reached, and the tokenizer is not in the cache"
     if isinstance(error, HfHubHTTPError):
         return f"it answered {error.response.status_code}"
-    said = textwrap.shorten(str(error).partition("\n")[0], 160, placeholder=" …")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = textwrap.shorten(str(error).partition("\n")[0], 160, placeholder=" …")
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

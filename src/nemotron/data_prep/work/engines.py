@@ -125,15 +125,15 @@ class PoolEngine:
             worker.knows = None  # the shared value may be the same object with another content
         results: dict[int, tuple[Any, Any]] = {}  # number -> (item, result), waiting for its turn
         again: deque[_Task] = deque()  # tasks of dead workers
-        turn = given = 0
+        turn = begun = 0
         try:
             while True:
                 for worker in list(self._pool):
-                    if worker.task is None and (again or given < turn + AHEAD * self.workers):
+                    if worker.task is None and (again or begun < turn + AHEAD * self.workers):
                         task = again.popleft() if again else next((_Task(*pair) for pair in numbered), None)
                         if task is None:
                             break
-                        given = max(given, task.number + 1)
+                        begun = max(begun, task.number + 1)
                         if not worker.give(function, shared, task):
                             again.append(self._bury(worker, task))
                 busy = {worker.pipe: worker for worker in self._pool if worker.task is not None}
@@ -141,12 +141,12 @@ class PoolEngine:
                     return
                 for pipe in multiprocessing.connection.wait(list(busy), 0 if turn in results or again else None):
                     worker = busy[pipe]
-                    done, worker.task = worker.task, None
-                    assert done is not None
+                    task, worker.task = worker.task, None
+                    assert task is not None
                     try:
-                        results[done.number] = done.item, worker.pipe.recv()
+                        results[task.number] = task.item, worker.pipe.recv()
                     except (EOFError, OSError):
-                        again.append(self._bury(worker, done))
+                        again.append(self._bury(worker, task))
                 if turn in results:
                     item, result = results.pop(turn)
                     turn += 1
@@ -336,11 +336,11 @@ def _check_answers(address: str) -> None:
             f"{RAY_ADDRESS}={address}: jobs are submitted there, a script cannot join there",
             f"unset {RAY_ADDRESS} to use the CPUs of this machine; a profile with executor ray submits the job",
         )
-    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
-    if found is None:
+    match = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
+    if match is None:
         return
     try:
-        socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise UserError(
             f"{RAY_ADDRESS}={address}: no Ray cluster answers there: {getattr(error, 'strerror', None) or error}",

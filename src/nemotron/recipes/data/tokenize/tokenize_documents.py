@@ -73,8 +73,8 @@ def main() -> None:
         plain_tokenizer(tokenizer_files.json_text())
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        if (done := run.published()) is not None:  # stopped between publishing and the end
-            print_complete({"data": PretrainBlend.load(done.ref)})
+        if (published := run.published()) is not None:  # stopped between publishing and the end
+            print_complete({"data": PretrainBlend.load(published.ref)})
             return
 
         # --- Tokenizer: pinned, and what stands around every document -----------------------------------------------
@@ -130,15 +130,15 @@ def main() -> None:
             check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped)
 
         # --- Mixture: what the blend asks for, against what there is -------------------------------------------------
-        there_is = {
+        available = {
             source.name: SourceTokens(
                 streams[source.name].files["documents"], streams[source.name].files["tokens"], source.repeats
             )
             for source in cfg.sources
             if not cfg.held_out(source)
         }
-        asked = cast("list[Phase] | None", cfg.requested_phases())
-        mixture = plan_mixture(there_is, asked, seq_length=cfg.seq_length, train_tokens=cfg.train_tokens)
+        phases = cast("list[Phase] | None", cfg.requested_phases())
+        mixture = plan_mixture(available, phases, seq_length=cfg.seq_length, train_tokens=cfg.train_tokens)
         print(mixture.table(), file=sys.stderr)
         for warning in mixture.repetitions():
             print(f"warning: {warning}", file=sys.stderr)
@@ -199,11 +199,11 @@ def main() -> None:
 def special_id(files: TokenizerFiles, name: str) -> int:
     """Id of the token that the tokenizer names as its eos_token or bos_token. UserError if there is none."""
     token = files.special_token(name)
-    found = None if token is None else plain_tokenizer(files.json_text()).token_to_id(token)
-    if found is None:
+    token_id = None if token is None else plain_tokenizer(files.json_text()).token_to_id(token)
+    if token_id is None:
         what = f"names no {name}" if token is None else f"has no id for its {name} {token!r}"
         raise UserError(f"tokenizer {files.location} {what}", f"add_{name.removesuffix('_token')}=false goes without")
-    return int(found)
+    return int(token_id)
 
 
 def documents(files: SourceFiles, split: str) -> int:

@@ -82,13 +82,6 @@ def test_only_a_stopped_attempt_of_this_very_run_has_published_already(script, r
     other.close()
 
 
-def test_a_launched_script_records_the_launchers_command_line(script, raw, monkeypatch):
-    run = opened(script)
-    (run.dir / "job.yaml").write_text("argv: [nemotron, toy, train, -c, tiny]\n")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--config", str(run.dir / "train.yaml")])
-    assert run.producer().argv == ["nemotron", "toy", "train", "-c", "tiny"]
-
-
 def test_the_launcher_and_the_script_mean_the_same_directory(script, raw):
     spec = parse(script)
     job = build_job_config(load_config(spec.config_dir, "tiny", ["lr=0.2"]), spec, Env())

@@ -105,19 +105,6 @@ def test_bias_moves_by_the_sign_of_the_missing_load() -> None:
     torch.testing.assert_close(gate.e_score_correction_bias, 0.5 + 0.01 * torch.tensor([1.0, 0, -1, 0, -1, 1]))
 
 
-def test_no_gradient_reaches_the_bias_or_goes_through_the_choice() -> None:
-    gate = router(routed_scaling_factor=1.0)
-    assert not gate.e_score_correction_bias.requires_grad
-    weights, chosen, scores = gate(torch.randn(4, 8))
-    upstream = torch.randn(weights.shape)
-    expected = torch.autograd.grad(
-        (upstream * (scores.gather(-1, chosen) / scores.gather(-1, chosen).sum(-1, keepdim=True))).sum(),
-        gate.weight,
-        retain_graph=True,
-    )
-    torch.testing.assert_close(torch.autograd.grad((upstream * weights).sum(), gate.weight), expected)
-
-
 def test_an_unbalanced_router_is_balanced_in_300_steps() -> None:
     """Expert 0 starts at a score of 0.95 against 0.5: chosen by every token. Each step moves the bias by 2e-3."""
     gate = router().train()

@@ -114,24 +114,6 @@ def test_a_rollout_longer_than_a_row_is_refused() -> None:
     assert pack_rollouts([rollout(0, [1] * 4, [2] * 5)], [0.0], 8, 1) == []  # one that is left out may be
 
 
-def test_packed_logits_are_those_of_each_rollout_alone(model: NemotronH) -> None:
-    """No leakage between the rollouts of a row, and positions, targets and order agree."""
-    model.double()
-    rollouts, _ = random_rollouts(1, 14, longest=12)
-    alone: dict[int, torch.Tensor] = {}
-    with torch.no_grad():
-        for r in rollouts:
-            logits = model(torch.tensor([r.prompt_ids + r.completion_ids])).logits[0]
-            alone[r.prompt_index] = logits[len(r.prompt_ids) - 1 : -1]
-        batches = pack_rollouts(rollouts, [1.0] * 14, ROW_LEN, 3)
-        assert any(batch.seq_idx_BL.max() >= 2 for batch in batches)  # rows with several documents
-        for batch in batches:
-            logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, batch.predicts_BL).logits
-            owner_T = batch.logp_generator_T.neg().floor().long()
-            for index in owner_T.unique().tolist():
-                torch.testing.assert_close(logits_TV[owner_T == index], alone[index], atol=1e-12, rtol=1e-12)
-
-
 def test_packed_gradient_is_the_policy_gradient_of_separate_rollouts(model: NemotronH) -> None:
     """On policy: d loss = - sum over rollouts of A times the gradient of log p(completion | prompt)."""
     model.double()
@@ -196,10 +178,6 @@ def test_scores_reach_their_rollout_and_an_error_is_none(model: NemotronH) -> No
         assert r.truncated == (r.completion_ids[-1] not in (11, 20))
         assert len(r.logprobs) == len(r.completion_ids) <= 7
     assert len({tuple(r.completion_ids) for r in rollouts}) > 8  # samples differ
-
-
-def test_the_same_generator_state_gives_the_same_rollouts(model: NemotronH) -> None:
-    assert collect(model, PROMPTS, 2) == collect(model, PROMPTS, 2)
 
 
 def test_counts_leave_out_what_has_no_verdict() -> None:

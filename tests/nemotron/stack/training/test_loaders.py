@@ -47,6 +47,8 @@ def test_indexed_tokens_read_back(tmp_path: Path, dtype: str, code: int) -> None
 
 
 def test_damaged_token_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no token files"):
+        JoinedTokens([])
     with pytest.raises(UserError, match=r"x\.idx: no such file"):
         IndexedTokens(tmp_path / "x")
     token_files.write_indexed(tmp_path / "x", [[1, 2, 3]])
@@ -146,18 +148,6 @@ def test_how_a_stream_is_divided_into_files_does_not_change_what_is_drawn(tmp_pa
     assert drawn(tmp_path) == before
     divided = [batch.labels_BL for _, batch in validation_batches(tmp_path, 16, 5)]
     assert all(torch.equal(one, other) for one, other in zip(held_out, divided, strict=True))
-
-
-def test_joined_files_are_numbered_through(tmp_path: Path) -> None:
-    parts = [[[5, 6, 7], []], [], [[1]], [list(range(100))]]
-    for i, part in enumerate(parts):
-        token_files.write_indexed(tmp_path / str(i), part, *(("<i4", 4) if i == 2 else ()))
-    joined = JoinedTokens([tmp_path / str(i) for i in range(len(parts))])
-    assert [joined.tokens(i).tolist() for i in range(len(joined))] == [doc for part in parts for doc in part]
-    assert (joined.num_tokens, joined.lengths.tolist()) == (104, [3, 0, 1, 100])
-    assert joined.tokens(3, 90, 500).tolist() == list(range(90, 100))
-    with pytest.raises(UserError, match="no token files"):
-        JoinedTokens([])
 
 
 def test_ranks_share_out_the_same_global_batch(tmp_path: Path) -> None:

@@ -51,15 +51,6 @@ def test_greedy_is_the_argmax_of_full_forwards(model: NemotronH) -> None:
     assert out.finished == [False] * 4
 
 
-def test_a_batch_of_unequal_prompts_equals_single_ones(model: NemotronH) -> None:
-    together = generate(model, PROMPTS, 10, temperature=0, stop_token_ids=())
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate(model, [prompt], 10, temperature=0, stop_token_ids=())
-        assert alone.tokens == [together.tokens[row]]
-        assert alone.logprobs[0] == pytest.approx(together.logprobs[row], abs=1e-5)
-        assert alone.entropies[0] == pytest.approx(together.entropies[row], abs=1e-5)
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_logprobs_and_entropies_are_those_of_the_model_itself(model: NemotronH, temperature: float) -> None:
     """At temperature 1 and untruncated, whatever the tokens were drawn with."""
@@ -84,20 +75,6 @@ def test_rows_end_after_a_stop_token(model: NemotronH) -> None:
         assert finished == (first is not None)
     assert all(len(p) == len(t) for p, t in zip(out.logprobs, out.tokens, strict=True))
     assert sum(out.finished) >= 2 and len({len(tokens) for tokens in out.tokens}) > 1
-
-
-def test_dropping_finished_rows_changes_nothing(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
-    stops = tuple(range(0, 61, 5))  # about a fifth of the tokens: rows end at different steps
-    prompts = [[i, 2 * i % 61] for i in range(1, 25)]
-    outs = []
-    for share in (2.0, 0.25, 0.0):  # never, as shipped, after every row
-        monkeypatch.setattr(generate_module, "COMPACT_AT", share)
-        outs.append(generate(model, prompts, 12, temperature=0, stop_token_ids=stops))
-    for out in outs[1:]:
-        assert out.tokens == outs[0].tokens and out.finished == outs[0].finished
-        for one, other in zip(out.logprobs, outs[0].logprobs, strict=True):
-            assert one == pytest.approx(other, abs=1e-5)
-    assert len({len(tokens) for tokens in outs[0].tokens}) > 4
 
 
 def test_a_large_batch_is_compacted_to_a_multiple_of_sixteen(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,27 +164,12 @@ def test_temperature_is_a_power_of_the_probabilities(known: NemotronH, temperatu
         assert abs(drawn[token] - p) <= 4 * math.sqrt(p * (1 - p) / 8000)
 
 
-def test_recorded_probabilities_are_not_those_of_the_truncated_distribution(known: NemotronH) -> None:
-    out = generate(known, [[3]] * 50, 3, 0.5, 0.5, (), torch.Generator().manual_seed(0))
-    for tokens, logprobs in zip(out.tokens, out.logprobs, strict=True):
-        assert logprobs == pytest.approx([math.log((0.4, 0.3)[token]) for token in tokens], abs=1e-5)
-    entropy = -sum(p * math.log(p) for p in (0.4, 0.3, 0.2, 0.06, 0.04))
-    assert out.entropies == pytest.approx([entropy] * 50, abs=1e-5)
-
-
 def test_a_poll_that_raises_stops_generation_and_restores_training_mode(model: NemotronH) -> None:
     polls = iter([None, None])  # the third call raises StopIteration
     model.train()
     with pytest.raises(StopIteration):
         generate(model, PROMPTS, 50, stop_token_ids=(), poll=lambda: next(polls))
-    assert model.training
-
-
-def test_training_mode_is_restored_and_loads_are_not_counted(model: NemotronH) -> None:
-    model.train()
-    generate(model, PROMPTS, 3)
     assert model.training and all(moe.gate.training and moe.gate.expert_load.sum() == 0 for moe in model.moe_blocks())
-    assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_nothing_to_do(model: NemotronH) -> None:

@@ -263,19 +263,6 @@ def test_the_published_config_is_read(tmp_path: Path) -> None:
     assert unknown_keys(PUBLISHED_NANO_3 | {"flux_capacitor": 1}) == ["flux_capacitor"]
 
 
-def test_our_config_json_is_ours_in_transformers_too(make_model: Make, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = make_model("ME*-", **LATENT).config
-    make_model("ME*-", **LATENT).save_pretrained(tmp_path)
-    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
-    for name, value in config.to_dict().items():
-        assert getattr(theirs, name) == value, name
-    for name, value in FIXED.items():
-        assert getattr(theirs, name) == value, name
-    theirs.save_pretrained(tmp_path)
-    assert load_config(tmp_path) == config
-
-
 OTHER = {
     bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.1,
     str: lambda value: "gelu", type(None): lambda value: 4096,
@@ -386,7 +373,6 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("truncated in the header", lambda d: truncate(first(d), 100), ["truncated: its header is"]),
     ("empty", lambda d: truncate(first(d), 0), ["not a safetensors file"]),
     ("a bit of the last tensor", lambda d: flip(last(d), -1), [LAST, "damaged: its content differs from its sha256"]),
-    ("a bit of the first tensor", lambda d: flip(first(d), -1, 6), ["damaged: its content differs from its sha256"]),
     ("a bit of the header's length", lambda d: flip(first(d), 1), ["00001-of-"]),
     ("a bit of the header", lambda d: flip(first(d), 60), ["00001-of-"]),
     ("a byte too many", lambda d: last(d).write_bytes(last(d).read_bytes() + b"0"), ["safetensors: "]),
@@ -398,10 +384,6 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
         "another shape", lambda d: rewrite(last(d), lambda s: s.update({LAST: s[LAST][:-1].clone()})),
         ["model-0", f"{LAST} is 60x24, 61x24 expected"],
     ),
-    (
-        "transposed", lambda d: rewrite(last(d), lambda s: s.update({LAST: s[LAST].T.contiguous()})),
-        [f"{LAST} is 24x61, 61x24 expected"],
-    ),
     ("integers", lambda d: rewrite(last(d), lambda s: s.update({LAST: s[LAST].int()})), [LAST, "dtype I32"]),
     (
         "another float dtype", lambda d: rewrite(last(d), lambda s: s.update({LAST: s[LAST].bfloat16()})),
@@ -409,7 +391,6 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ),
     ("the index is no JSON", lambda d: truncate(d / INDEX, 200), [INDEX, "damaged"]),
     ("the index is a list", lambda d: (d / INDEX).write_text("[]"), [INDEX, "damaged"]),
-    ("the index is empty", lambda d: (d / INDEX).write_text('{"weight_map": {}}'), [INDEX, "damaged"]),
     (
         "the index leads elsewhere", lambda d: edit(d / INDEX, weight_map={LAST: "../model.safetensors"}, metadata={}),
         [INDEX, "'../model.safetensors' for lm_head.weight"],
@@ -424,7 +405,6 @@ DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("a pickle under the name of a shard", lambda d: plant(last(d)), ["not safetensors but a pickle"]),
     ("torch.save under the name of a shard", lambda d: torch_save(last(d)), ["not safetensors but a pickle"]),
     ("a web page under the name of a shard", lambda d: last(d).write_text("<html>404"), ["not a safetensors file"]),
-    ("a pointer of Git LFS", lambda d: last(d).write_text("version https://git-lfs"), ["not a safetensors file"]),
 ]  # fmt: skip
 
 
@@ -461,14 +441,6 @@ def test_every_bit_of_a_file_counts(make_model: Make, tmp_path: Path) -> None:
             assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
         path.write_bytes(whole)
     assert unseen < 5
-
-
-def test_a_third_party_directory_cannot_show_a_flipped_bit(make_model: Make, tmp_path: Path) -> None:
-    """The format has no checksum: without our digests (or an artifact's manifest) nobody can know."""
-    make_model("M").save_pretrained(tmp_path)
-    (tmp_path / INDEX).unlink()
-    flip(tmp_path / SINGLE, -1)
-    NemotronH.from_pretrained(tmp_path)
 
 
 def test_experts_of_different_dtypes_are_refused(make_model: Make, tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -78,27 +76,6 @@ def test_what_everybody_sees_holds_no_secret(bundle: Path) -> None:
         },
     }
     assert "canary" not in ray.submission_text(ENV, "a-b-1", runtime_env)
-
-
-def test_a_dry_run_says_exactly_what_is_submitted(bundle: Path) -> None:
-    runtime_env = ray.ray_runtime_env(ENV, "a-b-3f9c2a", bundle, ["project/src"], {"PLAIN": "it's"})
-    lines = ray.submission_text(ENV, "a-b-3f9c2a", runtime_env).splitlines()
-    variables = {"PLAIN": "it's", "PYTHONPATH": "project/src", "RUNSPEC_JOB_DIR": "/shared/output/jobs/a-b-<id>"}
-    words = shlex.split(lines[1])
-    assert words[:9] == ["ray", "job", "submit", "--address", "http://head:8265", "--submission-id", "a-b-<id>",
-                         "--working-dir", str(bundle)]  # fmt: skip
-    assert words[9] == "--runtime-env-json" and json.loads(words[10]) == {"env_vars": variables}
-    assert words[11:] == ["--", "bash", "launch.sh"]
-    assert lines[2:] == [
-        "",
-        "# launch.sh, run where the cluster starts the job",
-        "#!/usr/bin/env bash",
-        "exec true",
-        "",
-        "# what travels",
-        "launch.sh  30 bytes",
-        "project/  1 files, 6 bytes",
-    ]
 
 
 def test_the_golden_file(bundle: Path) -> None:

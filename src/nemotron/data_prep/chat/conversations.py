@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation.decontamination import Decontaminator, words
+from nemotron.data_prep.curation.decontamination import hits, protect, words
 from nemotron.data_prep.sources.documents import Split, stable_hash
 from nemotron.data_prep.sources.files import Format
 from nemotron.kit.chat_template import load_template
@@ -99,13 +99,12 @@ class ProtectedPrompts:
     def __init__(self, prompts: Iterable[str]) -> None:
         prompts = list(prompts)
         self._exact = {" ".join(words(prompt)) for prompt in prompts}  # also those too short for the n-gram rule
-        self._decontaminator = Decontaminator(boilerplate_documents=0)
-        self._decontaminator.protect(prompts)
+        self._protected = protect(prompts)
 
     def overlap(self, conversation: Conversation) -> bool:
         """Whether a user turn equals one of them, but for punctuation and layout, or has an n-gram in common."""
         prompts = [message["content"] for message in conversation.messages if message["role"] == "user"]
-        return any(" ".join(words(text)) in self._exact or self._decontaminator.observe(text) for text in prompts)
+        return any(" ".join(words(text)) in self._exact or len(hits(text, self._protected)) for text in prompts)
 
 
 def control_reasoning(

@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from nemotron.data_prep.curation.step import DocumentShard, DocumentWriter, Step
 from nemotron.data_prep.work.shards import Plan, ShardOutput
 
 REASON = "overlaps evaluation text"
+MIN_WORDS = 5
 WORD = re.compile(r"\w+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication is a bijection on 64 bits
 
@@ -35,97 +35,57 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-class GramHasher:
-    """64-bit hashes of word n-grams, vectorised. Holds a bounded cache of word hashes."""
-
-    def __init__(self, max_cached_words: int = 1_000_000) -> None:
-        self._cache: dict[str, int] = {}
-        self._max_cached_words = max_cached_words
-
-    def word_hashes(self, text: str) -> np.ndarray:
-        """uint64 hash of each word of `text`, in order."""
-        cache = self._cache
-        if len(cache) > self._max_cached_words:
-            cache.clear()
-        hashes = []
-        for word in words(text):
-            value = cache.get(word)
-            if value is None:
-                value = cache[word] = xxhash.xxh3_64_intdigest(word.encode())
-            hashes.append(value)
-        return np.array(hashes, dtype=np.uint64)
-
-    @staticmethod
-    def grams(word_hashes: np.ndarray, n: int) -> np.ndarray:
-        """uint64 hash of every run of `n` words; empty when there are fewer."""
-        count = len(word_hashes) - n + 1
-        if count <= 0:
-            return np.empty(0, dtype=np.uint64)
-        total = np.zeros(count, dtype=np.uint64)
-        for offset in range(n):  # polynomial hash, modulo 2**64
-            total = total * _BASE + word_hashes[offset : offset + count]
-        return total
+_word_hashes: dict[str, int] = {}  # lasts as long as the process
+_MAX_CACHED_WORDS = 1_000_000
 
 
-def hits(text: str, protected: Mapping[int, np.ndarray], hasher: GramHasher) -> np.ndarray:
-    """Hashes of the protected grams that a text holds. `protected`: gram length -> sorted unique uint64 hashes."""
-    hashes = hasher.word_hashes(text)
+def word_hashes(text: str) -> np.ndarray:
+    """uint64 hash of each word of `text`, in order."""
+    if len(_word_hashes) > _MAX_CACHED_WORDS:
+        _word_hashes.clear()
+    hashes = []
+    for word in words(text):
+        value = _word_hashes.get(word)
+        if value is None:
+            value = _word_hashes[word] = xxhash.xxh3_64_intdigest(word.encode())
+        hashes.append(value)
+    return np.array(hashes, dtype=np.uint64)
+
+
+def gram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
+    """uint64 hash of every run of `n` words; empty when there are fewer. `hashes`: from `word_hashes`."""
+    count = len(hashes) - n + 1
+    if count <= 0:
+        return np.empty(0, dtype=np.uint64)
+    total = np.zeros(count, dtype=np.uint64)
+    for offset in range(n):  # polynomial hash, modulo 2**64
+        total = total * _BASE + hashes[offset : offset + count]
+    return total
+
+
+def protect(texts: Iterable[str], n: int = 13) -> dict[int, np.ndarray]:
+    """The protected grams of texts that training must not contain: gram length -> sorted unique uint64 hashes.
+
+    Texts of fewer than `MIN_WORDS` words are too short to mean anything and are ignored.
+    """
+    grams: dict[int, list[np.ndarray]] = {}
+    for text in texts:
+        hashes = word_hashes(text)
+        if len(hashes) >= MIN_WORDS:
+            length = min(n, len(hashes))
+            grams.setdefault(length, []).append(gram_hashes(hashes, length))
+    return {length: np.unique(np.concatenate(arrays)) for length, arrays in grams.items()}
+
+
+def hits(text: str, protected: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Hashes of the protected grams that a text holds. `protected`: as `protect` returns it."""
+    hashes = word_hashes(text)
     shared = [np.empty(0, dtype=np.uint64)]
     for length, known in protected.items():
-        grams = hasher.grams(hashes, length)
+        grams = gram_hashes(hashes, length)
         places = np.searchsorted(known[:-1], grams)  # always a valid index: the last one has no successor
         shared.append(np.unique(grams[known[places] == grams]))
     return np.concatenate(shared)
-
-
-class Decontaminator:
-    """Says which training documents overlap with protected texts.
-
-    `protect` every held-out text. Look for the `hits` of every training document in `protected()`, in other processes
-    if you like, and `count` them; then ask `is_leak` about each: what is boilerplate is only known once all training
-    documents were seen. Where nothing is boilerplate, `observe` answers at once.
-    `min_words`: protected texts with fewer words are too short to mean anything and are ignored.
-    """
-
-    def __init__(self, n: int = 13, min_words: int = 5, boilerplate_documents: int = 10) -> None:
-        self.n = n
-        self.min_words = min_words
-        self.boilerplate_documents = boilerplate_documents
-        self._hasher = GramHasher()
-        self._protected: dict[int, np.ndarray] = {}  # gram length -> sorted unique hashes, built on first use
-        self._pending: dict[int, list[np.ndarray]] = {}
-        self._documents_with: Counter[int] = Counter()
-
-    def protect(self, texts: Iterable[str]) -> None:
-        """Add texts that training must not contain."""
-        for text in texts:
-            hashes = self._hasher.word_hashes(text)
-            if len(hashes) < self.min_words:
-                continue
-            length = min(self.n, len(hashes))
-            self._pending.setdefault(length, []).append(self._hasher.grams(hashes, length))
-
-    def protected(self) -> dict[int, np.ndarray]:
-        """All protected grams so far: length -> sorted unique uint64 hashes."""
-        for length, arrays in self._pending.items():
-            known = self._protected.get(length, np.empty(0, dtype=np.uint64))
-            self._protected[length] = np.unique(np.concatenate([known, *arrays]))
-        self._pending.clear()
-        return self._protected
-
-    def count(self, hashes: np.ndarray) -> None:
-        """Count the `hits` of one training document."""
-        self._documents_with.update(hashes.tolist())
-
-    def is_leak(self, hashes: np.ndarray) -> bool:
-        """Whether one of these hits is shared by at most `boilerplate_documents` of the counted documents."""
-        return any(self._documents_with[gram] <= self.boilerplate_documents for gram in hashes.tolist())
-
-    def observe(self, text: str) -> bool:
-        """Count this training document's protected n-grams. True if it has any, boilerplate or not."""
-        hashes = hits(text, self.protected(), self._hasher)
-        self.count(hashes)
-        return bool(len(hashes))
 
 
 # --- The step's two passes --------------------------------------------------------------------------------------------
@@ -145,28 +105,28 @@ def hit_shard(shard: DocumentShard, protected: Mapping[int, np.ndarray], output:
 
     What is held out (`split: valid`) is not trained on and may have them.
     """
-    hasher = _hasher()
     hits_by_place: dict[str, list[int]] = {}
     table = StepTable()
     for place, document in enumerate(read_documents(shard.work)):
         table.read.add(document)
         if document.get("split") == "valid":
             continue
-        if len(hit := hits(document["text"], protected, hasher)):
+        if len(hit := hits(document["text"], protected)):
             hits_by_place[str(place)] = [int(gram) for gram in hit]
     output.path(_hits_name(shard.name)).write_text(json.dumps(hits_by_place) + "\n", encoding="utf-8")
     return table
 
 
-def leaks_of(plan: Plan[Path], folder: Path, decontaminator: Decontaminator) -> Leaks:
-    """Tell leaks from boilerplate, over all shards."""
-    seen: set[int] = set()
+def leaks_of(
+    plan: Plan[Path], folder: Path, protected: Mapping[int, np.ndarray], boilerplate_documents: int = 10
+) -> Leaks:
+    """Tell leaks from boilerplate, which more than `boilerplate_documents` documents hold, over all shards."""
+    documents_with: Counter[int] = Counter()
     for shard in plan.shards:
         for hit in _read_hits(folder, shard.name).values():
-            decontaminator.count(np.array(hit, dtype=np.uint64))
-            seen.update(hit)
-    grams = {gram for gram in seen if decontaminator.is_leak(np.array([gram], dtype=np.uint64))}
-    return Leaks(frozenset(grams), tuple(decontaminator.protected()), folder)
+            documents_with.update(hit)
+    grams = {gram for gram, count in documents_with.items() if count <= boilerplate_documents}
+    return Leaks(frozenset(grams), tuple(protected), folder)
 
 
 def drop_shard(shard: DocumentShard, leaks: Leaks, output: ShardOutput) -> StepTable:
@@ -187,9 +147,9 @@ def drop_shard(shard: DocumentShard, leaks: Leaks, output: ShardOutput) -> StepT
 
 def _passage(text: str, lengths: tuple[int, ...], guilty: frozenset[int]) -> str:
     """The first run of words that is shared with a protected text."""
-    tokens, hashes = words(text), _hasher().word_hashes(text)
+    tokens, hashes = words(text), word_hashes(text)
     for length in lengths:
-        for place, gram in enumerate(GramHasher.grams(hashes, length).tolist()):
+        for place, gram in enumerate(gram_hashes(hashes, length).tolist()):
             if gram in guilty:
                 return " ".join(tokens[place : place + length])
     return ""
@@ -202,8 +162,3 @@ def _read_hits(folder: Path, shard: str) -> dict[str, list[int]]:
 
 def _hits_name(shard: str) -> str:
     return f"hits/{shard}.json"
-
-
-@cache
-def _hasher() -> GramHasher:
-    return GramHasher()  # its cache of word hashes lasts as long as the process

@@ -22,9 +22,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,9 +32,8 @@ import numpy as np
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics
-from nemotron.data_prep.curation.decontamination import GramHasher
+from nemotron.data_prep.curation.decontamination import gram_hashes, word_hashes
 from nemotron.data_prep.curation.step import (
-    Document,
     DocumentShard,
     DocumentWriter,
     StepTable,
@@ -117,18 +115,13 @@ def surface_features(text: str) -> np.ndarray:
     return np.array(values, dtype=np.float32)
 
 
-@cache
-def _hasher() -> GramHasher:
-    return GramHasher()  # its cache of word hashes lasts as long as the process
-
-
 def hashed_words(text: str, hash_bits: int, max_words: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices (int64, sorted, unique) and values (float64, of length 1 together) of a page's words and pairs of words.
 
     A value is 1 + log(occurrences) before it is scaled.
     """
-    words = _hasher().word_hashes(text[: 40 * max_words])[:max_words]
-    hashes = np.concatenate([words, GramHasher.grams(words, 2)])
+    words = word_hashes(text[: 40 * max_words])[:max_words]
+    hashes = np.concatenate([words, gram_hashes(words, 2)])
     # The highest bits: of a polynomial hash, they depend on all of it.
     indices, counts = np.unique(hashes >> np.uint64(64 - hash_bits), return_counts=True)
     values = 1.0 + np.log(counts)
@@ -189,11 +182,10 @@ class Ensemble:
 
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}, folder / WEIGHTS)
-        settings = {name: getattr(self.settings, name) for name in TrainSettings.__slots__}
         description = {
             "classifiers": list(CLASSIFIERS),
             "surface_features": list(SURFACE_FEATURES),
-            "settings": settings,
+            "settings": asdict(self.settings),
             "bias": self.bias,
             "prior": self.prior,
         }
@@ -432,13 +424,6 @@ def read_scores(folder: Path, shard: str) -> tuple[np.ndarray, np.ndarray]:
 
     arrays = load_file(folder / _scores_name(shard))
     return arrays["scores"], arrays["bytes"]
-
-
-def scored_documents(plan: Plan[Path], folder: Path) -> Iterator[tuple[Document, np.ndarray]]:
-    """Every document that was scored, with the scores of the classifiers."""
-    for shard in plan.shards:
-        scores, _ = read_scores(folder, shard.name)
-        yield from zip(read_documents(shard.work), scores, strict=True)
 
 
 def _scores_name(shard: str) -> str:

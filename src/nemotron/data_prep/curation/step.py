@@ -22,11 +22,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.documents import stable_hash
@@ -45,6 +44,7 @@ Work = TypeVar("Work")
 DOCUMENTS, SUFFIX = "documents", ".jsonl.zst"
 SAMPLES_PER_REASON = 5
 SAMPLE_CHARS = 160
+DROPPED = "dropped: "
 _CHUNK = 1 << 20  # bytes handed to or taken from the codec at a time
 
 
@@ -223,30 +223,26 @@ class StepTable:
 
     def to_json(self) -> dict[str, Any]:
         """For the metrics of the artifact; reasons in alphabetical order."""
-        return {
-            "read": vars(self.read).copy(),
-            "kept": vars(self.kept).copy(),
-            "dropped": {reason: vars(tally).copy() for reason, tally in sorted(self.dropped.items())},
-            "noted": {note: vars(tally).copy() for note, tally in sorted(self.noted.items())},
-            "samples": dict(sorted(self.samples.items())),
-        }
+        return {name: dict(sorted(part.items())) for name, part in asdict(self).items()}
+
+    def outcomes(self) -> Iterator[tuple[str, Tally]]:
+        """What became of the documents, in the order in which people read it: read, kept, remarks, reasons of drops."""
+        yield "read", self.read
+        yield "kept", self.kept
+        for note, tally in sorted(self.noted.items()):
+            yield f"  {note}", tally
+        for reason, tally in sorted(self.dropped.items()):
+            yield f"{DROPPED}{reason}", tally
 
     def __str__(self) -> str:
         """For people: a line for read, kept, every reason and every note, with one sample a reason."""
         lines = [f"{'outcome':<38} {'documents':>10} {'MB':>9}"]
-
-        def add(outcome: str, tally: Tally) -> None:
+        for outcome, tally in self.outcomes():
             lines.append(f"{outcome:<38} {tally.documents:>10} {tally.bytes / 1e6:>9.3f}")
-
-        add("read", self.read)
-        add("kept", self.kept)
-        for note, tally in sorted(self.noted.items()):
-            add(f"  {note}", tally)
-        for reason, tally in sorted(self.dropped.items()):
-            add(f"dropped: {reason}", tally)
-            for sample in self.samples.get(reason, [])[:1]:
-                detail = f" ({sample['detail'][:60]})" if "detail" in sample else ""
-                lines.append(f"    {sample['id']}: {sample['text'][:80]}{detail}")
+            if outcome.startswith(DROPPED):
+                for sample in self.samples.get(outcome.removeprefix(DROPPED), [])[:1]:
+                    detail = f" ({sample['detail'][:60]})" if "detail" in sample else ""
+                    lines.append(f"    {sample['id']}: {sample['text'][:80]}{detail}")
         return "\n".join(lines)
 
 
@@ -270,16 +266,6 @@ class Drop:
 
 
 Judge = Callable[[Document, Shared], "Keep | Drop"]
-BatchJudge = Callable[[list[Document], Shared], "Sequence[Keep | Drop]"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job(Generic[Shared]):
-    """What the task of a filter knows besides its shard. `batch` 0: `judge` takes one document, else a list of them."""
-
-    judge: Any
-    shared: Shared
-    batch: int
 
 
 DocumentShard = Shard[Path]
@@ -319,14 +305,7 @@ def filter_shards(plan: Plan[Path], work_dir: Path, judge: Judge[Shared], shared
     Returns the table of the whole step, also of what an earlier attempt did. Raises what `freeze`, `run_shards` and
     `judge` raise.
     """
-    return collect(plan, work_dir, _filter_shard, _Job(judge, shared, 0), engine)
-
-
-def filter_batches(
-    plan: Plan[Path], work_dir: Path, judge: BatchJudge[Shared], shared: Shared, engine: Engine, batch: int = 256
-) -> StepTable:
-    """As `filter_shards`, with a judge that takes up to `batch` documents at once and answers each, in order."""
-    return collect(plan, work_dir, _filter_shard, _Job(judge, shared, batch), engine)
+    return collect(plan, work_dir, _filter_shard, (judge, shared), engine)
 
 
 def collect(
@@ -402,28 +381,20 @@ def source_table(tables: Mapping[str, StepTable]) -> str:
     return "\n".join(lines)
 
 
-def _filter_shard(shard: DocumentShard, job: _Job[Any], output: ShardOutput) -> StepTable:
+def _filter_shard(shard: DocumentShard, job: tuple[Judge[Any], Any], output: ShardOutput) -> StepTable:
+    judge, shared = job
     table = StepTable()
     with DocumentWriter(output.path(output_name(shard))) as writer:
-        for document, verdict in _verdicts(read_documents(shard.work), job):
+        for document in read_documents(shard.work):
             table.read.add(document)
+            before = dict(document)  # a judge may well change the one that it was given
+            verdict = judge(document, shared)
             if isinstance(verdict, Drop):
-                table.drop(document, verdict.reason, verdict.detail)
+                table.drop(before, verdict.reason, verdict.detail)
                 continue
             table.keep(verdict.document, verdict.notes)
             writer.write(verdict.document)
     return table
-
-
-def _verdicts(documents: Iterator[Document], job: _Job[Any]) -> Iterator[tuple[Document, Keep | Drop]]:
-    if not job.batch:
-        for document in documents:
-            before = dict(document)  # a judge may well change the one that it was given
-            yield before, job.judge(document, job.shared)
-        return
-    while some := list(islice(documents, job.batch)):
-        before_all = [dict(document) for document in some]
-        yield from zip(before_all, job.judge(some, job.shared), strict=True)
 
 
 # --- The artifact ---------------------------------------------------------------------------------------------------

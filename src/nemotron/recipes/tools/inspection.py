@@ -518,9 +518,7 @@ def outcome(tables: Iterable[Mapping[str, Any]]) -> Table:
     total = StepTable()
     for table in tables:
         total.merge(restore(StepTable, table))
-    rows: Table = [{"outcome": "read", **vars(total.read)}, {"outcome": "kept", **vars(total.kept)}]
-    rows += [{"outcome": f"  {note}", **vars(tally)} for note, tally in sorted(total.noted.items())]
-    return rows + [{"outcome": f"dropped: {name}", **vars(tally)} for name, tally in sorted(total.dropped.items())]
+    return [{"outcome": outcome, **vars(tally)} for outcome, tally in total.outcomes()]
 
 
 # --- Common -----------------------------------------------------------------------------------------------------------

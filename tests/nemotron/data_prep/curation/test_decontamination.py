@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron.data_prep.curation.decontamination import Decontaminator, GramHasher, hits
+from nemotron.data_prep.curation.decontamination import (
+    drop_shard,
+    gram_hashes,
+    hit_shard,
+    hits,
+    leaks_of,
+    protect,
+    word_hashes,
+)
+from nemotron.data_prep.curation.step import collect, plan_step, write_documents
+from nemotron.data_prep.work.engines import SerialEngine
 
 SECRET = " ".join(f"word{i}" for i in range(20))
 
 
-def overlaps(protected: list[str], text: str, **settings: int) -> bool:
-    decontaminator = Decontaminator(**settings)
-    decontaminator.protect(protected)
-    found = hits(text, decontaminator.protected(), GramHasher())
-    decontaminator.count(found)
-    leaks = decontaminator.is_leak(found)
-    assert decontaminator.observe(text) == leaks  # one document is no boilerplate
-    return leaks
+def overlaps(protected: list[str], text: str, n: int = 13) -> bool:
+    return bool(len(hits(text, protect(protected, n))))
 
 
 def test_thirteen_shared_words_are_an_overlap_twelve_are_not() -> None:
@@ -39,22 +46,22 @@ def test_short_protected_texts_count_as_a_whole() -> None:
     assert not overlaps(["17 plus 5"], "17 plus 5")  # under five words: says nothing
 
 
-def test_boilerplate_is_no_overlap() -> None:
-    decontaminator = Decontaminator(boilerplate_documents=3)
-    decontaminator.protect([SECRET])
-    found = hits(SECRET, decontaminator.protected(), GramHasher())
-    for i in range(3):
-        decontaminator.observe(f"{SECRET} number {i}")
-    assert decontaminator.is_leak(found)
-    assert decontaminator.observe(f"{SECRET} number 3")  # it says that there is one, boilerplate or not
-    assert not decontaminator.is_leak(found)
+@pytest.mark.parametrize(("documents", "kept"), [(3, 0), (4, 4)])
+def test_boilerplate_is_no_overlap(tmp_path: Path, documents: int, kept: int) -> None:
+    write_documents(
+        tmp_path / "in.jsonl.zst", ({"id": str(i), "text": f"{SECRET} number {i}"} for i in range(documents))
+    )
+    plan, protected = plan_step([tmp_path / "in.jsonl.zst"], {}), protect([SECRET])
+    collect(plan, tmp_path / "hits", hit_shard, protected, SerialEngine())
+    leaks = leaks_of(plan, tmp_path / "hits", protected, boilerplate_documents=3)
+    table = collect(plan, tmp_path / "work", drop_shard, leaks, SerialEngine())
+    assert (table.read.documents, table.kept.documents) == (documents, kept)
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 6))
 def test_grams_are_equal_exactly_where_words_are(words: list[str], n: int) -> None:
-    hasher = GramHasher()
-    grams = hasher.grams(hasher.word_hashes(" ".join(words)), n)
+    grams = gram_hashes(word_hashes(" ".join(words)), n)
     spelled = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     assert len(grams) == len(spelled)
     assert len(np.unique(grams)) == len(set(spelled))

@@ -10,7 +10,6 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination
-from nemotron.data_prep.curation.decontamination import Decontaminator
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, SKIP_HINT, FileSource, ingest_documents, ingest_files
 from nemotron.data_prep.curation.step import (
@@ -156,11 +155,10 @@ def test_training_loses_what_it_shares_with_the_held_out_and_the_books_balance(t
         document(2, prose(5)),
     ]
     ingest_documents("a", documents, tmp_path / "documents")
-    decontaminator = Decontaminator()
-    decontaminator.protect([held_out])
+    protected = decontamination.protect([held_out])
     plan = plan_step(list_documents(tmp_path / "documents"), {})
-    collect(plan, tmp_path / "hits", decontamination.hit_shard, decontaminator.protected(), SERIAL)
-    leaks = decontamination.leaks_of(plan, tmp_path / "hits", decontaminator)
+    collect(plan, tmp_path / "hits", decontamination.hit_shard, protected, SERIAL)
+    leaks = decontamination.leaks_of(plan, tmp_path / "hits", protected)
     collect(plan, tmp_path / "curated", decontamination.drop_shard, leaks, SERIAL)
     ids = [d["id"] for path in list_documents(tmp_path / "curated") for d in read_documents(path)]
     assert ids == ["d0", "d2"]

@@ -19,7 +19,6 @@ from nemotron.data_prep.curation.step import (
     Drop,
     Keep,
     StepTable,
-    filter_batches,
     filter_shards,
     list_documents,
     plan_step,
@@ -152,10 +151,6 @@ def judge(document: Document, least: int) -> Keep | Drop:
     return Drop("too small", str(number)) if number < least else Keep(document | {"size": number}, ("large",))
 
 
-def judge_all(some: list[Document], least: int) -> list[Keep | Drop]:
-    return [judge(document, least) for document in some]
-
-
 def shards(folder: Path, count: int = 4) -> list[Path]:
     folder.mkdir()
     for number in range(count):
@@ -180,14 +175,13 @@ def test_a_filter_keeps_and_drops_what_its_judge_says(tmp_path: Path) -> None:
     assert len(list_documents(tmp_path / "work")) == 4  # an empty shard is a shard
 
 
-def test_workers_and_batches_change_nothing(tmp_path: Path) -> None:
+def test_workers_change_nothing(tmp_path: Path) -> None:
     plan = plan_step(shards(tmp_path / "in"), {"least": 15})
     tables = [filter_shards(plan, tmp_path / "serial", judge, 15, SerialEngine())]
     with PoolEngine(2) as engine:
         tables.append(filter_shards(plan, tmp_path / "pool", judge, 15, engine))
-        tables.append(filter_batches(plan, tmp_path / "batches", judge_all, 15, engine, batch=3))
-    assert tables[0].to_json() == tables[1].to_json() == tables[2].to_json()
-    assert contents(tmp_path / "serial") == contents(tmp_path / "pool") == contents(tmp_path / "batches")
+    assert tables[0].to_json() == tables[1].to_json()
+    assert contents(tmp_path / "serial") == contents(tmp_path / "pool")
 
 
 class StopError(Exception):

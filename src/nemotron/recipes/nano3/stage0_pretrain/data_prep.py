@@ -160,17 +160,14 @@ def main() -> None:
                 texts = list_documents(work / "fuzzy")
 
             # The evaluation prompts are protected, besides being held out by the hash of the task itself.
-            decontaminator = decontamination.Decontaminator(
-                n=cfg.curation.ngram, boilerplate_documents=cfg.curation.boilerplate_documents
-            )
-            decontaminator.protect(evaluation_prompts(cfg.curation.evaluation_tasks, difficulties))
+            prompts = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
             held_out = (d["text"] for d in chain.from_iterable(map(read_documents, texts)) if d["split"] == "valid")
-            decontaminator.protect(held_out)
-            protected = decontaminator.protected()
+            protected = decontamination.protect(chain(prompts, held_out), cfg.curation.ngram)
             digest = hashlib.sha256(b"".join(grams.tobytes() for _, grams in sorted(protected.items()))).hexdigest()
             plan = plan_step([*texts, *templates], {"step": "decontaminate", "protected": digest})
             collect(plan, work / "hits", decontamination.hit_shard, protected, engine)
-            leaks = decontamination.leaks_of(plan, work / "hits", decontaminator)
+            boilerplate = cfg.curation.boilerplate_documents
+            leaks = decontamination.leaks_of(plan, work / "hits", protected, boilerplate)
             collect(plan, work / "curated", decontamination.drop_shard, leaks, engine)
             curated = list_documents(work / "curated")
         steps = [work / "documents" / name for name in names]

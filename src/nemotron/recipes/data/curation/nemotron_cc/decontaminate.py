@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.curation.decontamination import Decontaminator, drop_shard, hit_shard, leaks_of
+from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, leaks_of, protect
 from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
@@ -66,9 +66,7 @@ def main() -> None:
         evaluation_files = list_files(cfg.evaluation) if cfg.evaluation else []
         texts = [text for file in evaluation_files for text in _texts_of(file, cfg.fields)]
         prompts = evaluation_prompts(cfg.environment_tasks) if cfg.environment_tasks else []
-        decontaminator = Decontaminator(n=cfg.ngram, boilerplate_documents=cfg.boilerplate_documents)
-        decontaminator.protect([*texts, *prompts])
-        protected = decontaminator.protected()
+        protected = protect([*texts, *prompts], cfg.ngram)
         grams = sum(map(len, protected.values()))
         print(f"protected: {len(texts)} texts, {len(prompts)} prompts, {grams} n-grams", file=sys.stderr)
 
@@ -78,7 +76,7 @@ def main() -> None:
         plan = plan_step(files, settings)
         with run.phase("look"):
             collect(plan, hit_dir, hit_shard, protected, engine)
-            leaks = leaks_of(plan, hit_dir, decontaminator)
+            leaks = leaks_of(plan, hit_dir, protected, cfg.boilerplate_documents)
         with run.phase("drop"):
             table = collect(plan, work_dir, drop_shard, leaks, engine)
         print(table, file=sys.stderr)

@@ -169,8 +169,8 @@ def task_yaml(sky: SkySettings, name: str, bundle: Path) -> str:
         "memory": sky.memory,
         "image_id": f"docker:{sky.container_image}" if sky.container_image else None,
     }
-    asked = {key: value for key, value in resources.items() if value is not None}
-    task = {"name": name, "workdir": str(bundle), "num_nodes": sky.nodes, "resources": asked}
+    stated = {key: value for key, value in resources.items() if value is not None}
+    task = {"name": name, "workdir": str(bundle), "num_nodes": sky.nodes, "resources": stated}
     run = "".join(f"  {line}\n" for line in RUN.splitlines())
     return f"{dump_yaml(task, escape=False)}run: |\n{run}"
 

@@ -1,10 +1,11 @@
 """Talk to a trained model: python chat.py --model DIR [--prompt TEXT] [--no-thinking] [--complete]
 
 DIR holds config.json and model.safetensors, and tokenizer.json unless --tokenizer names its folder. The chat template
-is the tokenizer's own, else that of the family that made the model (--producer, as in nano3/sft). Without --prompt,
-questions come from the terminal, or one question from stdin. `nemotron nano3 chat` finds all and starts this script.
-The model runs on the GPU if there is one. This is a tool and no step of a recipe: it reads no config and publishes
-nothing, so it takes plain options and carries no runspec block.
+is the one in the model's record (--recorded-template), the tokenizer's own, or that of the family that made the model
+(--producer, as in nano3/sft). Without --prompt, questions come from the terminal, or one question from stdin.
+`nemotron nano3 chat` finds all of this and starts this script. The model runs on the GPU if there is one. This is a
+tool and no step of a recipe: it reads no config and publishes nothing, so it takes plain options and carries no runspec
+block.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Talk to a trained model.")
     parser.add_argument("--model", type=Path, required=True, help="directory with the model and its tokenizer")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json (default: that of the model)")
-    parser.add_argument("--template", help="chat template, by name or path (default: the tokenizer's, the family's)")
+    parser.add_argument("--template", help="chat template, by name or path (default: the model's own)")
+    parser.add_argument("--recorded-template", help="the chat template in the model's record")
     parser.add_argument("--producer", help="the recipe that made the model, as in nano3/sft")
     parser.add_argument("--prompt", help="one question instead of a conversation")
     parser.add_argument("--no-thinking", action="store_true", help="answer without reasoning")
@@ -142,7 +144,7 @@ def main() -> None:
         raise UserError(f"no config.json in {args.model}", "give the payload directory of a model artifact")
     folder = args.tokenizer or args.model
     tokenizer = load_tokenizer(folder)
-    template = args.template or chat_template_of(folder, args.producer)
+    template = args.template or chat_template_of(folder, args.recorded_template, args.producer)
     if template is None and not args.complete:
         hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path; --complete continues plain text"
         raise UserError(f"no chat template in {folder}, and none is known of the model", hint)

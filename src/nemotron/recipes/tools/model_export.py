@@ -60,7 +60,7 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     with torch.device("meta"):
         state = NemotronH(config).state_dict()
     stored = checked_weights(model.path, state)
-    tokenizer_config = write_tokenizer(model.tokenizer_path or model.path, folder, model.producer.name)
+    tokenizer_config = write_tokenizer(model, folder)
     others = read_others(model.path, folder, tokenizer_config)
 
     tensors = {
@@ -77,8 +77,8 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     write_manifest(folder)
 
 
-def write_tokenizer(source: Path, folder: Path, producer: str | None) -> dict[str, Any]:
-    """Copy the tokenizer's files, add the chat template of the family of `producer` where there is none.
+def write_tokenizer(model: Model, folder: Path) -> dict[str, Any]:
+    """Copy the tokenizer's files, with the chat template of the model where it is not the tokenizer's own.
 
     Returns:
         tokenizer_config.json.
@@ -86,6 +86,7 @@ def write_tokenizer(source: Path, folder: Path, producer: str | None) -> dict[st
     Raises:
         UserError: there is no tokenizer.json, or a file cannot be read.
     """
+    source = model.tokenizer_path or model.path
     load_tokenizer(source)
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
@@ -96,9 +97,10 @@ def write_tokenizer(source: Path, folder: Path, producer: str | None) -> dict[st
     except ValueError as error:
         raise UserError(f"{source / path.name}: cannot be read: {error}") from error
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    template = chat_template_of(folder, producer)
+    template = chat_template_of(folder, model.chat_template, model.producer.name)
     if template in TEMPLATES:
         settings["chat_template"] = template_source(template)
+        (folder / "chat_template.jinja").unlink(missing_ok=True)  # transformers would take that one
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return settings
 

@@ -23,6 +23,7 @@ import torch
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Model, Source
+from nemotron.kit.chat_template import TEMPLATES
 from nemotron.kit.commands import command_hint
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
 from nemotron.stack.evaluation import load_tokenizer
@@ -80,8 +81,8 @@ def check(folder: Path) -> tuple[int, int]:
     return model.num_parameters()
 
 
-def publish(folder: Path, name: str, where: str) -> Model:
-    """Publish the model's files, and no others, as the next version of `name`."""
+def publish(folder: Path, name: str, where: str, family: str) -> Model:
+    """Publish the model's files, and no others, as the next version of `name`; it answers as models of `family` do."""
     total, active = check(folder)
     names = sorted(entry.name for entry in folder.iterdir() if is_model_file(entry.name))
     with tempfile.TemporaryDirectory(prefix="nemotron-import-") as area:
@@ -94,7 +95,7 @@ def publish(folder: Path, name: str, where: str) -> Model:
             step=0,
             tokenizer_path=payload,
             num_parameters=total,
-            chat_template="nano3",
+            chat_template=family if family in TEMPLATES else None,
             metrics={"active_parameters": active},
             sources=[Source(name=where, detail="a model from elsewhere")],
         ).save(name)
@@ -104,7 +105,9 @@ def main() -> None:
     """Parse the command line, find, check, publish."""
     parser = argparse.ArgumentParser(description="Register a Hugging Face directory as a model artifact.")
     parser.add_argument("--source", required=True, help="directory, or ORG/MODEL")
-    parser.add_argument("--family", default="nano3", help="whose `chat` the last line names")
+    parser.add_argument(
+        "--family", default="nano3", help="whose chat template it answers under, and whose `chat` the last line names"
+    )
     parser.add_argument("--name", help="name of the artifact (default: that of the directory)")
     parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -112,7 +115,7 @@ def main() -> None:
     default = re.sub(r"[^A-Za-z0-9._-]", "-", Path(args.source).absolute().name).lstrip("._-")
     name = check_name(args.name or default)
     folder, where = find_source(args.source, args.revision)
-    model = publish(folder, name, where)
+    model = publish(folder, name, where, args.family)
     print(model.ref)
     print(f"talk to it: nemotron {args.family} chat --model {model.ref}", file=sys.stderr)
 

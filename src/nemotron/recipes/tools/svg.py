@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
+Point = tuple[float, float]
 COLOURS = 6  # --c0 to --c5 in the style sheet of the page
 
 
@@ -88,13 +89,13 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series])
 
     parts = []
     for value in ticks(y_low, y_high):
-        parts.append(_line("grid", LEFT, py(value), WIDTH - RIGHT, py(value)))
-        parts.append(_text("tick", LEFT - 8, py(value) + 4, number(value), "end"))
+        parts.append(_line("grid", (LEFT, py(value)), (WIDTH - RIGHT, py(value))))
+        parts.append(_text("tick", (LEFT - 8, py(value) + 4), number(value), "end"))
     for value in ticks(x_low, x_high, 6):
-        parts.append(_text("tick", px(value), HEIGHT - BOTTOM + 18, number(value)))
-    parts.append(_line("axis", LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM))
-    parts.append(_text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label))
-    parts.append(_text("label", -(TOP + HEIGHT - BOTTOM) / 2, 14, y_label, turned=True))
+        parts.append(_text("tick", (px(value), HEIGHT - BOTTOM + 18), number(value)))
+    parts.append(_line("axis", (LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, HEIGHT - BOTTOM)))
+    parts.append(_text("label", ((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8), x_label))
+    parts.append(_text("label", (-(TOP + HEIGHT - BOTTOM) / 2, 14), y_label, turned=True))
     colours = {label: i % COLOURS for i, label in enumerate(dict.fromkeys(s.label for s in series))}
     for s in series:
         colour = f"var(--c{colours[s.label]})"
@@ -148,29 +149,31 @@ def interval_chart(
 
     parts = []
     for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        parts.append(_line("grid", px(value), TOP, px(value), height - BOTTOM))
-        parts.append(_text("tick", px(value), height - BOTTOM + 18, f"{value:.1f}"))
+        parts.append(_line("grid", (px(value), TOP), (px(value), height - BOTTOM)))
+        parts.append(_text("tick", (px(value), height - BOTTOM + 18), f"{value:.1f}"))
     for row, (name, values) in enumerate(rows):
         top = TOP + band * row
-        parts.append(_text("rowname", left - 12, top + band / 2 + 4, name, "end"))
+        parts.append(_text("rowname", (left - 12, top + band / 2 + 4), name, "end"))
         if name in baseline:
-            parts.append(_line("baseline", px(baseline[name]), top + 5, px(baseline[name]), top + band - 5))
+            parts.append(_line("baseline", (px(baseline[name]), top + 5), (px(baseline[name]), top + band - 5)))
         for i, label in enumerate(shown):
             if label in values:
                 score, y, colour = values[label], top + 14 + 14 * i, f"var(--c{labels.index(label) % COLOURS})"
-                parts.append(_line("whisker", px(score.low), y, px(score.high), y, colour))
+                parts.append(_line("whisker", (px(score.low), y), (px(score.high), y), colour))
                 parts.append(f'<circle cx="{px(score.value):.1f}" cy="{y}" r="4.5" fill="{colour}"/>')
-    parts.append(_text("label", (left + WIDTH - RIGHT) / 2, height - 8, x_label))
+    parts.append(_text("label", ((left + WIDTH - RIGHT) / 2, height - 8), x_label))
     legend = [(label, f"var(--c{labels.index(label) % COLOURS})") for label in shown]
     return _figure(title, height, parts, legend + ([("best constant answer", "var(--muted)")] if baseline else []))
 
 
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float, colour: str | None = None) -> str:
+def _line(kind: str, start: Point, end: Point, colour: str | None = None) -> str:
+    (x1, y1), (x2, y2) = start, end
     stroke = f' stroke="{colour}"' if colour else ""
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{stroke}/>'
 
 
-def _text(kind: str, x: float, y: float, text: str, anchor: str = "middle", turned: bool = False) -> str:
+def _text(kind: str, at: Point, text: str, anchor: str = "middle", turned: bool = False) -> str:
+    x, y = at
     turn = ' transform="rotate(-90)"' if turned else ""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(text)}</text>'
 

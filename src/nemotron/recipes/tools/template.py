@@ -1,4 +1,4 @@
-"""Which chat template a model is used with: its tokenizer's own, else that of the family that made the model."""
+"""Which chat template a model is used with: the one that it was trained under, as far as that is known."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from pathlib import Path
 from nemotron.kit.chat_template import TEMPLATES
 
 
-def chat_template_of(tokenizer: Path, producer: str | None) -> str | None:
-    """The template as `kit.chat` takes it: the folder `tokenizer` if a template lies there, else the name of a family.
+def chat_template_of(tokenizer: Path, recorded: str | None, producer: str | None) -> str | None:
+    """The template as `kit.chat` takes it: a name, or the folder `tokenizer` where its own is meant.
+
+    A model that a recipe made has been trained under the template in its record. Of a model from elsewhere its
+    tokenizer knows best. Where neither names one, as for a base model, it is that of the family that made the model.
 
     Args:
+        recorded: `chat_template` of the model's record.
         producer: of the model's record, as in `nano3/sft`; its family is the part before the slash.
 
     Returns:
-        None where neither has one.
+        None where nothing names one.
     """
+    if producer is not None and recorded is not None:
+        return recorded
     try:
         config = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -24,4 +30,4 @@ def chat_template_of(tokenizer: Path, producer: str | None) -> str | None:
     if (tokenizer / "chat_template.jinja").is_file() or (isinstance(config, dict) and "chat_template" in config):
         return str(tokenizer.absolute())
     family = (producer or "").partition("/")[0]
-    return family if family in TEMPLATES else None
+    return recorded or (family if family in TEMPLATES else None)

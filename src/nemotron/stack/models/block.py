@@ -23,7 +23,7 @@ class Block(nn.Module):
 
     def __init__(self, config: NemotronHConfig, symbol: str) -> None:
         super().__init__()
-        self.recompute = False  # activation checkpointing, see training/recompute.py
+        self.recompute = False  # activation checkpointing, see training/sharding.py
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer: nn.Module
         if symbol == "M":

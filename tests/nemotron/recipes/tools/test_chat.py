@@ -117,11 +117,13 @@ def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> 
     assert first.stdout == second.stdout
 
 
-def test_a_model_is_talked_to_under_the_template_of_its_tokenizer(model_dir: Path, tmp_path: Path) -> None:
-    assert chat_template_of(model_dir, "nano3/sft") == "nano3"
-    assert chat_template_of(model_dir, "mine/sft") is None and chat_template_of(model_dir, None) is None
+def test_a_model_is_talked_to_under_the_template_that_it_was_trained_with(model_dir: Path, tmp_path: Path) -> None:
+    assert chat_template_of(model_dir, "super3", "nano3/sft") == "super3"  # of the pack that SFT has read
+    assert chat_template_of(model_dir, None, "nano3/pretrain") == "nano3"
+    assert chat_template_of(model_dir, None, "mine/sft") is None and chat_template_of(model_dir, None, None) is None
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    template = chat_template_of(tmp_path, "nano3/sft")
+    assert chat_template_of(tmp_path, "super3", "nano3/sft") == "super3"
+    template = chat_template_of(tmp_path, "nano3", None)  # from elsewhere: its tokenizer knows
     assert template == str(tmp_path)
     model = Replies("yes")
     chat.Speaker(model, template).answer([{"role": "user", "content": "hello"}], thinking=True)

@@ -44,7 +44,7 @@ nano3.command("sft", cls=recipe_command(SFT / "train.py"), context_settings=WORD
 
 phases = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_settings=WORDS)
 phases.callback(help=rl.__doc__)(rl)
-phases.command("rlvr", cls=recipe_command(RL / "train.py"), context_settings=WORDS)(rlvr)
+phases.command("rlvr", cls=recipe_command(RL / "rlvr.py"), context_settings=WORDS)(rlvr)
 nano3.add_typer(phases, name="rl")
 
 nano3.command("eval", cls=recipe_command(EVAL / "evaluate.py"), context_settings=WORDS)(evaluate)

@@ -25,7 +25,7 @@ def chat(
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option("--template", help="Chat template, by name or path (default: the tokenizer's, the family's)."),
+        typer.Option("--template", help="Chat template, by name or path (default: the model's own)."),
     ] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Reason before answering.")] = True,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
@@ -47,9 +47,11 @@ def chat(
     from nemo_runspec.artifacts.registry import Registry
 
     version = Registry.default().resolve_verified(model or f"nano3-{stage}-model-{config}")
+    fields = version.record["fields"]
     options = {
         "model": version.path,
-        "tokenizer": version.record["fields"].get("tokenizer_path"),
+        "tokenizer": fields.get("tokenizer_path"),
+        "recorded-template": fields.get("chat_template"),
         "producer": (version.record.get("producer") or {}).get("name"),
         "template": template,
         "no-thinking": not thinking,

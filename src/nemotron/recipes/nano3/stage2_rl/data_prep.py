@@ -36,7 +36,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
@@ -95,7 +95,10 @@ def main() -> None:
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
-            for name, split, task in _all_tasks(cfg, per_family, difficulties, engine, files, reports, table):
+            candidates = chain(
+                _generated_tasks(cfg, per_family, difficulties, engine), _own_tasks(cfg, files, reports, table)
+            )
+            for name, split, task in candidates:
                 table.count(name, "read")
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
@@ -143,8 +146,8 @@ def main() -> None:
                 ),
                 *(
                     Source(name=digest["name"], sha256=digest["sha256"], detail=f"source {name}, {digest['detail']}")
-                    for name, found in files.items()
-                    for digest in file_digests(found)
+                    for name, listed in files.items()
+                    for digest in file_digests(listed)
                 ),
             ],
         )
@@ -153,29 +156,29 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-def _all_tasks(
-    cfg: RLDataConfig,
-    per_family: dict[Split, int],
-    difficulties: dict[str, Difficulty],
-    engine: Engine,
-    files: dict[str, list[SourceFile]],
-    reports: dict[str, ReadReport],
-    table: ConversationTable,
+def _generated_tasks(
+    cfg: RLDataConfig, per_family: dict[Split, int], difficulties: dict[str, Difficulty], engine: Engine
 ) -> Iterator[tuple[str, Split, Task]]:
-    """(source, split, task) of generated and of the user's tasks; theirs too goes by the hash of the task."""
-    wanted = [(family, split, count) for family in cfg.tasks.families for split, count in per_family.items()]
-    streams = engine.map_ordered(_generate, wanted, (cfg.tasks.seed, difficulties))
-    for (family, split, _), tasks in zip(wanted, streams, strict=True):
+    """(family, split, task) of the generators' tasks."""
+    orders = [(family, split, count) for family in cfg.tasks.families for split, count in per_family.items()]
+    streams = engine.map_ordered(_generate, orders, (cfg.tasks.seed, difficulties))
+    for (family, split, _), tasks in zip(orders, streams, strict=True):
         yield from ((family, split, task) for task in tasks)
+
+
+def _own_tasks(
+    cfg: RLDataConfig, files: dict[str, list[SourceFile]], reports: dict[str, ReadReport], table: ConversationTable
+) -> Iterator[tuple[str, Split, Task]]:
+    """(source, split, task) of the user's tasks; their split goes by the hash of the task, too."""
     for source in cfg.sources:
-        own = _own_tasks(source, files[source.name], reports[source.name])
-        yield from table.first(source.name, own, source.max_tasks, "max_tasks")
+        tasks = _read_tasks(source, files[source.name], reports[source.name])
+        yield from table.first(source.name, tasks, source.max_tasks, "max_tasks")
         if reports[source.name].records == 0:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
 
 
-def _own_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
-    """(source, split, task) of a user's records; `report` counts what is skipped."""
+def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
+    """(source, split, task) of the records of one source; `report` counts what is skipped."""
     columns = {name: source.columns.get(name, name) for name in _TASK_FIELDS} if source.columns else {}
     reading = Reading(source.on_error, columns=columns, required=())
     for piece in map(whole, files):
@@ -191,9 +194,9 @@ def _own_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport
             yield source.name, split_of(task.canonical), task
 
 
-def _generate(wanted: tuple[str, Split, int], shared: tuple[int, dict[str, Difficulty]]) -> list[Task]:
+def _generate(order: tuple[str, Split, int], shared: tuple[int, dict[str, Difficulty]]) -> list[Task]:
     """A task of the engine: the first `count` different tasks of a family and split, or as many as there are."""
-    (family, split, count), (seed, difficulties) = wanted, shared
+    (family, split, count), (seed, difficulties) = order, shared
     return list(islice(iter_tasks(family, split, seed, difficulties[family], distinct=True), count))
 
 
@@ -206,9 +209,9 @@ def _own_task(place: str, row: dict[str, Any]) -> Task:
         raise UserError(f"{place}: {error.message}", error.hint) from error
     verdict = verify(task, task.solution.answer, thinking=False)
     if verdict.status != "score":
-        said = "is wrong under its own spec" if verdict.status == "wrong" else "cannot be verified"
+        fault = "is wrong under its own spec" if verdict.status == "wrong" else "cannot be verified"
         raise UserError(
-            f"{place}: solution.answer {said}: {verdict.reason}",
+            f"{place}: solution.answer {fault}: {verdict.reason}",
             f"spec must be what family {task.family} verifies; compare train.jsonl of generated tasks",
         )
     return task

@@ -104,7 +104,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("os.execve", replace_process)
     # Up to there a submission is checked and put together; NeMo-Run is an extra, and tests/cluster has the rest.
-    monkeypatch.setattr("nemo_runspec.execution.slurm.submit.load_nemo_run", replace_process)
+    monkeypatch.setattr("nemo_runspec.execution.slurm.load_nemo_run", replace_process)
 
 
 def test_there_are_commands() -> None:

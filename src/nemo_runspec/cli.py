@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from nemo_runspec import job
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
@@ -15,19 +16,9 @@ from nemo_runspec.config.schema import load_schema
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.execution import ray
 from nemo_runspec.execution.local import execute_local
-from nemo_runspec.execution.ray import jobs as ray
-from nemo_runspec.execution.ray.follow import follow_ray
-from nemo_runspec.job import (
-    CONTEXT_SETTINGS,
-    VALUED,
-    build_env_vars,
-    build_job_config,
-    parse_config,
-    parse_env,
-    parse_recipe_config,
-    save_configs,
-)
+from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemo_runspec.options import parse_words
 from nemo_runspec.pipeline import BundledJob, submit_to_slurm
 from nemo_runspec.runspec import parse
@@ -100,17 +91,17 @@ def run(ctx: typer.Context) -> None:
 
 def _execute(ctx: typer.Context) -> int:
     spec = parse(_take_path(ctx))
-    cfg = parse_recipe_config(ctx)
-    loaded = parse_config(cfg, spec)
-    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
-    job_config = build_job_config(loaded, spec, env, argv=cfg.argv)
+    cfg = job.parse_recipe_config(ctx)
+    loaded = job.parse_config(cfg, spec)
+    env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
+    job_config = job.build_job_config(loaded, spec, env, argv=cfg.argv)
     display_job(job_config, spec, env)
     # Here: a subprocess, torchrun if the script asks for it.
     if env.executor == "local":
         if cfg.dry_run:
             return 0
-        job_dir = save_configs(job_config, spec)
-        return execute_local(spec, job_dir, build_env_vars(job_config, env))
+        job_dir = job.save_configs(job_config, spec)
+        return execute_local(spec, job_dir, job.build_env_vars(job_config, env))
     # There: the code as it is, the configs and launch.sh travel. NeMo-Run hands them to Slurm, here or over SSH ...
     name = job_config.run.name
     with create_bundle(job_config, spec, env) as bundle:
@@ -123,10 +114,10 @@ def _execute(ctx: typer.Context) -> int:
         if cfg.dry_run:
             print(ray.submission_text(env, job_id, runtime_env))
             return 0
-        job = ray.submit(env, job_id, runtime_env)
+        ray_job = ray.submit(env, job_id, runtime_env)
     if cfg.attached:
-        return follow_ray(job)  # a failed job is a failed command
-    print(ray.how_to_follow(job))
+        return ray.follow(ray_job)  # a failed job is a failed command
+    print(ray.how_to_follow(ray_job))
     return 0
 
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
+from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
-from nemo_runspec.execution.slurm import submit as slurm
-from nemo_runspec.execution.slurm.follow import follow
 from nemo_runspec.job import (
     Job,
     RecipeConfig,
@@ -214,7 +213,7 @@ def submit_to_slurm(name: str, jobs: Sequence[BundledJob], cfg: RecipeConfig) ->
         experiment.run(detach=True)
     submitted = slurm.submitted_jobs(experiment, env)
     if cfg.attached:
-        return follow(submitted)  # a failed job is a failed command
+        return slurm.follow(submitted)  # a failed job is a failed command
     _say(slurm.how_to_follow(submitted))
     return DONE
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import nemo_runspec
 from nemo_runspec.errors import run_main
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
-from nemo_runspec.execution.slurm.follow import follow
+from nemo_runspec.execution.slurm.following import follow
 from nemo_runspec.execution.slurm.submit import (
     create_executor,
     experiment_options,

@@ -19,8 +19,8 @@ import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
+from nemo_runspec.execution.ray import follow
 from nemo_runspec.execution.ray import jobs as ray_execution
-from nemo_runspec.execution.ray.follow import follow_ray
 from nemo_runspec.execution.ray.jobs import RayJob, how_to_follow, new_job_id, ray_runtime_env, submit
 from nemo_runspec.profile import Env, RaySettings
 
@@ -192,7 +192,7 @@ def bundle(folder: Path, script: str, *, secrets: tuple[str, ...] = (), packages
 def run(env: Env, folder: Path, **more: str) -> tuple[int, RayJob]:
     job_id = new_job_id("test/ray")
     job = submit(env, job_id, ray_runtime_env(env, job_id, folder, ["project/src"], {"PLAIN": "it's", **more}))
-    return follow_ray(job), job
+    return follow(job), job
 
 
 TASKS = """
@@ -286,10 +286,10 @@ def test_the_command_runs_on_the_cluster_and_the_digest_is_that_of_one_process(
 _FOLLOW = """
 import signal, sys
 from nemo_runspec.errors import run_main
-from nemo_runspec.execution.ray.follow import follow_ray
+from nemo_runspec.execution.ray import follow
 from nemo_runspec.execution.ray.jobs import RayJob
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.exit(run_main(lambda: follow_ray(RayJob(*sys.argv[1:]))))
+sys.exit(run_main(lambda: follow(RayJob(*sys.argv[1:]))))
 """
 
 

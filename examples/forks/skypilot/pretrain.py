@@ -22,22 +22,13 @@ from pathlib import Path
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nemo_runspec import job
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, Interrupted, RunFailed, UserError, report
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.local import execute_local
-from nemo_runspec.job import (
-    RecipeConfig,
-    build_env_vars,
-    build_job_config,
-    parse_config,
-    parse_env,
-    parse_recipe_config,
-    parse_runspec,
-    save_configs,
-)
 from nemo_runspec.packaging import contents
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
@@ -48,27 +39,27 @@ STAGE = recipe_dir("nano3/stage0_pretrain")
 
 def pretrain(ctx: typer.Context) -> None:
     """Pretrain the base model (stage 0)."""
-    raise typer.Exit(_execute_pretrain(parse_recipe_config(ctx)))
+    raise typer.Exit(_execute_pretrain(job.parse_recipe_config(ctx)))
 
 
-def _execute_pretrain(cfg: RecipeConfig) -> int:
+def _execute_pretrain(cfg: job.RecipeConfig) -> int:
     # 1. Config. nemo_runspec does not know the executor `skypilot`: it hands its keys over unread, in `env.table`.
-    spec = parse_runspec(STAGE / "train.py")
-    train_config = parse_config(cfg, spec)
-    spec = parse_runspec(STAGE / train_config.run.script)
+    spec = job.parse_runspec(STAGE / "train.py")
+    train_config = job.parse_config(cfg, spec)
+    spec = job.parse_runspec(STAGE / train_config.run.script)
     executors = ("local", "skypilot")
-    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config, executors=executors)
+    env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config, executors=executors)
     sky = SkySettings() if env.executor == "local" else read_settings(env, spec)
     env = env if env.executor == "local" else with_roots(env)
-    job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
+    job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.
     display_job(job_config, spec, env)
     # 3. Here: a subprocess, torchrun if there are several GPUs.
     if env.executor == "local":
         if cfg.dry_run:
             return 0
-        job_dir = save_configs(job_config, spec)
-        return execute_local(spec, job_dir, build_env_vars(job_config, env))
+        job_dir = job.save_configs(job_config, spec)
+        return execute_local(spec, job_dir, job.build_env_vars(job_config, env))
     # 4. There: SkyPilot finds machines, a "cluster" in its words, brings the bundle to each and runs launch.sh in it.
     cluster = f"{re.sub(r'[^a-z0-9]+', '-', job_config.run.name.lower()).strip('-')}-{secrets.token_hex(3)}"
     with create_bundle(job_config, spec, env, processes_per_node=sky.processes) as bundle:

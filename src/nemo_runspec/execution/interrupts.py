@@ -11,6 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Protocol
+
+from nemo_runspec.errors import FAILED, PREEMPTED, RunFailed, report
 
 # How long a cluster may not answer, in seconds.
 PATIENCE_AWAY = 600.0
@@ -35,6 +38,14 @@ def handling(
     finally:
         for number, before in old.items():
             signal.signal(number, before)
+
+
+class Unreachable(RunFailed):
+    """The cluster does not answer, or the connection to it was lost. What was started over there goes on."""
+
+
+class SignalNoted(Exception):
+    """A signal is in the list of `noted_signals`."""
 
 
 class Patience:
@@ -97,3 +108,52 @@ class CancelQuestion:
             except KeyboardInterrupt:
                 print(file=sys.stderr)
                 return True
+
+
+class Follower(Protocol):
+    """Where following jobs has got to; goes on there after a question.
+
+    `signals`: as `noted_signals` yields them. `told_to_stop`: the cluster has taken the order to cancel the jobs.
+    """
+
+    signals: list[int]
+    told_to_stop: bool
+
+    @property
+    def left(self) -> str:
+        """The jobs that have not ended, as `job 17`."""
+
+    @property
+    def how_to_go_on(self) -> str:
+        """The cluster's own commands for these jobs."""
+
+    def run(self) -> int:
+        """Follow the jobs to their end, and return the exit code; raises SignalNoted, Unreachable."""
+
+    def cancel(self) -> int:
+        """Cancel the jobs, follow them to their end, and return the exit code; raises Unreachable."""
+
+
+def attend(follower: Follower) -> int:
+    """Stay with jobs to their end, and return the exit code of the command.
+
+    Ctrl-C asks once whether to cancel, and a second one cancels; without a terminal to ask on, the first says what a
+    second one does. SIGTERM leaves the jobs running, and the command ends with 143. Where the cluster no longer
+    answers it ends with 1, and says how to go on.
+    """
+    question = CancelQuestion()
+    with noted_signals() as follower.signals:
+        while True:
+            try:
+                with contextlib.suppress(SignalNoted):
+                    return follower.run()
+                if signal.SIGTERM in follower.signals:
+                    say(f"stopped by SIGTERM; {follower.left} not cancelled\n{follower.how_to_go_on}")
+                    return PREEMPTED
+                follower.signals.pop(0)
+                if question.ask(follower.left):
+                    return follower.cancel()
+            except Unreachable as error:
+                fate = "told to stop" if follower.told_to_stop else "not cancelled"
+                report(RunFailed(f"{error.message}; {follower.left} {fate}", follower.how_to_go_on))
+                return FAILED

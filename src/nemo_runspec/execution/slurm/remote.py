@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.execution.interrupts import Unreachable
 from nemo_runspec.execution.local import die_with_parent
 from nemo_runspec.profile import Ssh
 
@@ -45,10 +46,6 @@ class Completed:
     def text(self) -> str:
         """stdout as text, without the blank space around it."""
         return self.stdout.decode(errors="replace").strip()
-
-
-class Unreachable(RunFailed):
-    """The connection failed or was lost. What was started over there goes on."""
 
 
 class Shell(Protocol):

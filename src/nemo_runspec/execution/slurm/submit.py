@@ -29,7 +29,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -278,7 +278,7 @@ def submitted_jobs(experiment: Experiment, env: Env) -> list[SlurmJob]:
     ]
 
 
-def how_to_follow(jobs: list[SlurmJob]) -> str:
+def how_to_follow(jobs: Sequence[SlurmJob]) -> str:
     """What `--batch` prints: job ids, logs, and Slurm's own commands."""
     lines = []
     for job in jobs:

@@ -19,7 +19,7 @@ import pytest
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
 from nemo_runspec.execution import interrupts
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
-from nemo_runspec.execution.ray import follow as following
+from nemo_runspec.execution.ray import following
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.allocation import run_in_allocation
 from nemo_runspec.profile import Env, RaySettings, parse_env
@@ -216,7 +216,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(following, "time", SimpleNamespace(sleep=lambda s: None))
         monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         monkeypatch.setattr(sys, "stdin", io.StringIO())
-        return following.follow_ray(JOB), capsys.readouterr().err.splitlines()
+        return following.follow(JOB), capsys.readouterr().err.splitlines()
 
     return run
 
@@ -234,7 +234,7 @@ def test_a_cluster_that_stays_away_is_a_failure_with_the_commands_to_go_on(
     lost = RuntimeError("Request failed with status code 502")
     code, err = follow(Client(*before, lost))
     assert code == FAILED
-    assert err[-5:] == [f"error: no answer about job a-b-1: {lost}; it was not cancelled", *TO_FOLLOW]
+    assert err[-5:] == [f"error: no answer about job a-b-1: {lost}; job a-b-1 not cancelled", *TO_FOLLOW]
 
 
 def test_every_time_that_it_is_away_patience_begins_anew(follow: Follow) -> None:
@@ -247,7 +247,7 @@ def test_every_time_that_it_is_away_patience_begins_anew(follow: Follow) -> None
 def test_cancelling_while_the_cluster_is_away_says_that_nothing_was_cancelled(follow: Follow, error: Exception) -> None:
     code, err = follow(Client(RUNNING, stop=error, cancelled=True))
     assert code == FAILED
-    assert err[-5:] == [f"error: no answer about job a-b-1: {error}; it was not cancelled", *TO_FOLLOW]
+    assert err[-5:] == [f"error: no answer about job a-b-1: {error}; job a-b-1 not cancelled", *TO_FOLLOW]
 
 
 def test_a_cluster_that_goes_away_when_it_has_been_told_to_stop_the_job(follow: Follow) -> None:
@@ -257,7 +257,7 @@ def test_a_cluster_that_goes_away_when_it_has_been_told_to_stop_the_job(follow: 
     assert err[-2:] == ["job a-b-1 stopped", "error: job a-b-1 cancelled"]
     code, err = follow(Client(RUNNING, RUNNING, hiccup, cancelled=True))
     assert code == FAILED
-    assert err[-5:] == ["error: no answer about job a-b-1: hiccup; it was told to stop", *TO_FOLLOW]
+    assert err[-5:] == ["error: no answer about job a-b-1: hiccup; job a-b-1 told to stop", *TO_FOLLOW]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemo_runspec.execution.slurm.remote import LocalShell, SshShell, Unreachable
+from nemo_runspec.execution.interrupts import Unreachable
+from nemo_runspec.execution.slurm.remote import LocalShell, SshShell
 from nemo_runspec.profile import Ssh
 
 # Its answers; `-N` is the connection that stays, whose socket appears where ControlPath says.

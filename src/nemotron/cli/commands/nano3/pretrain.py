@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from nemo_runspec import job
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.display import display_job
+from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
-from nemo_runspec.execution.slurm import submit as slurm
-from nemo_runspec.execution.slurm.follow import follow
-from nemo_runspec.job import (
-    RecipeConfig,
-    build_env_vars,
-    build_job_config,
-    parse_config,
-    parse_env,
-    parse_recipe_config,
-    parse_runspec,
-    save_configs,
-)
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGE = recipe_dir("nano3/stage0_pretrain")
@@ -26,24 +16,24 @@ STAGE = recipe_dir("nano3/stage0_pretrain")
 
 def pretrain(ctx: typer.Context) -> None:
     """Pretrain the base model (stage 0)."""
-    raise typer.Exit(_execute_pretrain(parse_recipe_config(ctx)))
+    raise typer.Exit(_execute_pretrain(job.parse_recipe_config(ctx)))
 
 
-def _execute_pretrain(cfg: RecipeConfig) -> int:
+def _execute_pretrain(cfg: job.RecipeConfig) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
-    spec = parse_runspec(STAGE / "train.py")
-    train_config = parse_config(cfg, spec)
-    spec = parse_runspec(STAGE / train_config.run.script)  # another script, if the config names one
-    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml; local without a profile
-    job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
+    spec = job.parse_runspec(STAGE / "train.py")
+    train_config = job.parse_config(cfg, spec)
+    spec = job.parse_runspec(STAGE / train_config.run.script)  # another script, if the config names one
+    env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local
+    job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.
     display_job(job_config, spec, env)
     # 3. Here: a subprocess, torchrun if there are several GPUs.
     if env.executor == "local":
         if cfg.dry_run:
             return 0
-        job_dir = save_configs(job_config, spec)  # job.yaml, train.yaml
-        return execute_local(spec, job_dir, build_env_vars(job_config, env))  # secrets by name
+        job_dir = job.save_configs(job_config, spec)  # job.yaml, train.yaml
+        return execute_local(spec, job_dir, job.build_env_vars(job_config, env))  # secrets by name
     # 4. There: the code as it is, the configs and launch.sh travel. NeMo-Run submits to Slurm, here or over SSH.
     name = job_config.run.name
     run = slurm.load_nemo_run(env)
@@ -61,6 +51,6 @@ def _execute_pretrain(cfg: RecipeConfig) -> int:
         experiment.run(detach=True)
     jobs = slurm.submitted_jobs(experiment, env)
     if cfg.attached:
-        return follow(jobs)  # a failed job is a failed command
+        return slurm.follow(jobs)  # a failed job is a failed command
     print(slurm.how_to_follow(jobs))
     return 0

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
-from nemo_runspec.execution.interrupts import CancelQuestion, Patience, noted_signals, say
+from nemo_runspec.execution.interrupts import Patience, SignalNoted, Unreachable, attend, say
 from nemo_runspec.execution.ray.jobs import RayJob, connect, how_to_follow, reason
 
 if TYPE_CHECKING:
@@ -21,52 +21,33 @@ if TYPE_CHECKING:
 _NO_ANSWER = (RuntimeError, OSError)
 
 
-def follow_ray(job: RayJob) -> int:
+def follow(job: RayJob) -> int:
     """Follow a job to its end: its log goes to stdout, what Ray does with it to stderr.
 
-    Ctrl-C asks once whether to cancel, and a second one cancels; without a terminal to ask on, the first says what a
-    second one does. SIGTERM leaves the job running.
+    For Ctrl-C, SIGTERM and a cluster that does not answer see `attend`.
 
     Returns:
         0 succeeded; the script's own 1, 2, 130 or 143; 1 for whatever else it ended with, and where the cluster no
         longer answers; 130 cancelled by Ctrl-C; 143 after SIGTERM.
     """
-    question = CancelQuestion()
-    with noted_signals() as signals:
-        follower = _Follower(job, signals)
-        while True:
-            try:
-                code = follower.run()
-                if code is not None:
-                    return code
-                if signal.SIGTERM in signals:
-                    say(f"stopped by SIGTERM; job {job.id} not cancelled\n{how_to_follow(job)}")
-                    return PREEMPTED
-                signals.pop(0)
-                if question.ask(f"job {job.id}"):
-                    return follower.cancel()
-            except _Away as error:
-                report(RunFailed(str(error), how_to_follow(job)))
-                return FAILED
-
-
-class _Away(Exception):
-    """The cluster does not answer, and what that means for the job."""
+    return attend(_Follower(job))
 
 
 class _Follower:
     """Where following has got to; goes on there after a question."""
 
-    def __init__(self, job: RayJob, signals: list[int]) -> None:
-        self.job, self.signals = job, signals
+    def __init__(self, job: RayJob) -> None:
+        self.job = job
+        self.left, self.how_to_go_on = f"job {job.id}", how_to_follow(job)
+        self.signals: list[int] = []
+        self.told_to_stop = False
         self.client: JobSubmissionClient | None = None
         self.printed = 0  # characters of the log
         self.shown = ""
         self.patience = Patience()
-        self.told_to_stop = False
 
-    def run(self) -> int | None:
-        """Follow the job to its end, and return its exit code; None as soon as a signal has been noted."""
+    def run(self) -> int:
+        """Follow the job to its end, and return its exit code."""
         while not self.signals:
             details = self._details()
             if details is not None:
@@ -78,14 +59,14 @@ class _Follower:
                     with contextlib.suppress(*_NO_ANSWER):  # the next look at the job shows what that means
                         asyncio.run(self._stream())
             time.sleep(0.3)
-        return None
+        raise SignalNoted
 
     def cancel(self) -> int:
         """Ask Ray to stop the job, and follow it to its end: Ray sends SIGTERM and, some seconds later, SIGKILL."""
         try:
             self._connected().stop_job(self.job.id)
         except _NO_ANSWER as error:
-            raise self._away(error) from error
+            raise self._unreachable(error) from error
         self.told_to_stop = True
         say(f"cancelling job {self.job.id}")
         while not self.signals:
@@ -107,19 +88,19 @@ class _Follower:
         """What Ray says of the job; None where the cluster does not answer just now.
 
         Raises:
-            _Away: it has not for a long time.
+            Unreachable: it has not for a long time.
         """
         try:
             details = self._connected().get_job_info(self.job.id)
         except _NO_ANSWER as error:
-            self.patience.lost(f"no answer about job {self.job.id}: {reason(error)}; asking again", self._away(error))
+            away = self._unreachable(error)
+            self.patience.lost(f"{away.message}; asking again", away)
             return None
         self.patience.answered("answered again")
         return details
 
-    def _away(self, error: Exception) -> _Away:
-        job = "it was told to stop" if self.told_to_stop else "it was not cancelled"
-        return _Away(f"no answer about job {self.job.id}: {reason(error)}; {job}")
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(f"no answer about job {self.job.id}: {reason(error)}")
 
     async def _stream(self) -> None:
         """Print the log as it grows, until the job has ended, the connection breaks, or a signal has been noted."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nemo_runspec.execution.slurm import follow as module
-from nemo_runspec.execution.slurm.follow import State, follow, parse_scontrol
-from nemo_runspec.execution.slurm.remote import Completed, Unreachable
+from nemo_runspec.execution.interrupts import Unreachable
+from nemo_runspec.execution.slurm import following as module
+from nemo_runspec.execution.slurm.following import State, follow, parse_scontrol
+from nemo_runspec.execution.slurm.remote import Completed
 from nemo_runspec.execution.slurm.submit import SlurmJob
 
 # As Slurm 22.05 prints it, shortened.

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
-from nemo_runspec.execution.interrupts import CancelQuestion, Patience, noted_signals, say
-from nemo_runspec.execution.slurm.remote import Unreachable
+from nemo_runspec.execution.interrupts import Patience, SignalNoted, Unreachable, attend, say
 from nemo_runspec.execution.slurm.submit import SlurmJob, how_to_follow
 
 # Slurm's states of a job that still has something before it.
@@ -47,8 +45,7 @@ class State:
 def follow(jobs: Sequence[SlurmJob], *, interval: float = 1.0) -> int:
     """Follow `jobs`, each of which starts when the one before it has succeeded, until the last ends or one fails.
 
-    Ctrl-C asks once whether to cancel, and a second one cancels; without a terminal to ask on, the first says what a
-    second one does. SIGTERM leaves the jobs running.
+    For Ctrl-C, SIGTERM and a cluster that does not answer see `attend`.
 
     Args:
         interval: seconds between two looks at the log.
@@ -57,32 +54,16 @@ def follow(jobs: Sequence[SlurmJob], *, interval: float = 1.0) -> int:
         0 all completed; the script's own 1, 2, 130 or 143; 1 for whatever else Slurm ended a job with; 130 cancelled by
         Ctrl-C; 143 after SIGTERM.
     """
-    question = CancelQuestion()
-    with noted_signals() as signals:
-        follower = _Follower(jobs, interval, signals)
-        while True:
-            try:
-                return follower.run()
-            except KeyboardInterrupt:
-                if question.ask(_listed(follower.left)):
-                    return follower.cancel()
-            except _Terminated:
-                say(f"stopped by SIGTERM; {_listed(jobs)} not cancelled\n{how_to_follow(list(jobs))}")
-                return PREEMPTED
-            except Unreachable as error:
-                report(RunFailed(f"{error.message}; {_listed(jobs)} not cancelled", how_to_follow(list(jobs))))
-                return FAILED
-
-
-class _Terminated(Exception):
-    """SIGTERM came: leave, and leave the jobs alone."""
+    return attend(_Follower(jobs, interval))
 
 
 class _Follower:
     """Where following has got to; goes on there after a question."""
 
-    def __init__(self, jobs: Sequence[SlurmJob], interval: float, signals: list[int]) -> None:
-        self.jobs, self.interval, self.signals = jobs, interval, signals
+    def __init__(self, jobs: Sequence[SlurmJob], interval: float) -> None:
+        self.jobs, self.interval = jobs, interval
+        self.signals: list[int] = []
+        self.told_to_stop = False
         self.current = 0
         self.attempt, self.offset = 0, 0
         self.shown: State | None = None
@@ -98,21 +79,26 @@ class _Follower:
         return DONE
 
     @property
-    def left(self) -> Sequence[SlurmJob]:
-        """The jobs that have not ended."""
-        return self.jobs[self.current :]
+    def left(self) -> str:
+        jobs = self.jobs[self.current :]
+        return f"job{'s' if len(jobs) > 1 else ''} {', '.join(job.id for job in jobs)}"
+
+    @property
+    def how_to_go_on(self) -> str:
+        return how_to_follow(self.jobs)
 
     def cancel(self) -> int:
         """Cancel the current job and those behind it, and follow the current one to its end."""
-        jobs = self.left
+        jobs = self.jobs[self.current :]
         ids = " ".join(job.id for job in reversed(jobs))
         answer = jobs[0].shell.run(f"scancel {ids}")
         if answer.code != 0:
             raise RunFailed(f"scancel failed: {answer.stderr.strip()}")
-        say(f"cancelling {_listed(jobs)}")
-        with contextlib.suppress(KeyboardInterrupt):
+        self.told_to_stop = True
+        say(f"cancelling {self.left}")
+        with contextlib.suppress(SignalNoted):
             self._to_the_end(jobs[0])
-            report(Interrupted(f"{_listed(jobs)} cancelled", f"log: {jobs[0].log(self.attempt)}"))
+            report(Interrupted(f"{self.left} cancelled", f"log: {jobs[0].log(self.attempt)}"))
         return INTERRUPTED
 
     def _to_the_end(self, job: SlurmJob) -> State:
@@ -144,7 +130,7 @@ class _Follower:
 
     def _heed_signals(self) -> None:
         if self.signals:
-            raise _Terminated if self.signals.pop(0) == signal.SIGTERM else KeyboardInterrupt
+            raise SignalNoted
 
     def _patiently(self, job: SlurmJob, poll: Callable[[], tuple[State | None, bytes]]) -> tuple[State | None, bytes]:
         """`poll`, again and again while the connection is away."""
@@ -265,7 +251,3 @@ def _last_words(job: SlurmJob) -> list[str]:
         pattern = "'^(srun|slurmstepd|sbatch|slurmd): '"
         return job.shell.run(f"grep -E {pattern} {shlex.quote(job.batch_log)} | tail -n 3").text.splitlines()
     return []
-
-
-def _listed(jobs: Sequence[SlurmJob]) -> str:
-    return f"job{'s' if len(jobs) > 1 else ''} {', '.join(job.id for job in jobs)}"

@@ -109,7 +109,7 @@ INTENDED = {
             'STAGE / ""': 'CURATION / f"{step}.py"',
             "STAGE / train": "CURATION / train",
             "parse_recipe_config(ctx))": "parse_recipe_config(ctx), str(ctx.info_name))",
-            "cfg: RecipeConfig)": "cfg: RecipeConfig, step: str)",
+            "cfg: job.RecipeConfig)": "cfg: job.RecipeConfig, step: str)",
         },
     ),
 }

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from nemotron.cli.main import _run
+
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+Tool = Callable[..., tuple[list[str], dict[str, str]]]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -33,5 +36,30 @@ def nemotron(tmp_path: Path) -> Nemotron:
             timeout=120,
             check=False,
         )
+
+    return run
+
+
+class _Started(Exception):
+    """Raised where a script would take the place of the process."""
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """`tool("nano3", "chat")`: words after the interpreter, and environment, of the script that would be started."""
+    calls: list[tuple[list[str], dict[str, str]]] = []
+
+    def replace_process(path: str, words: list[str], environment: dict[str, str]) -> None:
+        assert words[0] == path
+        calls.append((words[1:], environment))
+        raise _Started
+
+    monkeypatch.setattr(os, "execve", replace_process)
+
+    def run(*words: str) -> tuple[list[str], dict[str, str]]:
+        monkeypatch.setattr("sys.argv", ["nemotron", *words])
+        with pytest.raises(_Started):
+            _run()
+        return calls.pop()
 
     return run

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemotron.cli.main import _run
 from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model
@@ -65,16 +64,8 @@ def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, nemo
     ],
 )  # fmt: skip
 def test_the_script_gets_the_options(
-    artifacts: Path, monkeypatch: pytest.MonkeyPatch, line: str, script: str, words: set[str]
+    artifacts: Path, tool: Callable[..., tuple[list[str], dict[str, str]]], line: str, script: str, words: set[str]
 ) -> None:
-    started: list[list[str]] = []
-
-    def replace_process(path: str, arguments: list[str], environment: dict[str, str]) -> None:
-        started.append(arguments[1:])
-
-    monkeypatch.setattr(os, "execve", replace_process)
-    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", "model", *line.split()])
-    _run()
-    [[path, *arguments]] = started
+    (path, *arguments), _ = tool("nano3", "model", *line.split())
     assert path == str(recipe_dir("tools") / script) and Path(path).is_file()
     assert set(arguments) == words

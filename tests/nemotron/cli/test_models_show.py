@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from nemo_runspec.execution.local import CPU_SETTINGS
 from nemotron.cli.commands.models import show
-from nemotron.cli.main import _run
-from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.stack.models.published.presets import PRESETS
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 NAMES = ", ".join(PRESETS)
-
-
-class Started(Exception):
-    """Raised where the process would be replaced."""
 
 
 def test_the_page_of_a_preset(nemotron: Nemotron) -> None:
@@ -54,25 +46,6 @@ def test_a_mistake_is_refused_in_two_lines(line: str, message: str, hint: str, n
     first, second = done.stderr.splitlines()
     assert first.startswith("error: ") and message in first
     assert second.startswith(hint)
-
-
-def test_the_script_takes_the_place_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[list[str], dict[str, str]]] = []
-
-    def replace_process(path: str, words: list[str], environment: dict[str, str]) -> None:
-        assert words[0] == path
-        calls.append((words[1:], environment))
-        raise Started
-
-    monkeypatch.setattr(os, "execve", replace_process)
-    monkeypatch.setattr("sys.argv", ["nemotron", "models", "show", "nano2-9b", "--json", "--debug"])
-    with pytest.raises(Started):
-        _run()
-    words, environment = calls[0]
-    assert words == [
-        str(recipe_dir("tools") / "models_show.py"), "--seq-length=8192", "--json", "--debug", "--", "nano2-9b",
-    ]  # fmt: skip
-    assert CPU_SETTINGS.keys() <= environment.keys()
 
 
 def test_the_help_page_names_every_preset() -> None:

@@ -259,17 +259,3 @@ def test_a_step_that_fails_ends_it_with_its_exit_code(
     assert done("eval:fail=true") == 1  # the evaluation of before is not passed off as this one's
     assert "What each stage reached" not in capfd.readouterr().out
     assert done() == 0
-
-
-def test_a_mistake_in_the_last_step_is_found_before_the_first_one_runs(fresh: Pipe, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="valeu"):
-        fresh("eval:valeu=1")
-    assert not (tmp_path / "output").exists()
-
-
-def test_a_dry_run_shows_every_step_and_writes_nothing(
-    fresh: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert fresh(dry_run=True) == 0
-    assert started(capfd.readouterr().out) == STEPS
-    assert not (tmp_path / "output").exists()

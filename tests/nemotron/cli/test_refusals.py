@@ -13,16 +13,10 @@ Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 REFUSALS = [
     ("nano4", "No such command 'nano4'. Did you mean 'nano3'?"),
     ("nano3 pretrian", "No such command 'pretrian'. Did you mean 'pretrain'?"),
-    ("nano3 rl rlvrr", "No such command 'rlvrr'. Did you mean 'rlvr'?"),
     ("nano3 pretrain", "choose one with -c NAME: small, tiny"),
-    ("nano3 pretrain -c", "option -c needs a value"),
-    ("nano3 pretrain --config=", "option --config needs a value"),
-    ("nano3 sft -c tiny --run", "option --run needs a value"),
     ("nano3 pretrain -c tinny", "did you mean tiny?"),
-    ("nano3 pretrain tiny", "unexpected word 'tiny'"),
     ("nano3 pretrain -c tiny --dry-rum", "did you mean --dry-run?"),
     ("nano3 data prep pretrain -c tiny tokenizer.vocab_sise=99", "did you mean tokenizer.vocab_size?"),
-    ("nano3 data prep pretrain -c tiny tokenizer.vocab_size=many", "tokenizer.vocab_size"),
     ("nano3 data prep pretrain -c tiny --run slurm", "unknown profile 'slurm'"),
     ("nano3 pretrain -c tiny --dry-run", "make it: nemotron nano3 data prep pretrain -c tiny"),
     ("nano3 pipe -c tiny --from stf", "did you mean sft?"),
@@ -34,7 +28,6 @@ REFUSALS = [
     ("nano3 chat", "make it: nemotron nano3 rl -c tiny"),
     ("artifacts show nano3-sft-model-tiny", "make it: nemotron nano3 sft -c tiny"),
     ("artifacts verify nothing:1", "no artifact 'nothing'"),
-    ("artifacts lineage a:b", "bad artifact reference 'a:b'"),
 ]
 
 
@@ -53,12 +46,7 @@ def test_a_mistake_is_refused_in_a_line_or_two(line: str, message: str, nemotron
     "line",
     [
         "nano3 pretrain -c tinny --debug",
-        "nano3 --debug pretrain -c tinny",
         "--debug nano3 pipe -c tinny",
-        "nano3 chat --debug",
-        "artifacts list --debug nothing",
-        "artifacts show nothing:1 --debug",
-        "artifacts lineage --debug nothing:1",
         "artifacts verify nothing:1 --debug",
     ],
 )

@@ -61,14 +61,11 @@ def published_dir(env: Env) -> str:
 
 
 @contextmanager
-def create_bundle(
-    job: Job, spec: Runspec, env: Env, variables: dict[str, str] | None = None, processes_per_node: int = 1
-) -> Iterator[Bundle]:
+def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] | None = None) -> Iterator[Bundle]:
     """The bundle of `job`, in a folder that is gone afterwards.
 
     Args:
         variables: more of them for the job, over all others.
-        processes_per_node: that torchrun starts; for Slurm the profile says it.
 
     Raises:
         UserError: see `plan_bundle`, `pack_code` and `launch_script`.
@@ -83,7 +80,7 @@ def create_bundle(
         cmd=spec.run.cmd,
         workdir=plan.workdir or _shared_folder(env),
         executor=env.executor,
-        processes_per_node=processes_per_node if env.slurm is None else env.slurm.processes_per_node,
+        processes_per_node=1 if env.slurm is None else env.slurm.processes_per_node,
     )
     with tempfile.TemporaryDirectory(prefix="runspec-bundle-") as place:
         folder = Path(place) / "code"

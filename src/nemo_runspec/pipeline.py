@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.bundle import create_bundle, published_dir
 from nemo_runspec.display import display_job
+from nemo_runspec.env.keys import EXECUTORS
 from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
@@ -33,7 +34,7 @@ from nemo_runspec.job import (
     save_configs,
 )
 from nemo_runspec.profile import executor_of
-from nemo_runspec.variables import PUBLISHED_DIR
+from nemo_runspec.variables import OUTPUT_ROOT, PUBLISHED_DIR
 
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
@@ -160,15 +161,21 @@ def submit_pipeline(
         executor: the executor of env.toml that `submit` is for.
 
     Raises:
-        UserError: a step's config, script or input is refused, or the profile has another executor.
+        UserError: a step's config, script or input is refused, the profile has another executor, or it names no folder
+            that the jobs share.
     """
     if executor_of(cfg.profile) != executor:
         raise UserError(
             f"profile {cfg.profile}: executor {executor_of(cfg.profile)} runs one step at a time",
             f"a pipeline needs executor {executor}",
         )
-    plan = plan_pipeline(steps, cfg)
+    plan = plan_pipeline(steps, cfg, (executor,))
     env = plan[0].job.env
+    if env.output is None:
+        raise UserError(
+            f"profile {cfg.profile}: the jobs of a pipeline need a folder that all of them see",
+            f'write env = {{ {OUTPUT_ROOT} = "/shared/output" }}',
+        )
     # What the steps before a step publish is found in this folder: the very versions, not the latest.
     variables = {PUBLISHED_DIR: published_dir(env)}
     if not env.registry_is_reachable:
@@ -234,8 +241,11 @@ def published(job: Job) -> dict[str, Version]:
     return versions if len(versions) == len(candidates) else {}
 
 
-def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]:
+def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig, executors: Sequence[str] = EXECUTORS) -> list[PlannedStep]:
     """Validate all steps, each as if the ones before it had made what they promise. Nothing is run or written.
+
+    Args:
+        executors: see `parse_env`.
 
     Raises:
         UserError: a step's config, script, profile or input is refused.
@@ -244,7 +254,7 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]
     produced: dict[str, str | None] = {}
     for step in steps:
         try:
-            job = _job(step, cfg, produced)
+            job = _job(step, cfg, produced, executors)
         except UserError as error:
             raise error.at(f"step {step.name}") from None
         plan.append(PlannedStep(step, job, {} if cfg.force else published(job)))
@@ -253,11 +263,11 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[PlannedStep]
     return plan
 
 
-def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None]) -> Job:
+def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executors: Sequence[str] = EXECUTORS) -> Job:
     chosen = dataclasses.replace(cfg, config_name=step.config or cfg.config_name, overrides=step.overrides)
     loaded = parse_config(chosen, parse_runspec(step.script))
     spec = parse_runspec(step.script.parent / loaded.run.script)
-    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
+    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded, executors=executors)
     return build_job_config(loaded, spec, env, argv=cfg.argv, produced=produced)
 
 

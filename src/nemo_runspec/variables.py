@@ -22,6 +22,8 @@ GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
 NODE_RANK = "RUNSPEC_NODE_RANK"
 NUM_NODES = "RUNSPEC_NUM_NODES"
 ATTEMPT = "RUNSPEC_ATTEMPT"
+# Set by such a launcher, too: how many processes torchrun starts on each node, where that is not one.
+PROCESSES_PER_NODE = "RUNSPEC_PROCESSES_PER_NODE"
 
 # torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
 # own exit code there, and the launcher returns that one.

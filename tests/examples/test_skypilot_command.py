@@ -102,7 +102,7 @@ def test_a_dry_run_shows_the_task_and_starts_nothing(nemotron: Nemotron, calls: 
     words = "--yes --detach-run --cluster nano3-pretrain-tiny-[0-9a-f]{6} --idle-minutes-to-autostop 10 --down"
     assert re.search(rf"^sky launch {words} --secret HF_TOKEN /.*/task\.yaml$", command, re.M)
     told = yaml.safe_load(task)
-    assert told.pop("run") == fork.RUN
+    assert told.pop("run") == f"export RUNSPEC_PROCESSES_PER_NODE=8\n{fork.RUN}"
     assert told.pop("workdir").endswith("/code")
     assert told == {
         "name": "nano3-pretrain-tiny",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.job import RecipeConfig
-from nemo_runspec.pipeline import Step, StepResult, run_pipeline
+from nemo_runspec.pipeline import BundledJob, Step, StepResult, run_pipeline, submit_pipeline
 
 SRC = str(Path(__file__).resolve().parents[2] / "src")
 
@@ -149,3 +149,24 @@ def test_a_dry_run_shows_the_steps_and_what_is_resolved_only_at_start(
     text = capsys.readouterr().out
     assert "[1/3] one, skipped: published already" in text
     assert "data = demo-one:1 (" in text
+
+
+def test_a_launcher_that_the_toolkit_does_not_know_gets_the_bundles_of_all_steps(
+    project: Path, steps: list[Step], write: Callable[[str, str], Path]
+) -> None:
+    launched: list[tuple[str, object, bool]] = []
+
+    def submit(name: str, jobs: Sequence[BundledJob], cfg: RecipeConfig) -> int:
+        for bundled in jobs:
+            script = (bundled.bundle / "launch.sh").read_text(encoding="utf-8")
+            launched.append((bundled.job.run.name, bundled.job.env.table["pot"], "/shared/output/published/" in script))
+        return 3
+
+    profile = '[kettle]\nexecutor = "kettle"\npot = 2\n'
+    cfg = RecipeConfig(config_name="tiny", profile="kettle")
+    write("env.toml", profile)
+    with pytest.raises(UserError, match="profile kettle: the jobs of a pipeline need a folder that all of them see"):
+        submit_pipeline("soup", steps, cfg, submit, executor="kettle")
+    write("env.toml", f'{profile}env = {{ RUNSPEC_OUTPUT_ROOT = "/shared/output" }}\n')
+    assert submit_pipeline("soup", steps, cfg, submit, executor="kettle") == 3
+    assert launched == [("demo-one-tiny", 2, True), ("demo-two-tiny", 2, True), ("demo-three-tiny", 2, True)]

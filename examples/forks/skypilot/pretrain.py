@@ -62,7 +62,7 @@ def _execute_pretrain(cfg: job.RecipeConfig) -> int:
         return execute_local(spec, job_dir, job.build_env_vars(job_config, env))
     # 4. There: SkyPilot finds machines, a "cluster" in its words, brings the bundle to each and runs launch.sh in it.
     cluster = f"{re.sub(r'[^a-z0-9]+', '-', job_config.run.name.lower()).strip('-')}-{secrets.token_hex(3)}"
-    with create_bundle(job_config, spec, env, processes_per_node=sky.processes) as bundle:
+    with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
         # Without this file SkyPilot leaves behind what any .gitignore in the bundle names, tracked or not.
         (bundle.folder / ".skyignore").touch()
@@ -162,7 +162,8 @@ def task_yaml(sky: SkySettings, name: str, bundle: Path) -> str:
     }
     stated = {key: value for key, value in resources.items() if value is not None}
     task = {"name": name, "workdir": str(bundle), "num_nodes": sky.nodes, "resources": stated}
-    run = "".join(f"  {line}\n" for line in RUN.splitlines())
+    processes = f"export RUNSPEC_PROCESSES_PER_NODE={sky.processes}"
+    run = "".join(f"  {line}\n" for line in (processes, *RUN.splitlines()))
     return f"{dump_yaml(task, escape=False)}run: |\n{run}"
 
 

@@ -5,9 +5,9 @@
     ray         the script, once, on the first node, on a Ray cluster over all nodes
 
 Slurm says which node this is (`srun` with one task a node), another launcher by the variables NODE_RANK, NUM_NODES and
-ATTEMPT of `variables.py`; without either it is the only one. Slurm sends its signals
-to every process of the job, and kills all nodes as soon as one has failed. So the nodes leave together, with the exit
-code of the first: what rank 0 still writes is complete, and the script's own exit code is that of the job.
+ATTEMPT of `variables.py`; without either it is the only one. Slurm sends its signals to every process of the job, and
+kills all nodes as soon as one has failed. So the nodes leave together, with the exit code of the first: what rank 0
+still writes is complete, and the script's own exit code is that of the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
 from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
-from nemo_runspec.variables import ATTEMPT, JOB_DIR, NODE_RANK, NUM_NODES, OUTPUT_ROOT
+from nemo_runspec.variables import ATTEMPT, JOB_DIR, NODE_RANK, NUM_NODES, OUTPUT_ROOT, PROCESSES_PER_NODE
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
 WAIT_AFTER_FAILURE = 60
@@ -61,10 +61,11 @@ def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
         UserError: several nodes, and nothing says where the first one is.
     """
     words = script_words(launch.cmd, bundle / launch.script, bundle / launch.config)
-    if launch.launch != "torchrun" or here.nodes * launch.processes_per_node == 1:
+    processes = int(os.environ.get(PROCESSES_PER_NODE, launch.processes_per_node))
+    if launch.launch != "torchrun" or here.nodes * processes == 1:
         return words
     # Slurm stops the workers itself; torchrun must not kill them while they save (`run_command`).
-    options = [f"--nproc-per-node={launch.processes_per_node}", "--signals-to-handle=SIGHUP,SIGQUIT"]
+    options = [f"--nproc-per-node={processes}", "--signals-to-handle=SIGHUP,SIGQUIT"]
     if here.nodes == 1:
         return under_torchrun(words, "--standalone", *options)
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")

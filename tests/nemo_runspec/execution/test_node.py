@@ -43,6 +43,11 @@ def test_the_command_of_each_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     assert node_command(own, tmp_path, Place()) == ["bash", "-c", f"echo {tmp_path}/train.yaml"]
 
 
+def test_a_launcher_says_how_many_processes_a_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_PROCESSES_PER_NODE", "3")
+    assert "--nproc-per-node=3" in node_command(replace(LAUNCH, processes_per_node=1), tmp_path, Place())
+
+
 def test_several_nodes_need_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR and MASTER_PORT are not set"):

@@ -1,7 +1,7 @@
 """Errors that a user sees, and the exit codes they become.
 
 Exit codes of every command and every script: 0 done; 1 failed while working; 2 refused before any work;
-130 interrupted; 143 checkpoint saved on a signal. `run_main` is the one place that maps exceptions to them.
+130 interrupted; 143 stopped by a signal. `run_main` is the one place that maps exceptions to them.
 """
 
 from __future__ import annotations

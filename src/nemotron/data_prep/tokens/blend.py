@@ -19,7 +19,7 @@ def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phas
     """
     names = sorted(sources)
     if not phases or [p["until"] for p in phases] != sorted({p["until"] for p in phases}) or phases[-1]["until"] != 1.0:
-        raise UserError("blend.phases: `until` must rise from phase to phase and end at 1.0")
+        raise UserError("phases of the blend: `until` must rise from phase to phase and end at 1.0")
     resolved: list[Phase] = []
     for phase in phases:
         for name, weight in phase["weights"].items():
@@ -44,7 +44,7 @@ def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phas
         ):
             raise UserError(
                 f"source {name!r} has no weight in any phase of the blend",
-                f"set blend.phases.N.weights.{name} (0 leaves it out)",
+                f"give {name} a weight in one of the phases (0 leaves it out)",
             )
     return resolved
 

@@ -2,12 +2,14 @@
 
     with open_session(cfg, script=__file__) as session:
         restored = session.resume("pretrain", steps, model, optimizer)
-        for step in range(start, steps + 1):
+        step = restored.step if restored else 0
+        while True:
             with session.head_of_step(step, model, optimizer, {"loader": loader.state_dict()}):
                 ...                         # validation, rollouts: whatever changes no weight
             if step == steps:
                 break
             ...                             # the update
+            step += 1
 
 A checkpoint of `step` is the state at the head of step `step`, before its validation. So whatever interrupts that head,
 a resumed run begins it again and ends with the weights and the records of a run that nobody touched.

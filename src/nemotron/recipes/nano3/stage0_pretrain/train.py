@@ -145,7 +145,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
 
     model.train()
     while True:
-        # ---- the head of a step: save where that is due, validate; nothing in it changes a weight
+        # ---- the head of a step: save where that is due, validate; nothing in it changes a weight. A signal is answered
+        # here, by a checkpoint on every rank; one that comes during an update waits for the next head.
         with session.head_of_step(step, model, optimizer, {"loader": loader.state_dict()}):
             if step > 0 and (step % cfg.train.eval_interval == 0 or step == steps):
                 metrics = validate(cfg, session, model, data)
@@ -177,7 +178,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
         grad_norm = clip_gradients(model, cfg.optimizer.clip_grad)
         optimizer.step()
         optimizer.zero_grad()
-        # Experts that saw fewer tokens than the mean become likelier to be chosen, the others less (aux-loss-free).
+        # Experts that saw fewer tokens than the mean become likelier to be chosen, the others less (aux-loss-free). The
+        # tokens are those of all ranks.
         model.update_expert_bias(cfg.model.moe_router_bias_update_rate)
 
         # ---- records
@@ -247,7 +249,8 @@ def publish(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH,
 
 def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH) -> Results:
     """Bits per byte on all held-out text, beside the trigram baseline; pass@1 on held-out tasks, in plain text."""
-    lengths, poll = data.byte_lengths_V.numpy(), session.stop.poll
+    lengths = data.byte_lengths_V.numpy()
+    poll = session.stop.poll  # rank 0 is alone by now: there is nobody to agree with
     trained = data.loader.trained_tokens() if cfg.evaluation.trigram_baseline else None
     text: dict[str, Any] = {}
     for source, documents in held_out_documents(cfg.dataset.path).items():

@@ -1,4 +1,4 @@
-"""Every command has a help page, derived from the script that it starts: a command of a script that is gone has none."""
+"""Every command has a help page, derived from the script that it starts; that of a missing script cannot be made."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
 
     model.train()
     while True:
-        # ---- the head of a step: save where that is due, validate; nothing in it changes a weight. A signal is answered
-        # here, by a checkpoint on every rank; one that comes during an update waits for the next head.
+        # ---- the head of a step: save where that is due, validate; nothing in it changes a weight. Here a signal is
+        # answered with a checkpoint, on every rank; one that comes during an update waits for the next head.
         with session.head_of_step(step, model, optimizer, {"loader": loader.state_dict()}):
             if step > 0 and (step % cfg.train.eval_interval == 0 or step == steps):
                 metrics = validate(cfg, session, model, data)

@@ -115,21 +115,6 @@ def test_long_mamba_sequences_cost_no_more_per_token_than_attention_does() -> No
     assert growth == 2 * 2 * 32 * 128 * 1000
 
 
-def test_nano3_costs_twice_its_active_parameters() -> None:
-    # 3.228 B active parameters, counting the output head and not the embedding (tech report: 3.2 B). At length 1 what
-    # stays beside the weights is the scan, the one visible score and the tiny vectors: well under 1 %.
-    assert forward_flops_per_token(NANO3, 1) == pytest.approx(2 * 3.228e9, rel=0.01)
-    assert training_flops_per_token(NANO3, 8192) == 3 * forward_flops_per_token(NANO3, 8192)
-
-
-def test_super3_costs_twice_its_active_parameters_and_its_mtp_block_too() -> None:
-    # 12.233 B active without the embedding; an application of the MTP block 0.245 B and the head of 0.537 B.
-    assert forward_flops_per_token(SUPER3, 1) == pytest.approx(2 * 12.233e9, rel=0.01)
-    assert mtp_flops_per_token(SUPER3, 1) == pytest.approx(2 * (0.245e9 + 0.537e9), rel=0.001)
-    trained = forward_flops_per_token(SUPER3, 8192) + 2 * mtp_flops_per_token(SUPER3, 8192)
-    assert training_flops_per_token(SUPER3, 8192) == 3 * trained
-
-
 def test_measured_peak_leaves_the_random_state_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

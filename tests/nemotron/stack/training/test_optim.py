@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 
-TINY = NemotronHConfig(
-    hybrid_override_pattern="ME*-", vocab_size=32, hidden_size=16, num_attention_heads=2, num_key_value_heads=1,
-    head_dim=8, mamba_num_heads=2, mamba_head_dim=8, ssm_state_size=4, n_groups=1, chunk_size=4, n_routed_experts=4,
-    moe_intermediate_size=8, moe_shared_expert_intermediate_size=8, intermediate_size=16,
-)  # fmt: skip
 
-
-def test_every_parameter_of_the_hybrid_model_is_in_the_right_group() -> None:
-    model = NemotronH(TINY)
+def test_every_parameter_of_the_hybrid_model_is_in_the_right_group(small_model: Callable[..., NemotronH]) -> None:
+    model = small_model("ME*-")
     optimizer = build_optimizer(model, 1e-3)
     decay = {id(p) for group in optimizer.param_groups if group["weight_decay"] > 0 for p in group["params"]}
     plain = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0 for p in group["params"]}

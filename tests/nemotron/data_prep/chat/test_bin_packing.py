@@ -224,17 +224,7 @@ def test_no_packing_beats_the_lower_bound(problem: tuple[list[int], int]) -> Non
     assert bound == definition
 
 
-def test_lower_bound_knows_that_long_sequences_cannot_share() -> None:
-    assert lower_bound(np.array([6, 6, 6]), 10) == 3  # 18 tokens would need 2
-
-
 # --- Size, order, and what is refused -------------------------------------------------------------------------------
-
-
-def test_decreasing_fills_bins_of_lognormal_lengths() -> None:
-    lengths = lognormal(100_000)
-    for algorithm in ("best_fit_decreasing", "first_fit_decreasing", "modified_first_fit_decreasing"):
-        assert pack_lengths(lengths, 4096, algorithm).report().efficiency > 0.999
 
 
 def test_the_default_of_the_sft_data_has_not_changed() -> None:

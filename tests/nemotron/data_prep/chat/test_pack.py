@@ -371,15 +371,6 @@ def test_a_cap_takes_its_share_of_every_piece(tokenizer: Tokenizer, tmp_path: Pa
     assert outcomes["read"] == 17
 
 
-@given(st.integers(0, 10**12), st.lists(st.integers(0, 10**15), min_size=1, max_size=20))
-def test_shares_sum_to_the_cap(total: int, sizes: list[int]) -> None:
-    shares = chat_spool._shares(total, sizes)
-    assert sum(share or 0 for share in shares) == total
-    whole = sum(max(size, 1) for size in sizes)
-    for share, size in zip(shares, sizes, strict=True):
-        assert share is not None and abs(share - total * max(size, 1) / whole) <= 1 + 1e-3 * total / whole
-
-
 def made_up(lengths: list[int], sources: list[int], orders: list[int] | None = None) -> chat_pack.Sequences:
     count = len(lengths)
     order = np.array(orders or [hash((i, "x")) % 2**63 for i in range(count)], np.uint64)

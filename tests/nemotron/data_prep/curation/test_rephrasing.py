@@ -272,17 +272,6 @@ def test_every_failure_that_passes_leaves_no_trace_in_the_documents(
     assert calm.counts.table == rough.counts.table
 
 
-def test_retry_after_is_kept_to(server: Server, tmp_path: Path) -> None:
-    def fault(number: int, attempt: int, handler: Any) -> bool:
-        if number == 0:
-            send(handler, 429, b"{}", Retry_After="0.4")
-        return number == 0
-
-    server.fault = fault
-    rephrase(tmp_path, server, [document(0)])
-    assert server.times[1] - server.times[0] >= 0.39
-
-
 def ask(endpoint: Endpoint) -> rephrasing.Answer:
     async def once() -> rephrasing.Answer:
         async with Client(endpoint) as client:
@@ -347,34 +336,6 @@ def test_an_endpoint_that_is_gone_stops_the_run_soon_and_answers_are_kept(server
     first_ten = [request_key(body) for body in server.bodies[:10]]
     assert all(server.asked[key] == before[key] for key in first_ten)
     assert len(synthetic(tmp_path)) == 40
-
-
-def test_a_request_that_was_put_off_to_the_end_is_asked_again(server: Server, tmp_path: Path) -> None:
-    server.fault = lambda number, attempt, handler: status(429)(handler) is None
-    with pytest.raises(RunFailed, match="most by status 429"):
-        rephrase(tmp_path, server, [document(0)])
-    server.fault = lambda number, attempt, handler: False
-    rephrase(tmp_path, server, [document(0)])
-    assert len(synthetic(tmp_path)) == 1
-
-
-def test_an_endpoint_that_refuses_everything_stops_the_run(server: Server, tmp_path: Path) -> None:
-    server.fault = lambda number, attempt, handler: status(422)(handler) is None
-    with pytest.raises(RunFailed, match="refused with status 422"):
-        rephrase(tmp_path, server, [document(i) for i in range(60)], max_failed=1.0, concurrency=2)
-    assert len(server.bodies) < 20
-
-
-def test_a_few_failures_may_be_allowed(server: Server, tmp_path: Path) -> None:
-    server.fault = lambda number, attempt, handler: (
-        "word3x0" in text_in(server.bodies[number]) and reset(handler) is None
-    )
-    documents = [document(i) for i in range(20)]
-    with pytest.raises(RunFailed, match="1 of 20"):
-        rephrase(tmp_path / "none", server, documents)
-    receipt = rephrase(tmp_path / "some", server, documents, max_failed=0.05)
-    assert receipt.counts.usage["wikipedia"].failures == {"no connection": 1}
-    assert len(synthetic(tmp_path / "some")) == 19
 
 
 # --- Going on ---

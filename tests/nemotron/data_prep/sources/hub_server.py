@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on loopback: the endpoints that huggingface_hub calls to list and read datasets.
+"""A small Hugging Face Hub on loopback: the endpoints that huggingface_hub calls to list and read datasets, or models.
 
     GET  /api/datasets?author=A                         the names of its datasets
     GET  /api/datasets/O/N[/revision/R]                 a repository, and the commit that a revision is
@@ -123,10 +123,11 @@ class _Handler(BaseHTTPRequestHandler):
             author = parse_qs(url.query).get("author", [""])[0]
             self._json([{"id": name} for name in hub.repositories if name.startswith(f"{author}/")])
         elif found := re.fullmatch(
-            r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info|refs|auth-check)(?:/(.*))?)?", url.path
+            r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|refs|auth-check)(?:/(.*))?)?",
+            url.path,
         ):
             self._api(hub, unquote(found[1]), found[2], found[3] or "", parse_qs(url.query), body or {})
-        elif found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path):
+        elif found := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path):
             self._resolve(hub, unquote(found[1]), unquote(found[2]), unquote(found[3]))
         else:
             self._answer(404, b"no such endpoint")

@@ -185,13 +185,6 @@ def test_a_folder_that_may_not_be_looked_at_stops_or_is_counted(
     assert counts == {"unreadable folder": 1}
 
 
-def test_what_is_read_is_said_in_short(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(UserError) as caught:
-        list_files([str(tmp_path)], passed_over=Counter())
-    assert caught.value.hint == "read are: .jsonl, .parquet, .arrow, .txt, .md, source code, .warc, .wet"
-
-
 def test_what_reads_a_crawl_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.warc.gz", "b.warc.wet.gz", "c.jsonl"):
         (tmp_path / name).write_bytes(b"")

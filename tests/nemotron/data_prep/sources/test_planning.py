@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import random
 from itertools import chain
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.files import Piece, SourceFile
-from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.planning import (
     MIN_CAPPED_TOKENS,
     MIN_SHARD_BYTES,
@@ -23,7 +17,7 @@ from nemotron.data_prep.sources.planning import (
     make_plan,
     share_out,
 )
-from nemotron.data_prep.work.shards import InputFile, freeze
+from nemotron.data_prep.work.shards import InputFile
 
 SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=60)
 
@@ -90,38 +84,6 @@ def test_plain_files_are_cut_without_gap_or_overlap(sizes: list[int], num_shards
             assert len(plan.shards) == num_shards
             assert max(shard_sizes) <= 1.6 * sum(sizes) / num_shards
     assert len({shard.name for shard in plan.shards}) == len(plan.shards)
-
-
-def test_the_order_of_listing_does_not_matter(tmp_path: Path) -> None:
-    names = [f"{i:02d}.jsonl" for i in range(20)]
-    for name in names:
-        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
-    plans = []
-    for seed in range(3):
-        random.Random(seed).shuffle(names)
-        files = list_files([str(tmp_path / name) for name in names])
-        plans.append(make_plan({}, [SourceInput("a", files)], shard_bytes=2**20).digest)
-    plans.append(make_plan({}, [SourceInput("a", list_files([str(tmp_path)]))], shard_bytes=2**20).digest)
-    assert len(set(plans)) == 1
-
-
-def test_a_changed_input_makes_another_plan_and_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "notes.jsonl").write_text('{"text": "one"}\n')
-
-    def plan() -> None:
-        freeze(make_plan({}, [SourceInput("a", list_files([str(folder)]))], shard_bytes=2**20), tmp_path / "work")
-
-    plan()
-    plan()
-    (folder / "more.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"more\.jsonl was not there when this run began"):
-        plan()
-    (folder / "more.jsonl").unlink()
-    (folder / "notes.jsonl").write_text('{"text": "two, and longer"}\n')
-    with pytest.raises(UserError, match=r"notes\.jsonl has changed since this run began"):
-        plan()
 
 
 def test_caps_are_met_by_shards_from_all_over_the_source() -> None:

@@ -91,18 +91,6 @@ def test_fields_of_every_format_are_named_with_the_nearest(tmp_path: Path) -> No
         both(path, rf"{name}:1: field 'm' is null", "field is missing", 19, present=("m",))
 
 
-def test_a_schema_that_changes_midway(tmp_path: Path) -> None:
-    (tmp_path / "1.parquet").write_bytes(parquet([{"text": "a"}] * 5))
-    (tmp_path / "2.parquet").write_bytes(parquet([{"body": "b", "n": 1}] * 5))
-    (tmp_path / "3.parquet").write_bytes(parquet([{"text": 7}] * 5))
-    (tmp_path / "4.jsonl").write_bytes(FINE + b'{"text": ["a"]}\n' + FINE)
-    with pytest.raises(UserError, match=r"2\.parquet:1: field 'text' is missing"):
-        read(tmp_path)
-    rows, report = read(tmp_path, on_error="skip")
-    assert len(rows) == 7
-    assert report.skipped == {"field is missing": 5, "field is not text": 6}
-
-
 def test_bytes_that_are_no_text_in_tables(tmp_path: Path) -> None:
     values = [b"fine", b"\xff\xfe", b"fine"]
     buffers = pa.array(values, pa.binary()).buffers()
@@ -308,19 +296,6 @@ def test_a_broken_response_costs_only_itself(tmp_path: Path) -> None:
     rows, report = read(path, on_error="skip", required=(), max_record_bytes=1 << 20)
     assert len(rows) == 2
     assert report.errors() == {"longer than max_record_bytes": 1}
-
-
-def test_reports_add_up(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(FINE * 3 + b"{\n" * 9 + b"[]\n")
-    whole, parts = ReadReport(), ReadReport()
-    for target, total in ((1 << 20, whole), (7, parts)):
-        for piece in pieces(tmp_path, target_bytes=target):
-            report = ReadReport()
-            list(read_piece(piece, Reading("skip"), report))
-            total.add(report)
-    assert whole == parts
-    assert whole.skipped == {"malformed JSON": 9, "not a JSON object": 1}
-    assert [sample["where"].rpartition(":")[2] for sample in whole.samples] == ["4", "5", "6", "7", "8", "13"]
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])

@@ -142,14 +142,6 @@ def test_a_header_of_any_kind_costs_at_most_its_record(tmp_path: Path, old: byte
     assert len(responses(path)) == 2
 
 
-def test_all_records_in_one_gzip_member_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.warc.gz"
-    path.write_bytes(gzip.compress(b"".join(warc_records([page(0), page(1), page(2)], gz=False))))
-    assert [(record.offset, record.number, record.body) for record in responses(path)] == [
-        (0, number, page(number)) for number in range(3)
-    ]
-
-
 @pytest.mark.parametrize("status_line", [b"HTTP/1.0 200", b"HTTP/2 200", b"HTTP/2.0 200 OK", b"HTTP/3 200"])
 def test_responses_of_every_version_of_http(tmp_path: Path, status_line: bytes) -> None:
     (record,) = warc_records([page(0)], gz=False)

@@ -70,27 +70,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         IndexedDataset(prefix)
 
 
-def test_megatron_core_reads_it(tmp_path: Path) -> None:
-    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
-    prefix = write(tmp_path / "x", DOCUMENTS)
-    theirs = megatron.IndexedDataset(str(prefix))
-    assert [theirs[i].tolist() for i in range(len(theirs))] == DOCUMENTS
-    assert theirs.document_indices.tolist() == [0, 1, 2, 3]
-    assert theirs.index.dtype == np.uint16
-
-
-def test_we_read_what_megatron_core_writes(tmp_path: Path) -> None:
-    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
-    torch = pytest.importorskip("torch")
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16)
-    for document in DOCUMENTS:
-        builder.add_document(torch.tensor(document), [len(document)])
-    builder.finalize(str(tmp_path / "x.idx"))
-    assert [document.tolist() for document in IndexedDataset(tmp_path / "x")] == DOCUMENTS
-    ours = write(tmp_path / "y", DOCUMENTS)
-    assert (tmp_path / "x.idx").read_bytes() == ours.with_name("y.idx").read_bytes()
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.lists(st.integers(0, 65499), max_size=6), max_size=5), max_size=5), st.sampled_from([2, 4]))
 def test_batches_write_what_megatron_core_writes(

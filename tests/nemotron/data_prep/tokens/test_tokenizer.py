@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -28,6 +24,8 @@ from nemotron.data_prep.tokens.tokenizer import (
     train_tokenizer,
 )
 from nemotron.kit.chat import render
+
+from ..sources.hub_server import running_hub
 
 TEXTS = [f"def function_{i}(value):\n    return value + {i * 37}\n" for i in range(50)] + ["the quick brown fox " * 20]
 
@@ -116,53 +114,6 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(tokenizer: Tokenizer, tmp_
         find_tokenizer(str(tmp_path / "nowhere"))
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@contextlib.contextmanager
-def hub_with_a_model(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """The endpoints of the Hub that a download of some files of a model calls; the address, and what was asked."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            asked.append(f"{self.command} {path}")
-            if path in ("/api/models/org/name/revision/main", f"/api/models/org/name/revision/{COMMIT}"):
-                siblings = [{"rfilename": name} for name in files]
-                self._answer(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode())
-            elif path == f"/api/models/org/name/tree/{COMMIT}":
-                sizes = {name: len(content) for name, content in files.items()}
-                tree = [{"type": "file", "path": name, "size": size, "oid": "0"} for name, size in sizes.items()]
-                self._answer(json.dumps(tree).encode())
-            elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
-                self._answer(files[path.rpartition("/")[2]], {"X-Repo-Commit": COMMIT, "ETag": f'"{len(path)}"'})
-            else:
-                self._answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
-
-        def _answer(self, content: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
-            self.send_response(status)
-            for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     save_tokenizer(tokenizer, tmp_path / "tok", model_max_length=512)
@@ -175,8 +126,9 @@ def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenize
         "    print(found.revision, found.digest, *sorted(found.files))\n"
         "sys.exit(run_main(main))"
     )
-    with hub_with_a_model(files) as (endpoint, asked):
-        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf")}
+    with running_hub() as hub:
+        commit = hub.add("org/name", files)
+        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")}
         environment = {key: value for key, value in environment.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
 
         def find(location: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -186,13 +138,13 @@ def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenize
         result = find("hf://org/name")
         here = find_tokenizer(str(tmp_path / "tok"))
         names = "special_tokens_map.json tokenizer.json tokenizer_config.json"
-        assert result.stdout.split("\n")[0] == f"{COMMIT} {here.digest} {names}", (result.stderr, asked)
-        assert {line.rpartition("/")[2] for line in asked if "/resolve/" in line} == set(names.split())
-        assert find(f"hf://models/org/name@{COMMIT}").stdout == result.stdout
+        assert result.stdout.split("\n")[0] == f"{commit} {here.digest} {names}", result.stderr
+        assert {line.rpartition("/")[2] for line in hub.requests if "/resolve/" in line} == set(names.split())
+        assert find(f"hf://models/org/name@{commit}").stdout == result.stdout
         missing = find("hf://org/nothing")
     assert missing.returncode == 2
     assert "hf://org/nothing: the Hugging Face Hub does not give it" in missing.stderr
-    assert "it answered 404" in missing.stderr and "hf download org/nothing" in missing.stderr
+    assert "it answered 401" in missing.stderr and "hf download org/nothing" in missing.stderr
     assert len(missing.stderr.strip().splitlines()) == 2
     away = find("hf://org/another", HF_HUB_OFFLINE="1")
     assert away.returncode == 2 and "HF_HUB_OFFLINE is set, and it is not in the cache" in away.stderr

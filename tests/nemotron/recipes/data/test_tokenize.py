@@ -4,48 +4,28 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-import nemotron.recipes
-from nemo_runspec.artifacts import Registry, Version
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.stack.training.loaders import BlendLoader, held_out_documents
 
-SCRIPT = Path(nemotron.recipes.__file__).parent / "data" / "tokenize" / "tokenize_documents.py"
-WORDS = [
-    "rivers",
-    "mountains",
-    "letters",
-    "machines",
-    "year",
-    "day",
-    "model",
-    "reads",
-    "many",
-    "every",
-    "single",
-    "words",
-    "about",
-    "the",
-    "and",
-    "of",
-]
-_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS")
+from .. import scripts
+from ..scripts import published
+
+SCRIPT = "data/tokenize/tokenize_documents.py"
+WORDS = "rivers mountains letters machines year day model reads many every single words about the and of"
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
     rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randrange(20, 200))) + f" {i}" for i in range(count)]
+    return [" ".join(rng.choices(WORDS.split(), k=rng.randrange(20, 200))) + f" {i}" for i in range(count)]
 
 
 def write(path: Path, rows: list[str]) -> None:
@@ -63,27 +43,11 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(*words: str) -> tuple[list[str], dict[str, str]]:
-    environment = {k: v for k, v in os.environ.items() if k not in _PLACES}
-    environment["PYTHONPATH"] = str(Path(nemotron.recipes.__file__).parents[2])
-    return [sys.executable, str(SCRIPT), "--config", "own", "tokenizer=tok", "seq_length=128", *words], environment
+WORDS_OF_ALL = ("own", "tokenizer=tok", "seq_length=128")
 
 
 def run(cwd: Path, *words: str, cpus: int | None = None) -> subprocess.CompletedProcess[str]:
-    arguments, environment = command(*words)
-
-    def limit() -> None:
-        if cpus is not None:
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
-
-    return subprocess.run(
-        arguments, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, preexec_fn=limit
-    )
-
-
-def published(cwd: Path, result: subprocess.CompletedProcess[str]) -> Version:
-    assert result.returncode == 0, result.stderr
-    return Registry(cwd / "output" / "artifacts").resolve(json.loads(result.stdout.splitlines()[-1])["data"])
+    return scripts.run(cwd, SCRIPT, *WORDS_OF_ALL, *words, cpus=cpus)
 
 
 def test_a_folder_of_mixed_files_becomes_training_data(here: Path) -> None:
@@ -131,53 +95,6 @@ def test_mixture_is_recorded_and_a_blend_that_asks_too_much_is_refused(here: Pat
     assert "Traceback" not in refused.stderr
 
 
-def wait_for_receipts(cwd: Path, child: subprocess.Popen[str], count: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and child.poll() is None:
-        if len(list(cwd.glob("output/data/tokenize/*/work/receipts/*.json"))) >= count:
-            return
-        time.sleep(0.002)
-
-
-def test_killed_twice_the_same_command_goes_on_to_the_same_digest(here: Path) -> None:
-    write(here / "big" / "0.jsonl", texts(6000, 1))
-    write(here / "big" / "1.jsonl", texts(6000, 2))
-    words = ("sources=[big]", "shard_bytes=131072")
-    undisturbed = here / "undisturbed"
-    undisturbed.mkdir()
-    (undisturbed / "tok").symlink_to(here / "tok")
-    (undisturbed / "big").symlink_to(here / "big")
-    expected = published(undisturbed, run(undisturbed, *words)).digest
-    arguments, environment = command(*words)
-    for receipts in (2, 6):
-        child = subprocess.Popen(
-            arguments, cwd=here, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        wait_for_receipts(here, child, receipts)
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
-        assert not list((here / "output" / "artifacts").glob("tokenize-data-own/*"))
-        [work] = here.glob("output/data/tokenize/*/work")
-        done = list((work / "receipts").glob("*.json"))
-        assert len(done) >= receipts
-    version = published(here, run(here, *words))
-    assert version.digest == expected
-    [state] = here.glob("output/data/tokenize/*/run.json")
-    assert json.loads(state.read_text())["attempts"] == 3
-    assert not list(here.glob("output/data/tokenize/*/work"))
-
-
-def test_a_changed_input_is_another_run(here: Path) -> None:
-    first = published(here, run(here, "sources=[docs]"))
-    write(here / "docs" / "0.jsonl", texts(150, 99))
-    second = published(here, run(here, "sources=[docs]"))
-    assert second.digest != first.digest
-    [prefix, *_] = json.loads((second.path / "blend.json").read_text())["sources"]["docs"]["train"]
-    tokenizer = Tokenizer.from_file(str(here / "tok/tokenizer.json"))
-    assert tokenizer.decode(IndexedDataset(second.path / prefix)[0][:-1].tolist()) in texts(150, 99)
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -215,38 +132,21 @@ def _pss(pid: int) -> int:
 @pytest.mark.slow
 def test_one_document_of_30_mb_among_many_takes_no_more_than_1_gb(here: Path) -> None:
     rng = random.Random(3)
-    huge = "\n".join(" ".join(rng.choices(WORDS, k=12)) for _ in range(410_000))
+    huge = "\n".join(" ".join(rng.choices(WORDS.split(), k=12)) for _ in range(410_000))
     assert 29e6 < len(huge) < 32e6
     write(here / "huge" / "x.jsonl", [*texts(2000, 1), huge, *texts(2000, 2)])
-    arguments, environment = command("sources=[huge]", "splits.valid=0")
-    child = subprocess.Popen(
-        arguments,
-        cwd=here,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = scripts.start(here, SCRIPT, *WORDS_OF_ALL, "sources=[huge]", "splits.valid=0")
     peak = 0
     while child.poll() is None:
         pids = [str(child.pid), *Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
         peak = max(peak, sum(_pss(int(pid)) for pid in pids))
         time.sleep(0.05)
     stdout, stderr = child.communicate()
-    assert child.returncode == 0, stderr
+    version = published(here, subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr))
     assert 0 < peak * 1024 < 1e9
-    version = Registry(here / "output" / "artifacts").resolve(json.loads(stdout.splitlines()[-1])["data"])
     blend = json.loads((version.path / "blend.json").read_text())
     lengths = [n for p in blend["sources"]["huge"]["train"] for n in IndexedDataset(version.path / p).lengths]
     assert len(lengths) == 4001 and max(lengths) > 4_000_000
-
-
-def test_a_link_that_leads_nowhere_is_left_out(here: Path) -> None:
-    (here / "docs" / "gone.jsonl").symlink_to(here / "nowhere.jsonl")
-    result = run(here, "sources=[docs]")
-    published(here, result)
-    assert "1 x link that leads nowhere" in result.stderr
 
 
 def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(here: Path) -> None:

@@ -17,9 +17,7 @@ import nemotron.recipes
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.errors import UserError
-from nemo_runspec.fingerprint import plain
 from nemo_runspec.runspec import Runspec, parse
-from nemotron.data_prep.tokens.mixture import SourceTokens, plan_mixture
 from nemotron.recipes.data.tokenize.schema import TokenizeConfig, read_blend
 
 RECIPE = Path(nemotron.recipes.__file__).parent / "data" / "tokenize"
@@ -81,10 +79,6 @@ def own(spec: Runspec, tokenizer: Path, *overrides: str) -> TokenizeConfig:
 # --- The configs that ship --------------------------------------------------------------------------------------------
 
 
-def test_every_config_is_checked() -> None:
-    assert set(CONFIGS) == {"tiny", "own", "nano3_pretrain", "super3_phase1", "super3_phase2"}
-
-
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_config_validates_and_states_its_tokens(
     config: str, spec: Runspec, tokenizer: Path, tmp_path: Path
@@ -126,40 +120,6 @@ def test_the_nano3_blend_takes_the_collections_of_the_public_recipe(spec: Runspe
         "nvidia/Nemotron-CC-Math-v1": 3,
         "nvidia/Nemotron-Pretraining-Specialized-v1": 6,
     }
-
-
-@pytest.mark.parametrize(
-    ("config", "stated"),
-    [
-        (
-            "super3_phase1",
-            {
-                "syn-crawl-high": 22.4,
-                "syn-crawl-medium-high": 11.3,
-                "stem-sft": 11.1,
-                "math": 6.4,
-                "finepdfs": 6.1,
-                "multilingual": 5.0,
-            },
-        ),
-        (
-            "super3_phase2",
-            {
-                "syn-crawl-high": 22.4,
-                "finepdfs-high": 14.3,
-                "stem-sft": 11.8,
-                "crawl-high": 6.5,
-                "math": 6.4,
-                "multilingual": 5.0,
-            },
-        ),
-    ],
-)
-def test_super3_states_the_papers_categories(config: str, stated: dict[str, float], spec: Runspec) -> None:
-    weights = {source["name"]: source["weight"] for source in resolve(spec, config).data["sources"]}
-    others = weights.pop("others")
-    assert weights == stated
-    assert others == pytest.approx({"super3_phase1": 80.4, "super3_phase2": 82.9}[config] - sum(stated.values()))
 
 
 # --- Sources ----------------------------------------------------------------------------------------------------------
@@ -362,15 +322,3 @@ def test_any_json_is_a_blend_or_one_clear_error(tmp_path_factory: pytest.TempPat
 
 
 # --- With the mixture -------------------------------------------------------------------------------------------------
-
-
-def test_weights_of_a_config_become_a_mixture(spec: Runspec) -> None:
-    resolved = resolve(spec, "super3_phase2")
-    cfg = TokenizeConfig.model_validate(plain(resolved.model) | {"run": {"output": "x"}})
-    sources = {source.name: SourceTokens(1, 10**12, source.repeats) for source in cfg.sources}
-    phases: Any = cfg.requested_phases()
-    mixture = plan_mixture(sources, phases, seq_length=cfg.seq_length, train_tokens=cfg.train_tokens)
-    row = next(row for row in mixture.sources if row.source == "math")
-    assert row.requested == pytest.approx(6.4 / 82.9)
-    assert row.epochs == pytest.approx(5e12 * 6.4 / 82.9 / 1e12)
-    assert 5e12 - 8192 < mixture.train_tokens <= 5e12

@@ -18,17 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import nemotron.recipes
-from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.artifacts import Version
+
+from .. import scripts
+from ..scripts import published
 
 pytest.importorskip("huggingface_hub")
-SCRIPT = Path(nemotron.recipes.__file__).parent / "nano3" / "stage2_rl" / "data_prep_blend.py"
+SCRIPT = "nano3/stage2_rl/data_prep_blend.py"
 BLEND, DAPO, SKYWORK = (
     "nvidia/Nemotron-3-Nano-RL-Training-Blend",
     "BytedTsinghua-SIA/DAPO-Math-17k",
     "Skywork/Skywork-OR1-RL-Data",
 )
-_PLACES = ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS")
 ROWS = 40  # of each collection
 
 
@@ -127,29 +128,14 @@ def publish_blend(hub: Any, records: list[dict[str, Any]]) -> str:
     return str(hub.add(BLEND, files))
 
 
-def command(cwd: Path, hub: Any, *words: str) -> tuple[list[str], dict[str, str]]:
-    environment = {k: v for k, v in os.environ.items() if k not in _PLACES and not k.startswith("HF_")}
-    environment["PYTHONPATH"] = str(Path(nemotron.recipes.__file__).parents[2])
-    environment |= {"HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
-    environment["HF_ENDPOINT"] = hub.endpoint if hub else "http://127.0.0.1:1"
-    return [sys.executable, str(SCRIPT), "--config", "published", *words], environment
+def environment(cwd: Path, hub: Any) -> dict[str, str]:
+    """A client of `hub` with a cache of its own; None: of one that nobody can reach."""
+    here = {"HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
+    return here | {"HF_ENDPOINT": hub.endpoint if hub else "http://127.0.0.1:1"}
 
 
 def run(cwd: Path, hub: Any, *words: str, cpus: int | None = None) -> subprocess.CompletedProcess[str]:
-    arguments, environment = command(cwd, hub, *words)
-
-    def limit() -> None:
-        if cpus is not None:
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
-
-    return subprocess.run(
-        arguments, cwd=cwd, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, preexec_fn=limit
-    )
-
-
-def published(cwd: Path, result: subprocess.CompletedProcess[str]) -> Version:
-    assert result.returncode == 0, result.stderr
-    return Registry(cwd / "output" / "artifacts").resolve(json.loads(result.stdout.splitlines()[-1])["data"])
+    return scripts.run(cwd, SCRIPT, "published", *words, cpus=cpus, **environment(cwd, hub))
 
 
 def refused(cwd: Path, result: subprocess.CompletedProcess[str]) -> str:
@@ -344,11 +330,7 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, words: list[str], sa
 
 def start_and_kill(cwd: Path, hub: Any, words: tuple[str, ...], step: str, receipts: int) -> None:
     """Kill the whole process group, without warning, when so many shards of a step are done."""
-    arguments, environment = command(cwd, hub, *words)
-    child = subprocess.Popen(
-        arguments, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    child = scripts.start(cwd, SCRIPT, "published", *words, **environment(cwd, hub))
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and child.poll() is None:
         if len(list(cwd.glob(f"output/nano3/data/prep/rl/blend/*/work/{step}/receipts/*.json"))) >= receipts:
@@ -356,7 +338,7 @@ def start_and_kill(cwd: Path, hub: Any, words: tuple[str, ...], step: str, recei
         time.sleep(0.002)
     assert child.poll() is None, f"ended before {receipts} shards of {step} were done"
     os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    child.communicate()
 
 
 @pytest.mark.slow
@@ -374,37 +356,3 @@ def test_killed_twice_the_same_command_goes_on_to_the_same_digest(tmp_path: Path
     data = [request for request in hub.requests[before:] if "/resolve/" in request and "README.md" not in request]
     assert not data, "the blend and the collections were here already"
     assert not list(tmp_path.glob("output/nano3/data/prep/rl/blend/*/work"))
-
-
-@pytest.mark.slow
-def test_a_blend_that_changed_is_noticed(tmp_path: Path, hub: Any) -> None:
-    old = publish_blend(hub, mixed(400))
-    words = ("valid_rows=100", "shard_bytes=4096")
-    start_and_kill(tmp_path, hub, words, "read", 3)
-    new = publish_blend(hub, [*mixed(400), choice(-1)])
-    message = refused(tmp_path, run(tmp_path, hub, *words))
-    assert f"{new}/train.jsonl was not there when this run began" in message
-    pinned = f"source=[hf://datasets/{BLEND}@{old}/train.jsonl]"
-    first = published(tmp_path, run(tmp_path, hub, *words, pinned))
-    # As a user starts it anew, and then a run that ended is made of what is there now.
-    arguments, environment = command(tmp_path, hub)
-    start = [
-        arguments[0],
-        "-c",
-        "from nemotron.cli.main import main; main()",
-        *["nano3", "data", "prep", "rl", "-c", "published"],
-    ]
-    forced = subprocess.run(
-        [*start, "--force", *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    second = published(tmp_path, forced)
-    assert asked(lines(second, "valid")[-1]) == asked(choice(-1))
-    assert second.digest != first.digest
-    publish_blend(hub, mixed(400))
-    third = published(tmp_path, run(tmp_path, hub, *words))
-    assert third.digest == first.digest

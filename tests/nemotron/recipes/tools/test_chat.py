@@ -176,11 +176,3 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     size = tokenizer.get_vocab_size()
     with pytest.raises(UserError, match=f"has {size + 1} tokens, the model only {size}"):
         chat.load_model(model_dir, bigger)
-
-
-def test_debug_is_an_option_of_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["chat.py", f"--model={tmp_path}", "--prompt=x", "--debug"])
-    assert run_main(chat.main) == 2
-    assert "Traceback" in capsys.readouterr().err

@@ -289,12 +289,6 @@ def test_what_is_refused_names_the_file(name: str, content: bytes, message: str,
     assert "\n" not in error.value.message
 
 
-def test_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    monkeypatch.chdir(tmp_path)
-    assert inspect(".").counts["records"] == 1
-
-
 @given(st.text())
 def test_shown_is_one_printable_line(text: str) -> None:
     line = shown(text)

@@ -122,14 +122,6 @@ def test_json_holds_the_numbers_of_a_real_model(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
-    [(31_577_937_344, "31.578 B"), (2_599_999, "2.600 M"), (142_464, "142,464  "), (0, "0  ")],
-)
-def test_quantities(number: int, said: str) -> None:
-    assert models_show.quantity(number) == said
-
-
-@pytest.mark.parametrize(
     ("number", "said"), [(7.5e9, "7.5 GFLOP"), (1.234e12, "1.23 TFLOP"), (41_000_000, "41 MFLOP"), (999, "999 FLOP")]
 )
 def test_flops(number: float, said: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.curation.deduplication import exact
 from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
-from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+from nemotron.data_prep.work.engines import SerialEngine
 
 Documents = list[dict[str, str]]
 
@@ -67,28 +67,6 @@ def test_does_not_depend_on_division_or_order(
         random.shuffle(documents)  # type: ignore[attr-defined]
     assert results[0] == results[1]
     assert sorted(results[0][0].values()) == sorted({document["text"] for document in documents})
-
-
-def test_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
-    documents = [{"id": f"d{i}", "text": f"text {i * i % 97}"} for i in range(500)]
-    files = write_shards(tmp_path / "in", documents, 5)
-    exact.deduplicate(files, "none", tmp_path / "one", SerialEngine())
-    with PoolEngine(3) as engine:
-        exact.deduplicate(files, "none", tmp_path / "three", engine)
-    for name in ("one", "three"):
-        assert len(list_documents(tmp_path / name)) == 5
-    for one, three in zip(list_documents(tmp_path / "one"), list_documents(tmp_path / "three"), strict=True):
-        assert one.read_bytes() == three.read_bytes()
-
-
-def test_a_second_run_does_nothing_again(tmp_path: Path) -> None:
-    files = write_shards(tmp_path / "in", [{"id": f"d{i}", "text": str(i % 7)} for i in range(20)], 2)
-    work = tmp_path / "work"
-    first = exact.deduplicate(files, "none", work, SerialEngine())
-    times = {path: path.stat().st_mtime_ns for path in [*work.glob("documents/*"), *work.glob("hashes/*.high.npy")]}
-    assert len(times) == 4
-    assert exact.deduplicate(files, "none", work, SerialEngine()).to_json() == first.to_json()
-    assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
 def test_two_documents_that_nothing_tells_apart(tmp_path: Path) -> None:

@@ -84,10 +84,6 @@ def test_a_missing_model_is_not_judged_but_a_missing_number_fails(metrics: dict[
     assert outcome(metrics, "base", bpb_max=9.0) == {"base.bpb": (None, False)}
 
 
-def test_nothing_is_checked_by_default(metrics: dict[str, Any]) -> None:
-    assert check_bands(BandsConfig().model_dump(), metrics) == []
-
-
 def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> None:
     bands = BandsConfig.model_validate({"sft": {"greedy_mean_min": 0.9}}).model_dump()
     metrics["bands"] = [check.as_dict() for check in check_bands(bands, metrics)]

@@ -1,4 +1,4 @@
-"""The knobs of quality.py to rephrase.py say what the modules that do the work have."""
+"""The steps' configs form a chain, and their knobs say what the modules that do the work have."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import yaml
 from pydantic import ValidationError
 
 from nemotron.data_prep.curation import heuristics, pii, rephrasing
+from nemotron.recipes.data.curation.nemotron_cc import crawl, dedup_schema
 from nemotron.recipes.data.curation.nemotron_cc import quality_schema as schema
 
 CONFIGS = Path(schema.__file__).parent / "config"
-STEPS = ("quality", "pii", "heuristics", "decontaminate", "rephrase")
+DEDUP = ("exact_dedup", "fuzzy_dedup", "substring_dedup")
+STEPS = (*DEDUP, "quality", "pii", "heuristics", "decontaminate", "rephrase")
 
 
 def test_names_are_those_of_the_modules() -> None:
@@ -39,13 +41,14 @@ def test_configs_are_valid_and_steps_read_what_the_step_before_wrote(step: str, 
         given["evaluation"] = [str(file)]
     if given.get("training", {}).get("positive"):
         given["training"] |= {"positive": [str(file)], "negative": [str(file)]}
-    checked = getattr(schema, f"{step.title()}Config").model_validate(given)
+    model = f"{step.title().replace('_', '')}Config"
+    checked = getattr(dedup_schema if step in DEDUP else schema, model).model_validate(given)
     # The last step of all names the corpus; without an endpoint that is decontaminate.
     last = {
         "tiny": ["nemotron_cc-data-tiny", "nemotron_cc-rephrase-data-tiny"],
         "default": ["nemotron_cc-decontaminate-data-default", "nemotron_cc-data-default"],
     }
-    outputs = [f"nemotron_cc-{before}-data-{name}" for before in ("substring_dedup", *STEPS[:-2])] + last[name]
+    outputs = [f"nemotron_cc-{before}-data-{name}" for before in ("language", *STEPS[:-2])] + last[name]
     place = STEPS.index(step)
     assert [checked.run.data, checked.run.output] == outputs[place : place + 2]
     if name == "default":  # as published, and that is what the fields have by themselves
@@ -109,3 +112,8 @@ def test_labels_must_cover_all_buckets() -> None:
     for labels in ({}, {"low": 1}, {"low": 0, "high": 20}, {"low": 0, "high": 0}, {"low": 0, "best": 19}):
         with pytest.raises(ValidationError):
             schema.QualityConfig.model_validate(config | {"labels": labels})
+
+
+def test_the_crawl_that_comes_with_the_recipe_is_the_one_of_its_config() -> None:
+    assert config("crawl", "tiny")["sha256"] == crawl.digest_of(crawl.DEMO_CRAWL)
+    assert sum(path.stat().st_size for path in crawl.DEMO_CRAWL.rglob("*") if path.is_file()) < 300_000

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
+from nemo_runspec.config.loader import LoadedConfig, chosen_config, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
-from nemo_runspec.config.yaml_text import dump_yaml, shown
+from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
@@ -155,14 +155,10 @@ def parse_config(cfg: RecipeConfig, spec: Runspec) -> LoadedConfig:
     A config that names no script (`run.script`) is for that of `spec`.
 
     Raises:
-        UserError: none was chosen and the default one does not exist; and see `load_config`.
+        UserError: see `chosen_config` and `load_config`.
     """
-    names, default = list_configs(spec.config_dir, spec.config.format), spec.config.default
-    if cfg.config_name is None and default not in names:
-        hint = f"choose one with -c NAME: {', '.join(names)}" if names else None
-        raise UserError(f"no config was chosen, and there is no config {default!r} in {shown(spec.config_dir)}", hint)
-    name, script = cfg.config_name or default, spec.script_path.name
-    return load_config(spec.config_dir, name, cfg.overrides, spec.config.format, script)
+    name = chosen_config(spec, cfg.config_name)
+    return load_config(spec.config_dir, name, cfg.overrides, spec.config.format, spec.script_path.name)
 
 
 def build_job_config(

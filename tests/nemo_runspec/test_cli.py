@@ -95,7 +95,7 @@ def test_a_dry_run_imports_no_torch_and_nothing_of_nemotron(project: Path) -> No
 def test_the_pieces_of_a_command_import_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "import nemo_runspec.job, nemo_runspec.pipeline, nemo_runspec.help\n"
+        "import nemo_runspec.job, nemo_runspec.pipeline, nemo_runspec.config.help\n"
         "heavy = {'torch', 'omegaconf', 'pydantic', 'rich', 'yaml', 'typer', 'nemotron'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

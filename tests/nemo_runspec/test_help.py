@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_runspec import parse
-from nemo_runspec.config.help import script_help
-from nemo_runspec.help import recipe_help
+from nemo_runspec.config.help import recipe_help, script_help
 
 
 def test_the_page_says_what_the_bare_command_does(project: Path) -> None:
     def pages() -> list[str]:
         own = script_help(parse("train.py"), "python train.py")
-        return [own, recipe_help("nemotron demo train", "Train a demo.", project / "config")]
+        return [own, recipe_help(parse("train.py"), "nemotron demo train", "Train a demo.")]
 
     for page in pages():
         assert "-c, --config NAME  a config above, or the path of a file; no default yet: name one\n" in page
@@ -22,7 +21,7 @@ def test_the_page_says_what_the_bare_command_does(project: Path) -> None:
 
 
 def test_the_page_of_a_command(project: Path) -> None:
-    page = recipe_help("nemotron demo train", "Train a demo.", project / "config")
+    page = recipe_help(parse("train.py"), "nemotron demo train", "Train a demo.")
     assert "--force            start afresh instead of going on with an unfinished run\n" in page
     assert "tiny               The small one.\n" in page
     assert "nemotron demo train -c tiny --dry-run" in page

@@ -1,47 +1,22 @@
-"""Help pages of scripts, derived from runspec, docstring, configs and schema."""
+"""Help pages of scripts and of the commands that start them, from runspec, docstring, configs and schema."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.explain import allowed
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, leaf_keys, load_schema
 from nemo_runspec.config.yaml_text import split_key
 from nemo_runspec.errors import UserError
-from nemo_runspec.runspec import Runspec
+from nemo_runspec.runspec import Runspec, parse
+
+if TYPE_CHECKING:
+    from typer.core import TyperCommand
 
 _WIDTH = 18
-
-
-@dataclass(frozen=True)
-class ConfigSummary:
-    """A config as a help page lists it. `comment` is the first comment line of the file."""
-
-    name: str
-    comment: str
-    script: str | None
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-def summarize_config(config_dir: Path, name: str, fmt: str = "omegaconf") -> ConfigSummary:
-    """What a config says about itself; a config that cannot be read says so instead of breaking the help page."""
-
-    try:
-        loaded = load_config(config_dir, name, (), fmt)
-        run = vars(loaded.run)
-    except UserError as error:
-        return ConfigSummary(name, f"(unreadable: {error.message})", None, (), ())
-    comment = ""
-    if fmt != "json":
-        lines = loaded.path.read_text(encoding="utf-8").splitlines()
-        comment = next((line.strip("# ").strip() for line in lines[:3] if line.startswith("#")), "")
-    reads = tuple(dict.fromkeys(str(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value))
-    writes = tuple(str(run[key]) for key in ("output", "results") if run.get(key))
-    return ConfigSummary(name, comment, run.get("script"), reads, writes)
 
 
 def docstring(script: Path) -> str:
@@ -52,24 +27,32 @@ def docstring(script: Path) -> str:
         return ""
 
 
-def config_lines(config_dir: Path, fmt: str = "omegaconf") -> list[str]:
-    """The section of a help page that lists the configs with the artifacts that each reads and writes."""
+def config_lines(spec: Runspec) -> list[str]:
+    """The section of a help page that lists the configs with the artifacts that each reads and writes.
 
+    A config that cannot be read says so instead of breaking the page.
+    """
     lines = []
-    for name in list_configs(config_dir, fmt):
-        summary = summarize_config(config_dir, name, fmt)
-        lines.append(f"  {name:<{_WIDTH}} {summary.comment}".rstrip())
-        if summary.reads:
-            lines.append(f"  {'':<{_WIDTH}} reads   {', '.join(summary.reads)}")
-        if summary.writes:
-            lines.append(f"  {'':<{_WIDTH}} writes  {', '.join(summary.writes)}")
+    for name in list_configs(spec.config_dir, spec.config.format):
+        try:
+            loaded = load_config(spec.config_dir, name, (), spec.config.format)
+            run = vars(loaded.run)
+        except UserError as error:
+            lines.append(f"  {name:<{_WIDTH}} (unreadable: {error.message})")
+            continue
+        first = loaded.path.read_text(encoding="utf-8").splitlines()[:3] if spec.config.format != "json" else []
+        comment = next((line.strip("# ").strip() for line in first if line.startswith("#")), "")
+        lines.append(f"  {name:<{_WIDTH}} {comment}".rstrip())
+        reads = [str(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value]
+        writes = [str(run[key]) for key in ("output", "results") if run.get(key)]
+        for verb, names in (("reads", reads), ("writes", writes)):
+            if names:
+                lines.append(f"  {'':<{_WIDTH}} {verb:<7} {', '.join(dict.fromkeys(names))}")
     return lines or ["  none"]
 
 
 def script_help(spec: Runspec, command: str) -> str:
     """The page of `python train.py --help`."""
-    example = example_config(spec.config_dir, spec.config.default, spec.config.format)
-    chosen = config_option(spec.config_dir, spec.config.default, spec.config.format)
     lines = [
         f"Usage: {command} [--config NAME|PATH] [key=value …]",
         "",
@@ -78,16 +61,16 @@ def script_help(spec: Runspec, command: str) -> str:
         f"Runspec: {spec.name}, launched with {spec.run.launch}",
         "",
         "Configs:",
-        *config_lines(spec.config_dir, spec.config.format),
+        *config_lines(spec),
         "",
         "Options:",
-        *option_lines({"-c, --config NAME": chosen, "--debug": "show tracebacks"}),
+        *option_lines({"-c, --config NAME": config_option(spec), "--debug": "show tracebacks"}),
         "",
         "Keys with their types and limits:",
         *(key_lines(spec) or ["  this script declares no schema"]),
         "",
         "Examples:",
-        f"  {command} --config {example}",
+        f"  {command} --config {example_config(spec)}",
     ]
     return "\n".join(lines)
 
@@ -114,15 +97,71 @@ def option_lines(options: dict[str, str]) -> list[str]:
     return [f"  {name:<{_WIDTH}} {about}" for name, about in options.items()]
 
 
-def config_option(config_dir: Path, default: str, fmt: str = "omegaconf") -> str:
+def config_option(spec: Runspec) -> str:
     """What `-c` chooses, and what the command does without it."""
-
-    bare = f"{default} if none is given" if default in list_configs(config_dir, fmt) else "no default yet: name one"
+    default = spec.config.default
+    has_default = default in list_configs(spec.config_dir, spec.config.format)
+    bare = f"{default} if none is given" if has_default else "no default yet: name one"
     return f"a config above, or the path of a file; {bare}"
 
 
-def example_config(config_dir: Path, default: str, fmt: str = "omegaconf") -> str:
+def example_config(spec: Runspec) -> str:
     """The config that an example shows: tiny, the one that runs on a laptop, where there is one."""
-
-    names = list_configs(config_dir, fmt)
+    names, default = list_configs(spec.config_dir, spec.config.format), spec.config.default
     return next((name for name in ("tiny", default, *names) if name in names), default)
+
+
+def recipe_help(spec: Runspec, command: str, about: str) -> str:
+    """The page of a recipe's command, `cook soup --help`.
+
+    Args:
+        command: `cook soup`.
+        about: what it does, in a line or a paragraph.
+    """
+    example = example_config(spec)
+    lines = [
+        f"Usage: {command} [-c CONFIG] [--run PROFILE | --batch PROFILE] [--dry-run] [key=value …]",
+        "",
+        *about.strip().splitlines(),
+        "",
+        "Configs (-c):",
+        *config_lines(spec),
+        "",
+        "Options, anywhere on the line:",
+        *option_lines(
+            {
+                "-c, --config NAME": config_option(spec),
+                "--run PROFILE": "run under a profile of env.toml, attached",
+                "--batch PROFILE": "submit under a cluster profile of env.toml, and return",
+                "--dry-run": "check everything and print what would run",
+                "--force": "start afresh instead of going on with an unfinished run",
+                "--debug": "show tracebacks",
+                "key=value": "set a key of the config, as in optimizer.lr=1e-3",
+            }
+        ),
+        "",
+        "Examples:",
+        f"  {command} -c {example}",
+        f"  {command} -c {example} --dry-run",
+    ]
+    return "\n".join(lines)
+
+
+def recipe_command(script: Path) -> type[TyperCommand]:
+    """The class for `app.command(cls=…)` whose `--help` is `recipe_help`, with the configs that the block of `script`
+    names; nothing is read before it is asked for."""
+    import typer
+    from typer.core import TyperCommand
+
+    class RecipeCommand(TyperCommand):
+        """A typer command with the help page of a recipe."""
+
+        def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+            """The whole page."""
+            return recipe_help(parse(script), ctx.command_path, self.help or "")
+
+        def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+            """Write the page as it is, without wrapping."""
+            formatter.write(self.get_help(ctx) + "\n")
+
+    return RecipeCommand

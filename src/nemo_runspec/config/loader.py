@@ -26,6 +26,7 @@ from nemo_runspec.config.yaml_text import (
     split_key,
 )
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.runspec import Runspec
 
 COMMAND_LINE = "command line"
 _SUFFIXES = {"omegaconf": (".yaml", ".yml"), "yaml": (".yaml", ".yml"), "json": (".json",)}
@@ -74,6 +75,19 @@ def list_configs(config_dir: Path, fmt: str = "omegaconf") -> list[str]:
     return sorted(
         file.stem for file in config_dir.iterdir() if file.suffix in _SUFFIXES[fmt] and not file.name.startswith("_")
     )
+
+
+def chosen_config(spec: Runspec, name: str | None) -> str:
+    """The config that the command line chose, or the script's default one.
+
+    Raises:
+        UserError: none was chosen, and the default one does not exist; the hint lists the configs that there are.
+    """
+    names, default = list_configs(spec.config_dir, spec.config.format), spec.config.default
+    if name is None and default not in names:
+        hint = f"choose one with -c NAME: {', '.join(names)}" if names else None
+        raise UserError(f"no config was chosen, and there is no config {default!r} in {shown(spec.config_dir)}", hint)
+    return name or default
 
 
 def find_config(config_dir: Path, name_or_path: str, fmt: str = "omegaconf") -> Path:

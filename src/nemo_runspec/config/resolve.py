@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.artifacts.naming import SCHEME, check_name
 from nemo_runspec.artifacts.pins import agree
 from nemo_runspec.artifacts.registry import Registry, Version
-from nemo_runspec.config.files import digest_user_files
 from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_defaults
-from nemo_runspec.config.validate import check_keys, validate
+from nemo_runspec.config.validate import check_keys, digest_user_files, validate
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.config.help import script_help
-from nemo_runspec.config.loader import COMMAND_LINE, LoadedConfig, list_configs, load_config
+from nemo_runspec.config.loader import COMMAND_LINE, LoadedConfig, chosen_config, load_config
 from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_group
 from nemo_runspec.config.yaml_text import escape_interpolation
-from nemo_runspec.errors import UserError
 from nemo_runspec.options import Options, parse_words
 from nemo_runspec.runspec import Runspec, parse
 
@@ -62,7 +61,7 @@ def load_script_config(
 
 
 def _load(spec: Runspec, options: Options, inputs: Callable[[], Mapping[str, str | None]] | None) -> LoadedConfig:
-    name, fmt = options.values.get("config") or default_config(spec), spec.config.format
+    name, fmt = chosen_config(spec, options.values.get("config")), spec.config.format
     loaded = load_config(spec.config_dir, name, options.overrides, fmt)
     if inputs is None:
         return loaded
@@ -76,16 +75,3 @@ def _load(spec: Runspec, options: Options, inputs: Callable[[], Mapping[str, str
         return loaded
     piped = [f"run.{key}={reference}" for key, reference in inputs().items() if reference and key in declared]
     return load_config(spec.config_dir, name, (*piped, *options.overrides), fmt) if piped else loaded
-
-
-def default_config(spec: Runspec) -> str:
-    """The name of the script's default config.
-
-    Raises:
-        UserError: it has no such file; the hint lists the configs that there are.
-    """
-    names = list_configs(spec.config_dir, spec.config.format)
-    if spec.config.default in names:
-        return spec.config.default
-    hint = f"configs: {', '.join(names)}; choose one with -c {names[0]}" if names else "its folder has no configs"
-    raise UserError(f"{spec.name} has no config {spec.config.default!r}; none was chosen", hint)

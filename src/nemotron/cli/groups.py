@@ -7,29 +7,19 @@ from typer.core import TyperGroup
 
 OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch", "--from")
 
-
-RECIPE_ORDER = ("pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model")
-DATA_ORDER = ("curate", "tokenize", "pack", "inspect", "preview")
-
-
-class FamilyGroup(TyperGroup):
-    """A recipe family: the help page lists its commands as one would run them (typer puts groups last)."""
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Names in RECIPE_ORDER, then the others."""
-        return [name for name in RECIPE_ORDER if name in self.commands] + [
-            name for name in self.commands if name not in RECIPE_ORDER
-        ]
+# Of a recipe family, and of `nemotron data`.
+ORDER = (
+    *("pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model"),
+    *("curate", "tokenize", "pack", "inspect", "preview"),
+)
 
 
-class DataGroup(TyperGroup):
-    """Data for any family: commands in the order of the work."""
+class GroupInOrder(TyperGroup):
+    """A group whose help page lists its commands as one would run them (typer puts groups last)."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Names in DATA_ORDER, then the others."""
-        return [name for name in DATA_ORDER if name in self.commands] + [
-            name for name in self.commands if name not in DATA_ORDER
-        ]
+        """Names in ORDER, then the others."""
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 class GroupThatRuns(TyperGroup):

@@ -7,9 +7,9 @@ import sys
 import typer
 
 from nemo_runspec.errors import UserError, run_main
-from nemotron.cli.commands.artifacts.app import artifacts
+from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.data.app import data
-from nemotron.cli.commands.models.app import models
+from nemotron.cli.commands.models import models
 from nemotron.cli.commands.nano3.app import nano3
 from nemotron.kit.commands import command_hint
 

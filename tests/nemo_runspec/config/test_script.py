@@ -19,9 +19,9 @@ def test_config_and_overrides_in_any_order(project: Path) -> None:
 
 
 def test_the_default_config_is_the_runspec_s_or_the_choice_is_listed(project: Path) -> None:
-    with pytest.raises(UserError, match="has no config 'default'") as caught:
+    with pytest.raises(UserError, match="no config was chosen") as caught:
         load_script_config(project / "train.py", [])
-    assert caught.value.hint == "configs: tiny; choose one with -c tiny"
+    assert caught.value.hint == "choose one with -c NAME: tiny"
     (project / "config" / "default.yaml").write_text("train: {train_iters: 4}\n", encoding="utf-8")
     assert load_script_config(project / "train.py", []).train.train_iters == 4
 

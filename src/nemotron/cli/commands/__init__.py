@@ -1,1 +1,1 @@
-"""One folder a family, one file a command."""
+"""One folder a family, one file a command; small groups of tools are one file each."""

@@ -1,7 +1,7 @@
 """Where text comes from: the user's files, addresses and the environments' generators, and what is held out of it.
 
 No network is asked here. An address only has to look like one; local files are looked for after validation
-(nemo_runspec.config.files).
+(nemo_runspec.config.validate).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from nemo_runspec.help import recipe_command
+from nemo_runspec.config.help import recipe_command
 from nemo_runspec.job import CONTEXT_SETTINGS
-from nemotron.cli.commands.model.app import model
+from nemotron.cli.commands.model import model
 from nemotron.cli.commands.nano3.chat import chat
 from nemotron.cli.commands.nano3.data.prep.pretrain import pretrain as prep_pretrain
 from nemotron.cli.commands.nano3.data.prep.rl import rl as prep_rl
@@ -17,7 +17,7 @@ from nemotron.cli.commands.nano3.pretrain import pretrain
 from nemotron.cli.commands.nano3.rl.published import rl
 from nemotron.cli.commands.nano3.rl.rlvr import rlvr
 from nemotron.cli.commands.nano3.sft import sft
-from nemotron.cli.groups import FamilyGroup, GroupThatRuns
+from nemotron.cli.groups import GroupInOrder, GroupThatRuns
 from nemotron.cli.recipe_dir import recipe_dir
 
 PRETRAIN, SFT, RL, EVAL = (
@@ -27,7 +27,7 @@ PRETRAIN, SFT, RL, EVAL = (
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
 
 nano3 = typer.Typer(
-    cls=FamilyGroup, no_args_is_help=True, help="Nemotron 3 Nano: Mamba-2, attention and mixture of experts."
+    cls=GroupInOrder, no_args_is_help=True, help="Nemotron 3 Nano: Mamba-2, attention and mixture of experts."
 )
 nano3.command("pipe", context_settings=WORDS)(pipe)
 

@@ -1,4 +1,4 @@
-"""nemotron models show: what a model is made of, and what it costs."""
+"""nemotron models: look at architectures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import typer
 
 from nemotron.cli.tool import become_tool
 
+models = typer.Typer(help="Architectures: layers, parameters, memory, FLOPs.", no_args_is_help=True)
 
+
+@models.command("show")
 def show(
     name: Annotated[
         str | None,

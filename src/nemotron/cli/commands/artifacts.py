@@ -1,0 +1,106 @@
+"""nemotron artifacts: look at what runs have published."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from nemo_runspec.artifacts.listing import describe, list_entries
+from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.artifacts.stored import human_size
+
+artifacts = typer.Typer(help="Published artifacts: list, show, trace back, verify.", no_args_is_help=True)
+
+
+@artifacts.command("list")
+def list_artifacts(
+    name: Annotated[str | None, typer.Argument(help="Only this artifact, with all its versions.")] = None,
+    all_versions: Annotated[bool, typer.Option("--all", "-a", help="Every version, not only the latest.")] = False,
+) -> None:
+    """List what has been published.
+
+    Shows reference, type, size, time, and the first digits of the payload digest.
+    """
+    registry = Registry.default()
+    entries = list_entries(registry, name, all_versions=all_versions)
+    if not entries:
+        typer.echo(f"no artifacts in {registry.root}; `nemotron nano3 pipe -c tiny` makes some")
+        return
+    rows = [
+        (e.ref, "corrupt", "", "", "")
+        if e.problem
+        else (e.ref, e.type, human_size(e.size_bytes), e.created_at[:19], e.digest[:12])
+        for e in entries
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for ref, kind, size, created, digest in rows:
+        line = f"{ref:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}  {created:<{widths[3]}}  {digest}"
+        typer.echo(line.rstrip())
+
+
+@artifacts.command("show")
+def show(
+    ref: Annotated[str, typer.Argument(help="NAME, NAME:VERSION or art://NAME:VERSION.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The record as it is stored.")] = False,
+) -> None:
+    """Show the record of an artifact.
+
+    Fields, metrics, who made it from what, its files and their checksums.
+    """
+    version = Registry.default().resolve(ref)
+    if as_json:
+        typer.echo(json.dumps(version.record, indent=2, ensure_ascii=False))
+        return
+    rows = describe(version)
+    width = max(len(label) for label, _ in rows)
+    for label, text in rows:
+        typer.echo(f"{label:<{width}}  {text}")
+
+
+@artifacts.command("lineage")
+def lineage(
+    ref: Annotated[str, typer.Argument(help="NAME, NAME:VERSION or art://NAME:VERSION.")],
+    digits: Annotated[int, typer.Option(min=8, max=64, help="Digits of each digest.")] = 12,
+) -> None:
+    """Walk from an artifact back to its raw sources.
+
+    Every part with its digest. Exits 1 when a part is missing or corrupt.
+    """
+    from nemotron.kit.lineage import format_lineage, problems, raw_sources, walk
+
+    node = walk(ref)
+    for line in format_lineage(node, digits=digits):
+        typer.echo(line)
+    sources = raw_sources(node)
+    typer.echo(f"{len(sources)} raw source{'' if len(sources) == 1 else 's'}")
+    if found := problems(node):
+        for problem in found:
+            typer.echo(f"broken: {problem}", err=True)
+        raise typer.Exit(1)
+
+
+@artifacts.command("verify")
+def verify(
+    refs: Annotated[list[str] | None, typer.Argument(help="Versions to check; without any, all there are.")] = None,
+) -> None:
+    """Read every byte and compare it with the manifest.
+
+    Exits 1 when a file is not as it was published.
+    """
+    registry = Registry.default()
+    chosen = refs or [f"{name}:{version}" for name in registry.names() for version in registry.versions(name)]
+    if not chosen:
+        typer.echo(f"no artifacts in {registry.root}")
+        return
+    damaged = 0
+    for ref in chosen:
+        problems = registry.verify(ref)
+        damaged += bool(problems)
+        typer.echo(f"{ref}: {'ok' if not problems else 'corrupt'}")
+        for problem in problems:
+            typer.echo(f"  {problem}")
+    if damaged:
+        typer.echo(f"{damaged} of {len(chosen)} versions are corrupt", err=True)
+        raise typer.Exit(1)

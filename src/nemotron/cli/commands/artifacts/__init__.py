@@ -1,1 +1,0 @@
-"""nemotron artifacts: look at what runs have published."""

@@ -1,0 +1,63 @@
+"""nemotron FAMILY model: models to and from Hugging Face, the same for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nemo_runspec.artifacts.registry import Registry
+from nemotron.cli.tool import become_tool
+
+model = typer.Typer(help="Models to and from Hugging Face: export, import.", no_args_is_help=True)
+
+
+@model.command("export")
+def export(
+    ref: Annotated[str, typer.Argument(metavar="NAME", help="A model artifact: NAME, NAME:VERSION or art://NAME.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The directory to write.")],
+    dtype: Annotated[
+        str, typer.Option(help="Of the weights: auto (as they are), float32, bfloat16 or float16.")
+    ] = "auto",
+    max_shard_size: Annotated[str, typer.Option(help="Largest weight file, as in 5GB or 800MB.")] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that is in the directory.")] = False,
+) -> None:
+    """Write a model for transformers, vLLM and the Hub.
+
+    config.json, safetensors with an index, tokenizer with chat template, generation config, and a model card
+    (README.md) made from the artifact's record.
+
+    \b
+    Examples:
+      nemotron nano3 model export nano3-rl-model-tiny -o my-model
+      nemotron nano3 model export nano3-sft-model-small:2 -o my-model --dtype bfloat16
+    """
+    options = {"model": Registry.default().resolve(ref).ref, "output": output, "dtype": dtype}
+    options |= {"max-shard-size": max_shard_size, "force": force}
+    become_tool("model_export.py", options)
+
+
+@model.command("import")
+def import_model(
+    ctx: typer.Context,
+    source: Annotated[
+        str, typer.Argument(metavar="DIR|ORG/MODEL", help="A directory, or a model of the Hub (needs nemotron[hf]).")
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the artifact (default: that of the directory).")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Of a Hub model: a branch, tag or commit.")] = None,
+) -> None:
+    """Register a Nemotron-H model from elsewhere as an artifact.
+
+    Reads what transformers and the published checkpoints have: config.json, safetensors (one file or an index and its
+    shards), tokenizer.json. All of it is checked first; pickles are never opened. `chat --model NAME` then talks to it.
+
+    \b
+    Examples:
+      nemotron nano3 model import my-model
+      nemotron nano3 model import someone/their-model --name theirs
+    """
+    options = {"source": source, "family": ctx.command_path.split()[1], "name": name, "revision": revision}
+    become_tool("model_import.py", options)

@@ -1,1 +1,0 @@
-"""nemotron FAMILY model: models to and from Hugging Face, the same for every family."""

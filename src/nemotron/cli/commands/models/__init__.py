@@ -1,1 +1,0 @@
-"""nemotron models: look at architectures."""

@@ -21,13 +21,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.chat.bin_packing import Bins, pack_lengths
+from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, pack_lengths
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, ChatWork
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
-from nemotron.kit.schemas.conversations import BinPacking
 
 _ROW_GROUP_TOKENS = 4 * 2**20
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -246,7 +245,7 @@ def pack_split(
     chosen: NDArray[np.int64],
     sequences: Sequences,
     seq_len: int,
-    algorithm: BinPacking,
+    algorithm: Algorithm,
     seed: int,
     file_tokens: int,
     folder: Path,

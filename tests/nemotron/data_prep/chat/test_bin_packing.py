@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import get_args
 
 import numpy as np
@@ -12,19 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.chat.bin_packing import (
+    Algorithm,
     Bins,
     best_fit,
     best_fit_decreasing,
+    concatenate,
     first_fit_decreasing,
     first_fit_shuffle,
     lower_bound,
     modified_first_fit_decreasing,
     pack_lengths,
 )
-from nemotron.kit.schemas.conversations import BinPacking
 from nemotron.recipes.nano3.stage1_sft.data_schema import PackingConfig
 
-ALGORITHMS: tuple[BinPacking, ...] = get_args(BinPacking)
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+WHOLE = [algorithm for algorithm in ALGORITHMS if algorithm != "concatenate"]
 
 # --- The definitions, quadratic, each item looking at every bin -----------------------------------------------------
 
@@ -99,6 +101,11 @@ def slow_mffd(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins + slow_first_fit(lengths, capacity, sorted(rest, key=lambda item: (-lengths[item], item)))
 
 
+def slow_concatenate(lengths: Sequence[int], capacity: int) -> list[list[tuple[int, int]]]:
+    tokens = [(item, position) for item, length in enumerate(lengths) for position in range(length)]
+    return [tokens[start : start + capacity] for start in range(0, len(tokens), capacity)]
+
+
 def as_lists(bins: Bins) -> list[list[int]]:
     return [members.tolist() for members in bins]
 
@@ -157,8 +164,25 @@ def test_bins_are_those_of_the_definitions_among_many(capacity: int) -> None:
 
 
 @settings(deadline=None)
-@given(problems(), st.sampled_from(ALGORITHMS))
-def test_what_is_reported(problem: tuple[list[int], int], algorithm: BinPacking) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(1, 30))
+def test_concatenation_cuts_the_stream_of_tokens(lengths: list[int], capacity: int) -> None:
+    bins = concatenate(lengths, capacity)
+    pieces = [
+        [(item, begin + i) for i in range(length)]
+        for item, begin, length in zip(bins.items, bins.begins, bins.lengths, strict=True)
+    ]
+    spans = zip(bins.offsets[:-1], bins.offsets[1:], strict=True)
+    assert [list(chain.from_iterable(pieces[first:last])) for first, last in spans] == slow_concatenate(
+        lengths, capacity
+    )
+    report = bins.report()
+    assert (report.items, report.tokens) == (len(lengths), sum(lengths))
+    assert report.bins == report.lower_bound == -(-sum(lengths) // capacity)
+
+
+@settings(deadline=None)
+@given(problems(), st.sampled_from(WHOLE))
+def test_what_is_reported(problem: tuple[list[int], int], algorithm: Algorithm) -> None:
     lengths, capacity = problem
     bins = pack_lengths(iter(lengths), capacity, algorithm, seed=3)
     assert sorted(bins.items.tolist()) == list(range(len(lengths)))
@@ -166,7 +190,7 @@ def test_what_is_reported(problem: tuple[list[int], int], algorithm: BinPacking)
     assert bins.lengths.tolist() == [lengths[item] for item in bins.items]
     assert bins[len(bins) - 1].tolist() == list(bins)[-1].tolist()
     report = bins.report()
-    assert (report.items, report.tokens) == (len(lengths), sum(lengths))
+    assert (report.items, report.pieces, report.tokens) == (len(lengths), len(lengths), sum(lengths))
     assert report.efficiency == pytest.approx(sum(lengths) / (len(bins) * capacity))
     assert -(-sum(lengths) // capacity) <= report.lower_bound <= report.bins == len(bins)
 
@@ -242,10 +266,18 @@ def test_a_seed_gives_the_same_bins_everywhere() -> None:
     assert first_fit_shuffle([1] * 8, 1, seed=1).items.tolist() != first_fit_shuffle([1] * 8, 1, seed=0).items.tolist()
 
 
-def test_too_long_is_refused() -> None:
-    for algorithm in ALGORITHMS:
+def test_recipe_offers_what_keeps_conversations_whole() -> None:
+    assert list(get_args(PackingConfig.model_fields["algorithm"].annotation)) == WHOLE
+
+
+def test_too_long_is_refused_or_cut_and_counted() -> None:
+    for algorithm in WHOLE:
         with pytest.raises(ValueError, match=r"item 1 has length 11, more than the capacity 10 \(2 such items\)"):
             pack_lengths([3, 11, 4, 30], 10, algorithm)
+        report = pack_lengths([3, 11, 4, 30], 10, algorithm, too_long="cut").report()
+        assert (report.bins, report.tokens, report.cut_items, report.cut_tokens) == (3, 27, 2, 21)
+    assert "2 cut at their ends, 21 tokens lost" in str(report)
+    assert "4 sequences in 8 pieces, 48 tokens in 5 bins" in str(concatenate([3, 11, 4, 30], 10).report())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -265,7 +297,7 @@ def test_too_long_is_refused() -> None:
         ([1], True, "capacity must be"),
     ],
 )
-def test_what_is_refused(algorithm: BinPacking, lengths: object, capacity: int, message: str) -> None:
+def test_what_is_refused(algorithm: Algorithm, lengths: object, capacity: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack_lengths(lengths, capacity, algorithm)  # type: ignore[arg-type]
 
@@ -273,12 +305,15 @@ def test_what_is_refused(algorithm: BinPacking, lengths: object, capacity: int, 
 def test_misspelt_names_are_refused() -> None:
     with pytest.raises(ValueError, match="no packing algorithm 'first_fit_decresing'; did you mean first_fit_decreas"):
         pack_lengths([1], 1, "first_fit_decresing")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="too_long must be refuse or cut, not 'drop'"):
+        best_fit([1], 1, "drop")  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="bin 1 of 1"):
         best_fit([1], 1)[1]
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, np.int32, np.uint64])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_any_whole_number_type(algorithm: BinPacking, dtype: type[np.integer]) -> None:
+def test_any_whole_number_type(algorithm: Algorithm, dtype: type[np.integer]) -> None:
     lengths = np.array([100, 30, 27, 99, 1, 64], dtype)
     assert as_lists(pack_lengths(lengths, 128, algorithm)) == as_lists(pack_lengths(lengths.tolist(), 128, algorithm))
+    assert pack_lengths(lengths, np.int32(128), algorithm).capacity == 128  # type: ignore[arg-type]

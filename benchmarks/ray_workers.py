@@ -66,7 +66,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         tokenizer = Path(name) / "tokenizer"
         trained = train_tokenizer(tokenize_speed.documents(tokenize_speed.SAMPLE_BYTES), tokenize_speed.VOCAB_SIZE)
-        save_tokenizer(trained, tokenizer, model_max_length=8192)
+        save_tokenizer(trained, tokenizer, model_max_length=8192, template="nano3")
         for megabytes in arguments.mb:
             file = Path(name) / f"{megabytes}.jsonl"
             with file.open("w", encoding="utf-8") as stream:

@@ -173,7 +173,7 @@ def main() -> None:
         if tokenizer_dir is None:
             tokenizer_dir = folder / "tokenizer"
             trained = train_tokenizer(documents(SAMPLE_BYTES), VOCAB_SIZE)
-            save_tokenizer(trained, tokenizer_dir, model_max_length=8192)
+            save_tokenizer(trained, tokenizer_dir, model_max_length=8192, template="nano3")
         tokenizer_json = (tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8")
         vocabulary = tokenizers.Tokenizer.from_str(tokenizer_json).get_vocab_size()
         print(

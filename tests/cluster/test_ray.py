@@ -109,7 +109,9 @@ def test_shards_written_on_two_nodes_are_those_of_one_process(
                     {"role": "assistant", "content": f"It is {name}{i}. " * (i % 20 + 1)},
                 ]
                 file.write(json.dumps({"text": turns[1]["content"], "messages": turns}) + "\n")
-    save_tokenizer(train_tokenizer(["It is what it is."], 280), tmp_path / "tokenizer", model_max_length=1024)
+    save_tokenizer(
+        train_tokenizer(["It is what it is."], 280), tmp_path / "tokenizer", model_max_length=1024, template="nano3"
+    )
     words = [sys.executable, str(SOURCE_ROOT / "nemotron/recipes/data" / kind), "--config", "own"]
     words += [f"sources=[{tmp_path}/mine]", f"tokenizer={tmp_path}/tokenizer", "shard_bytes=65536"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RUNSPEC_ARTIFACTS_ROOT")}

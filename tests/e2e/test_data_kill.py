@@ -84,7 +84,7 @@ class House:
         make(root / "mine", random.Random(3))
         dice = random.Random(4)
         tokenizer = train_tokenizer([sentences(dice, 5000)], 600)
-        save_tokenizer(tokenizer, root / "tokenizer", model_max_length=1024)
+        save_tokenizer(tokenizer, root / "tokenizer", model_max_length=1024, template="nano3")
 
     def start(self, output: str) -> subprocess.Popen[str]:
         """The command, with its run directories and its registry under `output`."""

@@ -62,7 +62,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house = House(tmp_path_factory.mktemp("house"))
     tokenizer = train_tokenizer(["A B C D"], MIN_VOCAB_SIZE)
     folder = house.root / "start"
-    save_tokenizer(tokenizer, folder, model_max_length=128)
+    save_tokenizer(tokenizer, folder, model_max_length=128, template="nano3")
     letters = [tokenizer.token_to_id(letter) for letter in "ABCD"]
     letter_model(tokenizer.get_vocab_size(), letters, tokenizer.token_to_id("<|im_end|>")).save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:

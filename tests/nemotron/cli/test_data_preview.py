@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "2+2?"}, SAID, {"role": "user", "content
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(train_tokenizer([json.dumps(MESSAGES)] * 5, 300), folder, model_max_length=512)
+    save_tokenizer(train_tokenizer([json.dumps(MESSAGES)] * 5, 300), folder, model_max_length=512, template="nano3")
     return folder
 
 

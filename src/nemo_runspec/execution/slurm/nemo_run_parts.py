@@ -41,8 +41,7 @@ class LocalTunnel(run.LocalTunnel):
     """sbatch on this machine; the job inherits this process's environment, secrets among it."""
 
     def run(self, command: str, hide: bool = True, warn: bool = False, **kwargs: Any) -> Result:
-        done = shell_for(None).run(command)
-        return _result(command, done, warn)
+        return _result(command, shell_for(None).run(command), warn)
 
 
 @dataclass(kw_only=True)
@@ -99,16 +98,17 @@ class SSHTunnel(run.SSHTunnel):
         return _result(command, shell_for(None).run(command, timeout=3600), warn=False)
 
 
-def _result(command: str, done: Completed, warn: bool) -> Result:
-    if done.code != 0 and not warn:
-        raise _failure(command, done)
+def _result(command: str, completed: Completed, warn: bool) -> Result:
+    if completed.code != 0 and not warn:
+        raise _failure(command, completed)
     # What a site's own plugins print stands before the job id.
-    stdout = done.text.splitlines()[-1:] if "sbatch " in command else [done.text]
-    return Result(stdout="".join(stdout), stderr=done.stderr, exited=done.code, command=command)
+    stdout = completed.text.splitlines()[-1:] if "sbatch " in command else [completed.text]
+    return Result(stdout="".join(stdout), stderr=completed.stderr, exited=completed.code, command=command)
 
 
-def _failure(command: str, done: Completed) -> UserError | RunFailed:
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.code}"]
+def _failure(command: str, completed: Completed) -> UserError | RunFailed:
+    lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+    lines = lines or [f"exit code {completed.code}"]
     if "sbatch " in command:
         reasons = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines if "sbatch:" in line]
         return UserError(f"sbatch refused the job: {'; '.join(reasons or lines[-1:])}", "nothing was submitted")

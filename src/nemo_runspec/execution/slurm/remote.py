@@ -101,12 +101,12 @@ class SshShell:
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60) -> Completed:
         self.connect()
-        done = _completed([*self.words, "--", self.target, command], stdin, timeout, self.ssh.host, _NEVER_ASK)
-        if done.code == _SSH_FAILED:
+        result = _completed([*self.words, "--", self.target, command], stdin, timeout, self.ssh.host, _NEVER_ASK)
+        if result.code == _SSH_FAILED:
             self.close()
-            raise self._failure(done.stderr)
+            raise self._failure(result.stderr)
         self._was_connected = True
-        return done
+        return result
 
     def connect(self) -> None:
         """Open the connection that later commands share; nothing to do where it is open."""
@@ -177,20 +177,20 @@ class SshShell:
         if identity is not None and not Path(identity).expanduser().is_file():
             raise UserError(f"identity = {identity!r}: no such file", f"the key for {self.target}")
 
-    def _failure(self, said: str) -> UserError | Unreachable:
+    def _failure(self, message: str) -> UserError | Unreachable:
         """What went wrong, from ssh's words: at first use an error of the user's, later a lost connection."""
         by_hand = f"try it by hand: {self.prefix}"
         if self._was_connected:
-            return Unreachable(f"the connection to {self.ssh.host} was lost: {_last_line(said)}", by_hand)
-        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
+            return Unreachable(f"the connection to {self.ssh.host} was lost: {_last_line(message)}", by_hand)
+        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in message:
             return UserError(f"{self.ssh.host}: its host key is not the one in known_hosts; nothing was sent", by_hand)
-        if "Host key verification failed" in said:
+        if "Host key verification failed" in message:
             hint = f"look at the key and accept it, once: {self.prefix}"
             return UserError(f"{self.ssh.host}: its host key is not in known_hosts", hint)
-        if "Permission denied" in said:
+        if "Permission denied" in message:
             hint = f"it needs a key and no password: ssh-agent, or identity in the profile; {by_hand}"
-            return UserError(f"{self.target}: the login was refused: {_last_line(said)}", hint)
-        return UserError(f"cannot reach {self.target}: {_last_line(said)}", by_hand)
+            return UserError(f"{self.target}: the login was refused: {_last_line(message)}", hint)
+        return UserError(f"cannot reach {self.target}: {_last_line(message)}", by_hand)
 
 
 def _last_line(text: str) -> str:
@@ -202,7 +202,7 @@ def _completed(
     words: Sequence[str], stdin: bytes, timeout: float, where: str, variables: Mapping[str, str] | None = None
 ) -> Completed:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             input=stdin,
             capture_output=True,
@@ -215,7 +215,7 @@ def _completed(
         raise Unreachable(f"no answer from {where} within {timeout:.0f} s") from None
     except OSError as error:
         raise RunFailed(f"cannot start {words[0]}: {error.strerror}") from None
-    return Completed(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
+    return Completed(process.returncode, process.stdout, process.stderr.decode(errors="replace"))
 
 
 _here = LocalShell()

@@ -134,7 +134,7 @@ def control_reasoning(
         yield replace(conversation, messages=messages)
 
 
-def training_spans(conversation: Conversation, template: str = "nano3") -> Iterator[Conversation]:
+def training_spans(conversation: Conversation, template: str) -> Iterator[Conversation]:
     """The sequences to train on so that every assistant turn is trained exactly as it is produced.
 
     A template that drops the reasoning of turns before the last user turn (nano3, super3) does not train those turns: a

@@ -122,8 +122,8 @@ def choose(
     splits = {name: by_order[sequences.split[by_order] == code] for code, name in enumerate(SPLITS)}
     training = splits["train"]
     source_of = sequences.source[training]
-    there = np.bincount(source_of, sequences.length[training], minlength=len(names)).astype(np.int64)
-    epochs = _epochs(dict(zip(names, there.tolist(), strict=True)), weights, repeats, num_tokens)
+    available = np.bincount(source_of, sequences.length[training], minlength=len(names)).astype(np.int64)
+    epochs = _epochs(dict(zip(names, available.tolist(), strict=True)), weights, repeats, num_tokens)
 
     chosen, keys = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     for number, name in enumerate(names):
@@ -139,15 +139,15 @@ def choose(
 
     used = np.bincount(sequences.source[train], sequences.length[train], minlength=len(names)).astype(np.int64)
     counts = np.bincount(sequences.source[train], minlength=len(names))
-    asked = [epochs[name] * int(total) for name, total in zip(names, there, strict=True)]
-    all_used, all_asked = max(int(used.sum()), 1), max(sum(asked), 1.0)
+    requested = [epochs[name] * int(total) for name, total in zip(names, available, strict=True)]
+    all_used, all_requested = max(int(used.sum()), 1), max(sum(requested), 1.0)
     shares = [
         Share(
             source=name,
             sequences=int(counts[i]),
             tokens=int(used[i]),
-            epochs=round(int(used[i]) / max(int(there[i]), 1), 4),
-            requested=round(asked[i] / all_asked, 6),
+            epochs=round(int(used[i]) / max(int(available[i]), 1), 4),
+            requested=round(requested[i] / all_requested, 6),
             realised=round(int(used[i]) / all_used, 6),
         )
         for i, name in enumerate(names)

@@ -39,8 +39,8 @@ def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phas
         resolved.append({"name": phase["name"], "until": phase["until"], "weights": weights})
     for name in names:
         if all(
-            phase["weights"][name] == 0 and name not in given["weights"]
-            for phase, given in zip(resolved, phases, strict=True)
+            phase["weights"][name] == 0 and name not in requested["weights"]
+            for phase, requested in zip(resolved, phases, strict=True)
         ):
             raise UserError(
                 f"source {name!r} has no weight in any phase of the blend",

@@ -98,12 +98,12 @@ class Encoder:
         while current.end < len(text):
             following = self._window(text, current.end - overlap, window)
             low, high = current.end - overlap * 3 // 4, current.end - overlap // 4
-            here, there = current.between(low, high), following.between(low, high)
-            joint = current.agrees(here, following, there)
+            tail, head = current.between(low, high), following.between(low, high)
+            joint = current.agrees(tail, following, head)
             if joint is None:
                 return None
-            parts.append(current.ids[first : here.start + joint])
-            current, first = following, there.start + joint
+            parts.append(current.ids[first : tail.start + joint])
+            current, first = following, head.start + joint
         parts.append(current.ids[first:])
         return np.concatenate(parts)
 
@@ -130,14 +130,14 @@ class _Window(NamedTuple):
         begin = int(np.searchsorted(self.spans[:, 0], low, side="left"))
         return slice(begin, max(begin, int(np.searchsorted(self.spans[:, 1], high, side="right"))))
 
-    def agrees(self, here: slice, other: _Window, there: slice) -> int | None:
-        """Where to join, as a number of tokens from `here.start`; None where the two have not the same tokens."""
-        if not np.array_equal(self.ids[here], other.ids[there]) or not np.array_equal(
-            self.spans[here], other.spans[there]
+    def agrees(self, tail: slice, other: _Window, head: slice) -> int | None:
+        """Where to join, as a number of tokens from `tail.start`; None where the two have not the same tokens."""
+        if not np.array_equal(self.ids[tail], other.ids[head]) or not np.array_equal(
+            self.spans[tail], other.spans[head]
         ):
             return None
-        words, spans = self.words[here], self.spans[here]
-        begins = (words[1:] != words[:-1]) & (other.words[there][1:] != other.words[there][:-1])
+        words, spans = self.words[tail], self.spans[tail]
+        begins = (words[1:] != words[:-1]) & (other.words[head][1:] != other.words[head][:-1])
         # A character of several tokens, each with the whole of it for a span, is not to be cut.
         begins &= spans[1:, 0] >= spans[:-1, 1]
         places = np.flatnonzero(begins) + 1

@@ -264,11 +264,11 @@ def _check_repeats(
     too_often = []
     for name in used:
         source = sources[name]
-        asked = sum(p["weights"][name] * n for p, n in zip(phases, lengths, strict=True)) * seq_length
-        if source.repeats is not None and asked > source.repeats * source.tokens + len(phases) * seq_length:
+        requested = sum(p["weights"][name] * n for p, n in zip(phases, lengths, strict=True)) * seq_length
+        if source.repeats is not None and requested > source.repeats * source.tokens + len(phases) * seq_length:
             too_often.append(
-                f"source {name!r}: {asked:,.0f} of {source.tokens:,} tokens are {asked / source.tokens:.2f} epochs, "
-                f"repeats is {source.repeats:g}"
+                f"source {name!r}: {requested:,.0f} of {source.tokens:,} tokens are "
+                f"{requested / source.tokens:.2f} epochs, repeats is {source.repeats:g}"
             )
     if too_often:
         largest, limited_by = _largest_budget(sources, phases)

@@ -70,8 +70,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 2048) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: int, template: str = "nano3") -> None:
-    """Write `tokenizer.json`, `tokenizer_config.json` (with the chat template) and `special_tokens_map.json`."""
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: int, template: str) -> None:
+    """Write `tokenizer.json`, `tokenizer_config.json` (with that chat template) and `special_tokens_map.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}

@@ -207,9 +207,9 @@ class _Worker:
 
     def give(self, function: Any, shared: Any, task: _Task) -> bool:
         """Send it a task; False if it is dead."""
-        told = self.knows is not None and self.knows[0] is function and self.knows[1] is shared
+        is_known = self.knows is not None and self.knows[0] is function and self.knows[1] is shared
         try:
-            if not told:
+            if not is_known:
                 self.pipe.send((function, shared))
             self.pipe.send((task.item,))
         except OSError:
@@ -361,14 +361,14 @@ def _signals_wait() -> Iterator[None]:
     out as exit code 1.
     """
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in came:
+        for number in received:
             signal.raise_signal(number)
 
 

@@ -68,11 +68,11 @@ def find_model(name: str | None) -> tuple[str, NemotronHConfig]:
     )
 
 
-def numbers(found: str, config: NemotronHConfig, seq_len: int) -> dict[str, Any]:
+def numbers(name: str, config: NemotronHConfig, seq_len: int) -> dict[str, Any]:
     """Every number, exact: what `--json` prints."""
     model, mtp = count_parameters(config), count_mtp_parameters(config)
     return {
-        "model": found,
+        "model": name,
         "config": config.to_dict(),
         "blocks": {symbol: config.hybrid_override_pattern.count(symbol) for symbol in BLOCK_NAMES},
         "parameters": with_sums(model),
@@ -97,11 +97,11 @@ def with_sums(count: Parameters) -> dict[str, int]:
     return dataclasses.asdict(count) | sums
 
 
-def page(found: str, config: NemotronHConfig, seq_len: int) -> str:
+def page(name: str, config: NemotronHConfig, seq_len: int) -> str:
     """The numbers as a page that fits COLUMNS."""
     pattern = config.hybrid_override_pattern
     even = math.ceil(len(pattern) / math.ceil(len(pattern) / COLUMNS))  # lines of a long pattern are equally long
-    head = [found, *textwrap.wrap(pattern, even, break_on_hyphens=False)]
+    head = [name, *textwrap.wrap(pattern, even, break_on_hyphens=False)]
     head.append(f"{len(pattern)} blocks, hidden size {config.hidden_size:,}, vocabulary {config.vocab_size:,}")
     tables = [
         aligned(layer_rows(config), "<><<>>"),
@@ -208,11 +208,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.seq_length < 1:
         parser.error("--seq-length must be at least 1")
-    found, config = find_model(args.name)
+    name, config = find_model(args.name)
     if args.json:
-        print(json.dumps(numbers(found, config, args.seq_length), indent=2))
+        print(json.dumps(numbers(name, config, args.seq_length), indent=2))
     else:
-        print(page(found, config, args.seq_length))
+        print(page(name, config, args.seq_length))
 
 
 if __name__ == "__main__":

@@ -54,13 +54,13 @@ def test_reasoning_control_has_the_stated_shares() -> None:
 
 def test_spans_train_every_answer_with_its_reasoning() -> None:
     multi = conversation(turn("a", reasoning_content="r1"), turn("b", reasoning_content="r2"), turn("c"))
-    spans = list(training_spans(multi))
+    spans = list(training_spans(multi, "nano3"))
     assert [len(span.messages) for span in spans] == [2, 4, 6]
     trained = [
         text for span in spans for text, is_trained in render_with_mask(span.messages, template="nano3") if is_trained
     ]
     assert trained == ["r1\n</think>\nyes<|im_end|>", "r2\n</think>\nyes<|im_end|>", "yes<|im_end|>"]
-    assert list(training_spans(conversation(turn("a"), turn("b")))) == [conversation(turn("a"), turn("b"))]
+    assert list(training_spans(conversation(turn("a"), turn("b")), "nano3")) == [conversation(turn("a"), turn("b"))]
 
 
 @pytest.mark.parametrize(("most", "more"), [(None, False), (2, True), (3, False), (4, False)])

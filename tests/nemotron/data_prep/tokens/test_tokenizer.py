@@ -75,7 +75,7 @@ def test_too_small_a_vocabulary_is_refused() -> None:
 
 
 def test_saved_layout_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, tmp_path, model_max_length=512)
+    save_tokenizer(tokenizer, tmp_path, model_max_length=512, template="nano3")
     assert load_tokenizer(tmp_path).to_str() == tokenizer.to_str()
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -92,7 +92,7 @@ def test_saved_layout_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path
 
 
 def test_a_folder_and_its_file_are_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, tmp_path / "tok", model_max_length=512)
+    save_tokenizer(tokenizer, tmp_path / "tok", model_max_length=512, template="nano3")
     (tmp_path / "tok" / "modeling.py").write_text("raise SystemExit\n")
     folder, file = find_tokenizer(str(tmp_path / "tok")), find_tokenizer(str(tmp_path / "tok" / "tokenizer.json"))
     assert folder.files == file.files
@@ -116,7 +116,7 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(tokenizer: Tokenizer, tmp_
 
 def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
-    save_tokenizer(tokenizer, tmp_path / "tok", model_max_length=512)
+    save_tokenizer(tokenizer, tmp_path / "tok", model_max_length=512, template="nano3")
     files = {path.name: path.read_bytes() for path in (tmp_path / "tok").iterdir()}
     files |= {"model.safetensors": b"weights", "tokenization_own.py": b"raise SystemExit", "README.md": b"#"}
     code = (

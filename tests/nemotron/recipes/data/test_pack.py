@@ -27,7 +27,7 @@ RECIPE = RECIPES / "data" / "pack"
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = [json.dumps(record) for record in example_conversations(50, 0)]
-    save_tokenizer(train_tokenizer(texts, 500), folder, model_max_length=4096)
+    save_tokenizer(train_tokenizer(texts, 500), folder, model_max_length=4096, template="nano3")
     return folder
 
 

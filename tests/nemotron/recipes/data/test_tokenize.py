@@ -35,7 +35,7 @@ def write(path: Path, rows: list[str]) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    save_tokenizer(train_tokenizer(texts(50), 400), tmp_path / "tok", model_max_length=512)
+    save_tokenizer(train_tokenizer(texts(50), 400), tmp_path / "tok", model_max_length=512, template="nano3")
     for i in range(4):
         write(tmp_path / "docs" / f"{i}.jsonl", texts(150, i))
     (tmp_path / "docs" / "readme.md").write_text("# A page\n\nof prose\n")

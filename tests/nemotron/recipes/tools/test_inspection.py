@@ -71,7 +71,7 @@ def test_a_token_stream_by_prefix_bin_idx_or_folder(tmp_path: Path) -> None:
 
 def test_tokens_are_decoded_where_a_tokenizer_lies_beside(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["the model reads words", "the words"] * 20, 300)
-    save_tokenizer(tokenizer, tmp_path / "tokenizer", model_max_length=10)
+    save_tokenizer(tokenizer, tmp_path / "tokenizer", model_max_length=10, template="nano3")
     ids = tokenizer.encode("the model reads").ids
     with IndexedDatasetWriter(tmp_path / "web_train", np.uint16) as writer:
         writer.add_document([*ids, 2])

@@ -62,7 +62,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published")
     folder, data_dir, results_dir = root / "model", root / "data", root / "results"
     tokenizer = train_tokenizer(TEXTS, 400)
-    save_tokenizer(tokenizer, folder, model_max_length=512)
+    save_tokenizer(tokenizer, folder, model_max_length=512, template="nano3")
     torch.manual_seed(0)
     model = NemotronH(NemotronHConfig(**CONFIG, vocab_size=tokenizer.get_vocab_size()))
     for moe in model.moe_blocks():
@@ -322,7 +322,7 @@ def test_a_model_without_a_tokenizer_is_refused(published: Path, exported: Path,
     code, said = run(model_import, f"--source={bare}", artifacts=tmp_path / "artifacts")
     assert code == 2 and "no tokenizer.json in" in said
     bigger = train_tokenizer([f"{text} and more words {i}" for i, text in enumerate(TEXTS)], 420)
-    save_tokenizer(bigger, bare, model_max_length=512)
+    save_tokenizer(bigger, bare, model_max_length=512, template="nano3")
     code, said = run(model_import, f"--source={bare}", artifacts=tmp_path / "artifacts")
     assert code == 2 and f"tokens, the model only {source_model(published).config.vocab_size}" in said
 

@@ -53,8 +53,8 @@ def example_conversations(num_conversations: int, seed: int) -> Iterator[dict[st
         total = 0
         for turn in range(rng.randint(1, 3)):
             product, count = rng.choice(sorted(PRICES)), rng.randint(1, 99)
-            asked = f"{count} {product}" if turn == 0 else f"and {count} {product}"
-            messages.append({"role": "user", "content": f"{'What do I pay for ' if turn == 0 else ''}{asked}?"})
+            order = f"{count} {product}" if turn == 0 else f"and {count} {product}"
+            messages.append({"role": "user", "content": f"{'What do I pay for ' if turn == 0 else ''}{order}?"})
             if with_tool:
                 call = {"name": "get_price", "arguments": {"product": product}}
                 thought = f"I need the price of {product}."

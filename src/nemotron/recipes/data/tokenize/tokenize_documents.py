@@ -184,10 +184,10 @@ def main() -> None:
             sources=[
                 Source(
                     name=", ".join(source.locations),
-                    detail=f"source {source.name}: {len(given.files)} files, "
-                    f"{sum(file.size for file in given.files)} bytes",
+                    detail=f"source {source.name}: {len(source_input.files)} files, "
+                    f"{sum(file.size for file in source_input.files)} bytes",
                 )
-                for source, given in zip(cfg.sources, inputs, strict=True)
+                for source, source_input in zip(cfg.sources, inputs, strict=True)
             ],
         )
         dataset.save(move=True)

@@ -189,7 +189,9 @@ def main() -> None:
             sample = blend.sample_texts(curated, tables, shares, cfg.tokenizer.sample_bytes, cfg.seed)
             tokenizer_dir = work / "tokenizer"
             tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size)
-            bpe.save_tokenizer(tokenizer, tokenizer_dir, model_max_length=cfg.tokenizer.model_max_length)
+            bpe.save_tokenizer(
+                tokenizer, tokenizer_dir, model_max_length=cfg.tokenizer.model_max_length, template="nano3"
+            )
 
         # --- Token streams of every source and split, and the blend that says how to mix them -------------------------
         with run.phase("tokenize"):

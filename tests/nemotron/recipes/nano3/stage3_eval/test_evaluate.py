@@ -39,7 +39,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[
         tokenizer = train_tokenizer(texts, 400)
         for seed, stage in enumerate(("pretrain", "sft", "rl")):
             small_model("M*E", seed, vocab_size=400).save_pretrained(root / stage)
-            save_tokenizer(tokenizer, root / stage, model_max_length=256)
+            save_tokenizer(tokenizer, root / stage, model_max_length=256, template="nano3")
             template = None if stage == "pretrain" else "nano3"
             Model(path=root / stage, step=1, chat_template=template).save(f"nano3-{stage}-model-tiny")
         prompts = root / "prompts"

@@ -71,8 +71,8 @@ def main() -> None:
         # --- Ask and check, shard after shard -----------------------------------------------------------------------
         # In this process, whatever cluster there is: the endpoint does the work, and so the bound on requests at a
         # time holds for all of them. How patiently it is asked decides nothing about the documents.
-        asked = {"base_url": endpoint.base_url, "model": endpoint.model}
-        plan = plan_step(files, {"step": "rephrase", **asked, **cfg.model_dump(exclude={"run", "endpoint"})})
+        model = {"base_url": endpoint.base_url, "model": endpoint.model}
+        plan = plan_step(files, {"step": "rephrase", **model, **cfg.model_dump(exclude={"run", "endpoint"})})
         # Beside the run, not in it: a run with more patience, which is another one, asks nothing again.
         answers_dir = run.dir.with_name(f"answers-{plan.digest[:10]}")
         job = rephrasing.Job(endpoint, rules, answers_dir, cfg.temperature, cfg.top_p, cfg.seed, cfg.min_words)

@@ -132,12 +132,10 @@ def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float,
             packed = chat_pack.pack_split(
                 "train", train, sequences, longest, "best_fit_decreasing", 0, 1 << 22, folder / "packing"
             )
-            rows = chat_pack.plan_rows(plan, [packed])
-            freeze(rows, folder / "rows")
             job = chat_pack.RowsTask(folder / "spool", tuple(s.name for s in plan.shards), folder / "packing")
-            written = list(run_shards(rows, folder / "rows", chat_pack.rows_shard, job, engine, chat_pack.RowsCounts))
+            written = chat_pack.write_rows(plan, [packed], job, folder / "rows", engine)
         seconds = clock.read()
-    return *seconds, sum(receipt.counts.tokens for receipt, _ in written)
+    return *seconds, written["train"].tokens
 
 
 def measure(tokenizer_json: str, file: Path, texts: list[str], threads: int, rounds: int) -> None:

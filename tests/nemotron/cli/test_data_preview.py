@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 from nemotron.cli.commands.data.preview import preview as command
 from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
-from nemotron.data_prep.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import SFTPack
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,7 +78,7 @@ def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokeniz
 
 def write_rows(conversations: list[Conversation], tokenizer: Path, a_row: int, path: Path) -> int:
     """Pack so many conversations a row; returns the tokens of the first one."""
-    encoded = encode_conversations(conversations, load_tokenizer(tokenizer), "nano3")
+    encoded = encode_conversations(conversations, Tokenizer.from_file(str(tokenizer / "tokenizer.json")), "nano3")
     rows = []
     for first in range(0, len(encoded), a_row):
         ids, masks = zip(*encoded[first : first + a_row], strict=True)
@@ -138,7 +139,7 @@ def test_options_of_command_and_script_agree() -> None:
 def test_ids(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
     done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --ids")
     ids = [int(number) for number in re.findall(r"\[(\d+)\]", done.stdout)]
-    text = load_tokenizer(tokenizer).decode(ids, skip_special_tokens=False)
+    text = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).decode(ids, skip_special_tokens=False)
     assert text.startswith("<|im_start|>user\n2+2?<|im_end|>") and "é" in text
 
 

@@ -7,7 +7,6 @@ of the spool (`chat_spool`) by memory map. What is written depends on plan and s
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -26,7 +25,7 @@ from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, ChatWork
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, publish_file, run_shards
 
 _ROW_GROUP_TOKENS = 4 * 2**20
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -275,12 +274,6 @@ def pack_split(
     return PackedSplit(split, bins, digest.hexdigest(), shards)
 
 
-def plan_rows(tokenized: Plan[ChatWork], splits: Sequence[PackedSplit]) -> Plan[RowsWork]:
-    """Who writes which rows."""
-    settings = {"tokenized": tokenized.digest, "packing": {split.split: split.digest for split in splits}}
-    return Plan(settings, [], [shard for split in splits for shard in split.shards])
-
-
 def rows_shard(shard: Shard[RowsWork], task: RowsTask, output: ShardOutput) -> RowsCounts:
     """A task: some rows of a split as one Parquet file."""
     split, begin, end = shard.work.split, shard.work.begin, shard.work.end
@@ -324,7 +317,8 @@ def write_rows(
 
     Shows on stderr how far it is. `tokenized`: the plan of the spool.
     """
-    plan = plan_rows(tokenized, packed)
+    settings = {"tokenized": tokenized.digest, "packing": {split.split: split.digest for split in packed}}
+    plan = Plan(settings, [], [shard for split in packed for shard in split.shards])
     freeze(plan, folder)
     totals = {split.split: RowsCounts() for split in packed}
     with Progress("write") as progress:
@@ -341,16 +335,8 @@ def publish_rows(totals: Mapping[str, RowsCounts], folder: Path, output_dir: Pat
     Copies share the bytes: what is done stays done until it is published.
     """
     for split in totals:
-        shutil.copytree(folder / split, output_dir / split, copy_function=_link)
+        shutil.copytree(folder / split, output_dir / split, copy_function=publish_file)
     return {split: output_dir / split for split in totals}
-
-
-def _link(source: str, target: str) -> None:
-    """A second name for a file where the file system has such, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _row_groups(row_lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -54,8 +54,6 @@ _SKIPPED_HERE = "skipped here"  # records that the reader gave out
 _BATCH = 256
 _BATCH_CHARS = 1 << 20
 
-Count = dict[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
@@ -167,7 +165,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     source = settings.sources[shard.work.source]
     piece = shard.work.piece
     report = ReadReport()
-    outcomes: Count = {}
+    outcomes: Counter[str] = Counter()
     lengths: list[int] = []
     orders: list[int] = []
     splits: list[int] = []
@@ -183,13 +181,13 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
             encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
             for span, (ids, mask) in zip(batch, encoded, strict=True):
                 if len(ids) > settings.seq_len:
-                    _count(outcomes, TOO_LONG if settings.too_long == "drop" else CUT)
+                    outcomes[TOO_LONG if settings.too_long == "drop" else CUT] += 1
                     if settings.too_long == "drop":
                         continue
                     ids, mask = ids[: settings.seq_len], mask[: settings.seq_len].copy()
                     mask[-1] = 0  # its label is what was cut off
                 if not mask.any():
-                    _count(outcomes, NOTHING_TRAINED)
+                    outcomes[NOTHING_TRAINED] += 1
                     continue
                 ids_file.write(ids.astype("<i4", copy=False).tobytes())
                 mask_file.write(mask.tobytes())
@@ -199,10 +197,9 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     np.save(output.path(f"{shard.name}.lengths.npy"), np.array(lengths, dtype="<i4"), allow_pickle=False)
     np.save(output.path(f"{shard.name}.order.npy"), np.array(orders, dtype="<u8"), allow_pickle=False)
     np.save(output.path(f"{shard.name}.split.npy"), np.array(splits, dtype="u1"), allow_pickle=False)
-    for reason, count in report.skipped.items():
-        _count(outcomes, reason, count)
-    _count(outcomes, READ, report.records + sum(report.skipped.values()) - outcomes.pop(_SKIPPED_HERE, 0))
-    _count(outcomes, KEPT, len(lengths))
+    outcomes.update(report.skipped)
+    outcomes[READ] = report.records + sum(report.skipped.values()) - outcomes.pop(_SKIPPED_HERE, 0)
+    outcomes[KEPT] = len(lengths)
     return ChatCounts(outcomes, len(lengths), sum(lengths), report.errors(), report.samples)
 
 
@@ -232,12 +229,12 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
 
 
 def _conversations(
-    piece: Piece, source: ChatSource, settings: ChatSettings, report: ReadReport, outcomes: Count
+    piece: Piece, source: ChatSource, settings: ChatSettings, report: ReadReport, outcomes: Counter[str]
 ) -> Iterator[Conversation | None]:
     """A conversation of every record of a piece, None for one that is left out."""
     for row in read_piece(piece, source.reading, report):
         if source.used_in and not any(name in _names(row.value.get("used_in")) for name in source.used_in):
-            _count(outcomes, NOT_USED_IN)
+            outcomes[NOT_USED_IN] += 1
             yield None
             continue
         conversation = as_conversation(row.value, source, piece)
@@ -249,7 +246,7 @@ def _conversations(
                 raise UserError(f"{at}: {error.message}", error.hint or "on_error: skip leaves such out") from None
             at = place(piece, row.index) if report.has_room(error.reason) else ""
             report.skip(error.reason, at, error.message.removeprefix(f"{error.reason}: "))
-            _count(outcomes, _SKIPPED_HERE)
+            outcomes[_SKIPPED_HERE] += 1
             yield None
             continue
         yield conversation
@@ -280,7 +277,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _spans(
-    conversations: Iterable[Conversation], source: ChatSource, settings: ChatSettings, outcomes: Count
+    conversations: Iterable[Conversation], source: ChatSource, settings: ChatSettings, outcomes: Counter[str]
 ) -> Iterator[Span]:
     """Sequences to train on: reasoning stripped or cut in some conversations, and a sequence of its own for every turn
     that the template would not show as it was produced."""
@@ -296,10 +293,10 @@ def _spans(
     for conversation in conversations:
         key = conversation.key()
         if any(token in key for token in forbidden):
-            _count(outcomes, CONTROL_TOKEN)
+            outcomes[CONTROL_TOKEN] += 1
             continue
         if source.guarded and _protected(settings.protected).overlap(conversation):
-            _count(outcomes, OVERLAPS)
+            outcomes[OVERLAPS] += 1
             continue
         if source.split_column is None:
             draw = stable_hash("split", seed, key) / 2**64
@@ -309,7 +306,7 @@ def _spans(
             split = SPLITS.index(conversation.split)
         for number, span in enumerate(training_spans(conversation, settings.template)):
             if number:
-                _count(outcomes, EARLIER_TURNS)
+                outcomes[EARLIER_TURNS] += 1
             span_key = key if len(span.messages) == len(conversation.messages) else span.key()
             yield Span(span, split, stable_hash("pack", seed, span_key, *effort), len(span_key))
 
@@ -337,7 +334,3 @@ def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
             batch, chars = [], 0
     if batch:
         yield batch
-
-
-def _count(outcomes: Count, outcome: str, n: int = 1) -> None:
-    outcomes[outcome] = outcomes.get(outcome, 0) + n

@@ -21,6 +21,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +32,17 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import RECEIPTS, InputFile, Plan, Shard, ShardOutput, freeze, restore, run_shards
+from nemotron.data_prep.work.shards import (
+    RECEIPTS,
+    InputFile,
+    Plan,
+    Shard,
+    ShardOutput,
+    freeze,
+    publish_file,
+    restore,
+    run_shards,
+)
 
 if TYPE_CHECKING:
     from nemotron.kit import Dataset
@@ -410,6 +421,8 @@ def publish_step(
 ) -> Dataset:
     """Publish the document shards in `work_dir` as the Dataset that `run.output` names; then remove `work_dir`.
 
+    Shows `table` and what was published on stderr.
+
     Args:
         metrics: what the step measured besides `table`, whose JSON is the metric `table`.
         files: more files for the payload, by name there.
@@ -420,16 +433,15 @@ def publish_step(
     """
     from nemotron.kit import Dataset
 
+    print(table, file=sys.stderr)
     if not table.kept.documents:
         most = max(table.dropped, key=lambda reason: table.dropped[reason].documents, default="nothing was read")
         raise RunFailed(f"none of {table.read.documents} documents is left", f"most frequent reason: {most}")
     shutil.rmtree(output_dir, ignore_errors=True)
-    (output_dir / DOCUMENTS).mkdir(parents=True)
     for path in sorted((work_dir / DOCUMENTS).glob(f"*{SUFFIX}")):
-        _link(path, output_dir / DOCUMENTS / path.name)
+        publish_file(path, output_dir / DOCUMENTS / path.name)
     for name, path in (files or {}).items():
-        (output_dir / name).parent.mkdir(parents=True, exist_ok=True)
-        _link(path, output_dir / name)
+        publish_file(path, output_dir / name)
     dataset = Dataset(
         path=output_dir,
         num_examples=table.kept.documents,
@@ -439,12 +451,5 @@ def publish_step(
     )
     dataset.save(move=True)
     shutil.rmtree(work_dir, ignore_errors=True)
+    print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
     return dataset
-
-
-def _link(path: Path, target: Path) -> None:
-    """A second name, so that a run that is killed before it has published still finds its work; else a copy."""
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)

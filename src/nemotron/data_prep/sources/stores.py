@@ -11,7 +11,6 @@ from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
 from nemotron.data_prep.sources.files import SourceFile, first_line, redact
 from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error
 
-_EXTRAS = {"s3": "s3", "gs": "gs"}
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a public bucket",
     "gs": "gcloud auth application-default login, or GOOGLE_APPLICATIONCREDENTIALS; FSSPEC_GS_TOKEN=anon for a public "
@@ -28,7 +27,7 @@ def _file_system(uri: str) -> tuple[Any, str]:
         file_system = fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
         raise UserError(
-            f"{redact(uri)}: {first_line(error)}", f"pip install -e '.[{_EXTRAS[scheme]}]' in the project's folder"
+            f"{redact(uri)}: {first_line(error)}", f"pip install -e '.[{scheme}]' in the project's folder"
         ) from error
     return file_system, uri.partition("://")[2]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 BLEND_FILE = "blend.json"
 
@@ -54,20 +54,9 @@ class Blend(TypedDict):
 
 def empty_source() -> SourceFiles:
     """A source without a document."""
-    return {
-        "train": [],
-        "valid": [],
-        "test": [],
-        "tokens": 0,
-        "bytes": 0,
-        "documents": 0,
-        "valid_tokens": 0,
-        "valid_bytes": 0,
-        "valid_documents": 0,
-        "test_tokens": 0,
-        "test_bytes": 0,
-        "test_documents": 0,
-    }
+    source: dict[str, Any] = {split: [] for split in ("train", "valid", "test")}
+    source |= {f"{split}{count}": 0 for split in ("", "valid_", "test_") for count in ("tokens", "bytes", "documents")}
+    return cast(SourceFiles, source)
 
 
 def write_blend_file(blend: Blend, directory: Path) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from nemotron.data_prep.tokens.task import (
 )
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import Plan, Receipt, run_shards
+from nemotron.data_prep.work.shards import Plan, Receipt, publish_file, run_shards
 
 
 @dataclass
@@ -86,12 +84,7 @@ def link_streams(streams: dict[str, SourceStreams], folder: Path, output_dir: Pa
         for split in SPLITS:
             for prefix in source.files[split]:  # type: ignore[literal-required]
                 for suffix in (".bin", ".idx"):
-                    target = output_dir / f"{prefix}{suffix}"
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    try:
-                        os.link(folder / f"{prefix}{suffix}", target)
-                    except OSError:  # a file system without links
-                        shutil.copyfile(folder / f"{prefix}{suffix}", target)
+                    publish_file(folder / f"{prefix}{suffix}", output_dir / f"{prefix}{suffix}")
 
 
 def skipped_table(streams: dict[str, SourceStreams]) -> str:

@@ -134,10 +134,12 @@ def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutp
             tokens, lengths = encoded
             splits = np.array([document.split for document in batch])
             if work.max_tokens is not None:
-                used = _within(lengths * (splits == _TRAIN), work.max_tokens - counts[_TRAIN].tokens)
+                train_tokens = np.cumsum(lengths * (splits == _TRAIN))
+                used = int(np.searchsorted(train_tokens, work.max_tokens - counts[_TRAIN].tokens, side="right"))
                 if used < len(batch):
                     capped = True
-                    _leave_out(batch[used:], report)
+                    report.records -= len(batch) - used
+                    report.skip(BEYOND_CAP, batch[used].piece.file.uri, count=len(batch) - used)
                     batch, splits, lengths = batch[:used], splits[:used], lengths[:used]
                     tokens = tokens[: int(lengths.sum())]
             for split in np.unique(splits):
@@ -233,13 +235,3 @@ def _encode(
         report.records -= 1
         report.skip(NO_WORDS, at, what)
     return encoded
-
-
-def _within(lengths: NDArray[np.int64], limit: int) -> int:
-    """How many of the first documents have at most `limit` tokens together."""
-    return int(np.searchsorted(np.cumsum(lengths), limit, side="right"))
-
-
-def _leave_out(documents: list[_Document], report: ReadReport) -> None:
-    report.records -= len(documents)
-    report.skip(BEYOND_CAP, documents[0].piece.file.uri, count=len(documents))

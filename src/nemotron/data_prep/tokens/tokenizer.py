@@ -98,35 +98,10 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: i
     (directory / "special_tokens_map.json").write_text(json.dumps(named, indent=2) + "\n", "utf-8")
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """Read `tokenizer.json` of a directory in Hugging Face layout.
-
-    Text is encoded as the chat template produces it: special tokens in it are recognised. For running text of unknown
-    origin use `encode_plain`. UserError if there is none or it cannot be read.
-    """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"no tokenizer at {path}")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path}: not a readable tokenizer ({str(error).splitlines()[0]})") from error
-
-
 @lru_cache(maxsize=1)
 def tokenizer_from(text: str) -> Tokenizer:
     """The tokenizer that `tokenizer.to_str()` wrote; the last one is kept, for tasks that get the same text each."""
     return Tokenizer.from_str(text)
-
-
-def encode_plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of running texts; a `<|im_end|>` that stands in one is spelled out, not taken as the control token."""
-    before = tokenizer.encode_special_tokens
-    tokenizer.encode_special_tokens = True
-    try:
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    finally:
-        tokenizer.encode_special_tokens = before
 
 
 # --- A tokenizer that is there already ------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.work.engines import Engine
 
@@ -178,7 +179,7 @@ def read_receipt(folder: Path, shard: str, plan_digest: str, counts: type[Counts
         return None
     for name, output in receipt.outputs.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != output.bytes or _sha256(path) != output.sha256:
+        if not path.is_file() or path.stat().st_size != output.bytes or sha256_file(path) != output.sha256:
             return None
     return receipt
 
@@ -208,10 +209,22 @@ class ShardOutput:
                 continue
             with part.open("rb") as file:
                 os.fsync(file.fileno())
-            outputs[name] = OutputFile(part.stat().st_size, _sha256(part))
+            outputs[name] = OutputFile(part.stat().st_size, sha256_file(part))
             target.parent.mkdir(parents=True, exist_ok=True)
             part.replace(target)
         return outputs
+
+
+def publish_file(path: Path | str, target: Path | str) -> None:
+    """Give a file that a shard wrote a second name; a copy where the file system has no links.
+
+    What is done stays where a run that is killed before it has published looks for it.
+    """
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
 
 
 def _run_shard(shard: Shard[Any], job: tuple[Any, Any, Path, str]) -> Receipt[Any]:
@@ -304,8 +317,3 @@ def _write_atomically(path: Path, text: str) -> None:
         os.fsync(descriptor)  # the name, too
     finally:
         os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def main() -> None:
     report = inspect(location, args.samples, tokenizer_of(version))
     if version is not None:
         report = with_record(report, version)
-    print(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if args.json else page(report))
+    print(json.dumps(asdict(report), indent=2, ensure_ascii=False) if args.json else page(report))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,6 @@ class Report:
     tables: dict[str, Table] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     samples: list[dict[str, str]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """As `json.dumps` takes it."""
-        return asdict(self)
 
 
 def inspect(location: str, num_samples: int = 3, tokenizer_path: Path | None = None) -> Report:

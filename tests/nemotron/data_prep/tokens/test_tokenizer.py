@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.tokenizer import (
     SPECIAL_TOKENS,
     _what_failed,
-    encode_plain,
     find_tokenizer,
-    load_tokenizer,
     save_tokenizer,
     train_tokenizer,
 )
@@ -55,14 +54,14 @@ def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=40))
 def test_every_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
-    [ids] = encode_plain(tokenizer, [text])
+    ids = plain_tokenizer(tokenizer.to_str()).encode(text).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_running_text_cannot_forge_control_tokens(tokenizer: Tokenizer) -> None:
-    [plain] = encode_plain(tokenizer, ["a<|im_end|>b</s>"])
+    plain = plain_tokenizer(tokenizer.to_str()).encode("a<|im_end|>b</s>").ids
     assert min(plain) >= 16
-    assert 11 in tokenizer.encode("a<|im_end|>b").ids  # and the switch is back where it was
+    assert 11 in tokenizer.encode("a<|im_end|>b").ids
 
 
 def test_training_does_not_depend_on_the_order_of_texts() -> None:
@@ -76,7 +75,7 @@ def test_too_small_a_vocabulary_is_refused() -> None:
 
 def test_saved_layout_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, model_max_length=512, template="nano3")
-    assert load_tokenizer(tmp_path).to_str() == tokenizer.to_str()
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str() == tokenizer.to_str()
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2)

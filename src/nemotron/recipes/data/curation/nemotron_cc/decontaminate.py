@@ -79,13 +79,11 @@ def main() -> None:
             leaks = leaks_of(plan, hit_dir, protected, cfg.boilerplate_documents)
         with run.phase("drop"):
             table = collect(plan, work_dir, drop_shard, leaks, engine)
-        print(table, file=sys.stderr)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         raw = [Source(name=file.uri, detail=f"evaluation set, version {file.version}") for file in evaluation_files]
         dataset = publish_step(table, work_dir, run.output_dir, {"protected_ngrams": grams}, sources=raw)
         shutil.rmtree(hit_dir, ignore_errors=True)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

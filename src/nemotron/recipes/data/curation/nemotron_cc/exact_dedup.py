@@ -57,11 +57,9 @@ def main() -> None:
         # --- Hash, find equal hashes, write what stays --------------------------------------------------------------
         with run.phase("deduplicate"):
             table = exact.deduplicate(files, cfg.normalisation, work_dir, engine)
-        print(table, file=sys.stderr)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         dataset = publish_step(table, work_dir, run.output_dir)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -59,13 +59,11 @@ def main() -> None:
         plan = plan_extraction(files, {"step": "extract", **cfg.model_dump(exclude={"run"})})
         with run.phase("extract"):
             table = collect(plan, work_dir, extract_shard, settings, engine)
-        print(table, file=sys.stderr)
 
         # --- Publish --------------------------------------------------------------------------------------------------
         # Reading a crawl once more, only for its digest, would take as long as the step itself.
         own = [Source(name=f.name, detail=f"{f.size} bytes, version {f.version}") for f in files if not cfg.run.data]
         dataset = publish_step(table, work_dir, run.output_dir, sources=own)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

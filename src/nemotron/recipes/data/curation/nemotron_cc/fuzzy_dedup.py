@@ -61,13 +61,11 @@ def main() -> None:
         # --- Sign, find clusters, write what stays ------------------------------------------------------------------
         with run.phase("deduplicate"):
             table, report = minhash.deduplicate(files, settings, work_dir, engine)
-        print(table, file=sys.stderr)
         sizes = ", ".join(f"{count} of {size}" for size, count in report["clusters"].items())
         print(f"clusters: {sizes or 'none'}; {report['comparisons']}", file=sys.stderr)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         dataset = publish_step(table, work_dir, run.output_dir, {"minhash": report})
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -64,11 +64,9 @@ def main() -> None:
         # --- Filter -------------------------------------------------------------------------------------------------
         with run.phase("filter"):
             table = filter_shards(plan, work_dir, heuristics.judge, settings, engine)
-        print(table, file=sys.stderr)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         dataset = publish_step(table, work_dir, run.output_dir)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

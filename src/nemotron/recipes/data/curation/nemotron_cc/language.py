@@ -62,11 +62,9 @@ def main() -> None:
         # --- Identify -------------------------------------------------------------------------------------------------
         with run.phase("identify"):
             table = filter_shards(plan, work_dir, language.judge, settings, engine)
-        print(table, file=sys.stderr)
 
         # --- Publish --------------------------------------------------------------------------------------------------
         dataset = publish_step(table, work_dir, run.output_dir)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

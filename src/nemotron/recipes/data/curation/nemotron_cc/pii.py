@@ -70,11 +70,9 @@ def main() -> None:
         plan = plan_step(files, {"step": "pii", **cfg.model_dump(exclude={"run"})})
         with run.phase("replace"):
             table = filter_shards(plan, work_dir, pii.judge, settings, engine)
-        print(table, file=sys.stderr)
         # --- Publish ------------------------------------------------------------------------------------------------
         samples = {"replaced_samples": _samples(list_documents(work_dir))}
         dataset = publish_step(table, work_dir, run.output_dir, samples)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -66,15 +66,8 @@ def main() -> None:
     """Train the classifiers, score, label and publish the documents."""
     cfg: QualityConfig = load_script_config(__file__, inputs=read_pipe)
     training, labels = cfg.training, {str(label): low for label, low in cfg.labels.items()}
-    settings = quality.TrainSettings(
-        training.hash_bits,
-        training.max_words,
-        training.regularisation,
-        training.num_trees,
-        training.tree_depth,
-        training.tree_rate,
-        cfg.seed,
-    )
+    of_pages = {"positive", "negative", "held_out_fraction", "max_documents"}
+    settings = quality.TrainSettings(**training.model_dump(exclude=of_pages), seed=cfg.seed)
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         files = list_documents(Dataset.load(cfg.run.data).path)
@@ -95,7 +88,6 @@ def main() -> None:
         with run.phase("label"):
             buckets = quality.Buckets(thresholds, labels, cfg.min_bucket, score_dir)
             table = collect(plan, work_dir, quality.label_shard, buckets, engine)
-        print(table, file=sys.stderr)
 
         # --- Measure on the other part ------------------------------------------------------------------------------
         metrics: dict[str, Any] = {
@@ -111,7 +103,6 @@ def main() -> None:
         model = {f"classifier/{name}": run.dir / "classifier" / name for name in (quality.WEIGHTS, quality.DESCRIPTION)}
         dataset = publish_step(table, work_dir, run.output_dir, metrics, model)
         shutil.rmtree(score_dir, ignore_errors=True)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -84,7 +84,6 @@ def main() -> None:
                 table.merge(receipt.counts.table)
                 for style, of_shard in receipt.counts.usage.items():
                     usage[style].merge(of_shard)
-        print(table, file=sys.stderr)
         for style, total in usage.items():
             print(
                 f"  {style:<18} {total.requests:>7} requests, "
@@ -108,7 +107,6 @@ def main() -> None:
         }
         dataset = publish_step(table, work_dir, run.output_dir, metrics)
         shutil.rmtree(answers_dir, ignore_errors=True)
-        print(f"{dataset.ref}: {dataset.num_examples} documents, synthetic ones included", file=sys.stderr)
         print_complete({"data": dataset})
 
 

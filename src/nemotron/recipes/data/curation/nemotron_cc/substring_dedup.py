@@ -60,12 +60,10 @@ def main() -> None:
         # --- Index windows, find repeated ones, cut -----------------------------------------------------------------
         with run.phase("deduplicate"):
             table, cuts = substring.deduplicate(files, settings, work_dir, engine)
-        print(table, file=sys.stderr)
         print(cuts, file=sys.stderr)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         dataset = publish_step(table, work_dir, run.output_dir, {"cuts": vars(cuts)})
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -75,7 +75,7 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
 def where(spec: Runspec, env: Env) -> str:
     """Which machines a job of the profile gets, in one line."""
     if env.ray is not None:
-        return f"Ray at {env.ray.address}"
+        return f"Ray at {env.ray}"
     if (slurm := env.slurm) is None:  # another launcher, whose keys only the command file knows
         return ", ".join([env.executor, *(f"{key} = {public(key, str(value))}" for key, value in env.table.items())])
     login = "here" if slurm.ssh is None else f"{slurm.ssh.user}@{slurm.ssh.host}"

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from nemo_runspec.errors import UserError
+
 # Set by git for its hooks, whose repository need not be the script's.
 _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
 
@@ -15,32 +17,43 @@ def git_commit(folder: Path) -> str | None:
 
     None outside a repository, in one without a commit, and without git.
     """
-    return _ask(folder, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
+    return _first_line(folder, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 
 
 def git_root(folder: Path) -> Path | None:
     """The root of the repository that holds `folder`; None outside one, and without git."""
-    root = _ask(folder, "rev-parse", "--show-toplevel")
+    root = _first_line(folder, "rev-parse", "--show-toplevel")
     return Path(root) if root else None
 
 
-def git_environment() -> dict[str, str]:
-    """The environment for a git that is asked about a folder, not about the repository whose hook we run in."""
-    return {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK} | {"LC_ALL": "C"}
+def ask_git(folder: Path, *words: str) -> bytes | None:
+    """What git says; None where there is no git, or `folder` is in no repository.
 
-
-def _ask(folder: Path, *words: str) -> str | None:
-    command = ["git", "-C", str(folder), *words]
+    Raises:
+        UserError: git is there and refuses (a repository of another owner, say).
+    """
+    # About a folder, not about the repository whose hook we run in.
+    environment = {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK} | {"LC_ALL": "C"}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=git_environment(),
-            timeout=10,
-            check=False,
+            command, capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=60, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except FileNotFoundError:
         return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"git cannot list {folder}: {error}") from None
+    if answer.returncode:
+        lines = answer.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {answer.returncode}"]
+        why = lines[0].removeprefix("fatal: ")
+        if why.startswith("not a git repository (or any"):
+            return None
+        raise UserError(f"git cannot list {folder}: {why}", lines[-1].strip() if len(lines) > 1 else None)
+    return answer.stdout
+
+
+def _first_line(folder: Path, *words: str) -> str | None:
+    try:
+        return os.fsdecode(ask_git(folder, *words) or b"").strip() or None
+    except UserError:
+        return None

@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,7 +24,7 @@ from pathlib import Path, PurePosixPath
 import nemo_runspec
 from nemo_runspec.env import CODE_LIMIT, artifacts_root, find_env_file, output_root
 from nemo_runspec.errors import UserError
-from nemo_runspec.git import git_commit, git_environment
+from nemo_runspec.git import ask_git, git_commit
 from nemo_runspec.runspec import Runspec
 
 PROJECT, RUNSPEC = "project", "runspec"
@@ -192,19 +191,19 @@ def _git_root(folder: Path) -> Path | None:
     """The top folder of the working tree (or worktree, or submodule's superproject) that holds `folder`."""
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return None
-    top = _git(folder, "rev-parse", "--show-toplevel")
+    top = ask_git(folder, "rev-parse", "--show-toplevel")
     if top is None:
         return None
     root = Path(os.fsdecode(top.rstrip(b"\n"))).resolve()
     # A script in a submodule needs what surrounds it, as it does here.
-    above = _git(folder, "rev-parse", "--show-superproject-working-tree")
+    above = ask_git(folder, "rev-parse", "--show-superproject-working-tree")
     return _git_root(Path(os.fsdecode(above.rstrip(b"\n")))) if above and above.strip() else root
 
 
 def _git_files(root: Path, repository: Path, repositories: list[Path]) -> Iterator[str]:
     """Files of `repository` that exist, tracked or new, relative to `root`; repositories met are noted."""
     repositories.append(repository)
-    for entry in _entries(_git(repository, "ls-files", "-z", "-c", "-o", "--exclude-standard")):
+    for entry in _entries(ask_git(repository, "ls-files", "-z", "-c", "-o", "--exclude-standard")):
         path = repository / entry
         if path.is_symlink() or path.is_file():
             yield path.relative_to(root).as_posix()
@@ -216,7 +215,7 @@ def _git_files(root: Path, repository: Path, repositories: list[Path]) -> Iterat
 def _uncommitted(root: Path, repository: Path, left_out: Sequence[str]) -> Iterator[str]:
     """What of a repository differs from its commit: changed and new files, deleted ones with a word that says so."""
     words = ("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
-    for entry in _entries(_git(repository, *words)):
+    for entry in _entries(ask_git(repository, *words)):
         path = repository / entry[3:]
         name = path.relative_to(root).as_posix()
         if entry.endswith("/") or _is_below(name, left_out):
@@ -226,30 +225,6 @@ def _uncommitted(root: Path, repository: Path, left_out: Sequence[str]) -> Itera
 
 def _entries(answer: bytes | None) -> list[str]:
     return [os.fsdecode(entry) for entry in (answer or b"").split(b"\0") if entry]
-
-
-def _git(folder: Path, *words: str) -> bytes | None:
-    """What git says; None where there is no git, or `folder` is in no repository.
-
-    Raises:
-        UserError: git is there and refuses (a repository of another owner, say).
-    """
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, env=git_environment(), timeout=60, check=False
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"git cannot list {folder}: {error}") from None
-    if answer.returncode:
-        lines = answer.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {answer.returncode}"]
-        why = lines[0].removeprefix("fatal: ")
-        if why.startswith("not a git repository (or any"):
-            return None
-        raise UserError(f"git cannot list {folder}: {why}", lines[-1].strip() if len(lines) > 1 else None)
-    return answer.stdout
 
 
 # What of it travels

@@ -62,16 +62,10 @@ class SlurmSettings:
 
 
 @dataclass(frozen=True)
-class RaySettings:
-    """The Ray cluster that jobs are submitted to."""
-
-    address: str
-
-
-@dataclass(frozen=True)
 class Env:
     """One profile with everything it extends, beside the reserved tables that a job needs.
 
+    `ray` is the address of the Ray cluster that jobs are submitted to.
     `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
     `output` and `artifacts` are the roots of runs and of the registry as the job sees them (a path or a URL); None for
     a local job that uses those of this process, and where a launcher that this toolkit does not know has to say.
@@ -84,7 +78,7 @@ class Env:
     secrets: tuple[str, ...] = ()
     startup_commands: tuple[str, ...] = ()
     slurm: SlurmSettings | None = None
-    ray: RaySettings | None = None
+    ray: str | None = None
     table: dict[str, Any] = field(default_factory=dict)
     output: str | None = None
     artifacts: str | None = None
@@ -363,18 +357,18 @@ def _absolute_there(settings: _Settings, key: str, text: str) -> str:
     return text.rstrip("/") or "/"
 
 
-def _ray(settings: _Settings) -> RaySettings:
+def _ray(settings: _Settings) -> str:
     rule = EXECUTOR_KEYS["ray"]["address"]
     server = os.environ.get(RAY_API_SERVER)
     if server and "address" not in settings.command_line:
         if not rule.allows(server):
             raise UserError(f"{RAY_API_SERVER}={server}: must be {rule.text}")
-        return RaySettings(server)
-    address = settings.get("address")
+        return server
+    address: str | None = settings.get("address")
     if address is None:
         at = f"{settings.where('executor')} executor = 'ray': no address of a cluster"
         raise UserError(at, f'write address = "http://head:8265", or set {RAY_API_SERVER}')
-    return RaySettings(address)
+    return address
 
 
 def _artifacts(settings: _Settings, output: str | None, ssh: bool) -> str | None:

@@ -22,7 +22,7 @@ from nemo_runspec.execution.launch_script import Launch, launch_json, launch_scr
 from nemo_runspec.execution.ray import follow
 from nemo_runspec.execution.ray import jobs as ray_execution
 from nemo_runspec.execution.ray.jobs import RayJob, how_to_follow, new_job_id, ray_runtime_env, submit
-from nemo_runspec.profile import Env, RaySettings
+from nemo_runspec.profile import Env
 
 from .ray_cluster import RayCluster
 from .slurm import Slurm, wait_for
@@ -160,7 +160,7 @@ def test_a_signal_reaches_the_script_and_nothing_survives(
 
 @pytest.fixture
 def env(ray_cluster: RayCluster, tmp_path: Path) -> Env:
-    return Env("cluster", "ray", ray=RaySettings(ray_cluster.address), output=str(tmp_path / "output"))
+    return Env("cluster", "ray", ray=ray_cluster.address, output=str(tmp_path / "output"))
 
 
 @pytest.fixture(autouse=True)
@@ -336,11 +336,11 @@ def test_ctrl_c_twice_cancels_and_sigterm_only_leaves(ray_cluster: RayCluster, e
 
 
 def test_nothing_at_the_address_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = Env("far", "ray", ray=RaySettings("http://127.0.0.1:1"))
+    env = Env("far", "ray", ray="http://127.0.0.1:1")
     with pytest.raises(UserError, match=r"profile far: executor ray: nothing answers at http://127.0.0.1:1: Conn"):
         submit(env, "x", ray_runtime_env(env, "x", bundle(tmp_path / "bundle", ""), [], {}))
     monkeypatch.setattr(ray_execution, "CONNECT_SECONDS", 0.2)
-    env = Env("far", "ray", ray=RaySettings("http://192.0.2.77:8265"))
+    env = Env("far", "ray", ray="http://192.0.2.77:8265")
     with pytest.raises(UserError, match=r"nothing answers at http://192.0.2.77:8265"):
         submit(env, "x", ray_runtime_env(env, "x", tmp_path / "bundle", [], {}))
 

@@ -17,7 +17,7 @@ from nemo_runspec.env.file import tool_table, tool_variables
 from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED, TOOL
 from nemo_runspec.errors import UserError
 from nemo_runspec.fingerprint import fingerprint
-from nemo_runspec.profile import Env, RaySettings, SlurmSettings, Ssh, executor_of, parse_env
+from nemo_runspec.profile import Env, SlurmSettings, Ssh, executor_of, parse_env
 from nemo_runspec.rules import TEXT, choice
 from nemo_runspec.runspec import parse
 
@@ -206,11 +206,11 @@ def test_what_slurm_is_asked_for_unsaid(write: Write, tmp_path: Path) -> None:
 
 def test_ray_and_the_variable_before_its_address(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write("env.toml", '[r]\nexecutor = "ray"\naddress = "http://head:8265"\n[q]\nexecutor = "ray"\n')
-    assert parse_env("r").ray == RaySettings("http://head:8265")
+    assert parse_env("r").ray == "http://head:8265"
     with pytest.raises(UserError, match=r"env\.toml:5: \[q\] executor = 'ray': no address"):
         parse_env("q")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://other:8265")
-    assert parse_env("r").ray == parse_env("q").ray == RaySettings("http://other:8265")
+    assert parse_env("r").ray == parse_env("q").ray == "http://other:8265"
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "other:8265")
     with pytest.raises(UserError, match=r"RAY_API_SERVER_ADDRESS=other:8265: must be the address"):
         parse_env("r")
@@ -408,7 +408,7 @@ def test_the_command_line_spells_text_as_a_number_and_a_variable_a_number_as_tex
 def test_a_config_may_hold_what_this_executor_has_no_use_for_but_the_command_line_may_not(write: Write) -> None:
     write("env.toml", '[r]\nexecutor = "ray"\naddress = "http://h:1"\n')
     assert parse_env(loaded=configured(write, "nodes: 2")) == Env(file=find_env_file())
-    assert parse_env("r", loaded=configured(write, "nodes: 2")).ray == RaySettings("http://h:1")
+    assert parse_env("r", loaded=configured(write, "nodes: 2")).ray == "http://h:1"
     with pytest.raises(UserError) as caught:
         parse_env("r", loaded=configured(write, "", "run.env.nodes=2"))
     assert caught.value.message == "command line: run.env.nodes: a key of executor slurm, and profile r is ray"

@@ -31,11 +31,12 @@ from nemo_runspec.artifacts.manifest import (
     MANIFEST_FILE,
     PAYLOAD_DIR,
     RECORD_FILE,
+    StoredVersion,
+    human_size,
     list_files,
     parse_manifest,
     sha256_file,
 )
-from nemo_runspec.artifacts.stored import StoredVersion, human_size
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
 
 CLAIMS_DIR = ".claims"

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from nemo_runspec.artifacts.build import OWN_KEYS
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry, Version
-from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, did_you_mean
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One version in a listing. `problem` is set, and all after `ref` empty, when its record cannot be read."""
-
-    ref: str
-    type: str = ""
-    created_at: str = ""
-    digest: str = ""
-    num_files: int = 0
-    size_bytes: int = 0
-    problem: str | None = None
-
-
-def list_entries(registry: Registry, name: str | None = None, *, all_versions: bool = False) -> list[Entry]:
-    """The latest version of every artifact, or of `name` all versions; a corrupt one is listed with its problem.
+def list_entries(
+    registry: Registry, name: str | None = None, *, all_versions: bool = False
+) -> dict[str, Version | None]:
+    """The latest version of every artifact, or of `name` all versions, by reference; None for one that is corrupt.
 
     Raises UserError for an unknown `name`.
     """
@@ -36,7 +24,7 @@ def list_entries(registry: Registry, name: str | None = None, *, all_versions: b
     for each in [name] if name is not None else names:
         numbers = registry.versions(each)
         refs += [f"{each}:{n}" for n in (numbers if all_versions or name is not None else numbers[-1:])]
-    return [_entry(registry, ref) for ref in refs]
+    return {ref: _readable(registry, ref) for ref in refs}
 
 
 def describe(version: Version) -> list[tuple[str, str]]:
@@ -61,20 +49,11 @@ def describe(version: Version) -> list[tuple[str, str]]:
     return rows + [("file", f"{sha256}  {name}") for name, sha256 in version.files.items()]
 
 
-def _entry(registry: Registry, ref: str) -> Entry:
+def _readable(registry: Registry, ref: str) -> Version | None:
     try:
-        version = registry.resolve(ref)
-    except UserError as error:
-        return Entry(ref, problem=error.message)
-    record = version.record
-    return Entry(
-        ref=ref,
-        type=str(record.get("type", "")),
-        created_at=str(record.get("created_at", "")),
-        digest=version.digest,
-        num_files=int(record["num_files"]),
-        size_bytes=version.size_bytes,
-    )
+        return registry.resolve(ref)
+    except UserError:
+        return None
 
 
 def _text(value: object) -> str:

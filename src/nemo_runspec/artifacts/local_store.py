@@ -17,8 +17,7 @@ from typing import Any
 
 from nemo_runspec.artifacts.aside import aside_directory, fsync_directory
 from nemo_runspec.artifacts.build import build_version
-from nemo_runspec.artifacts.manifest import list_files, sha256_file
-from nemo_runspec.artifacts.stored import StoredVersion
+from nemo_runspec.artifacts.manifest import StoredVersion, list_files, sha256_file
 
 NUMBER = re.compile(r"[1-9][0-9]*")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)

@@ -1,4 +1,4 @@
-"""The sha256 manifest of a version: one line a file, in the format that `sha256sum -c manifest.sha256` reads.
+"""A version as its files, and their manifest: a line a file, as `sha256sum -c manifest.sha256` reads it.
 
 It covers the record (`artifact.json`) and every file of the payload. The *payload digest* is the sha256 over the
 payload's lines alone, sorted by name: the relative names and the contents of the files, and nothing else, so that the
@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MANIFEST_FILE = "manifest.sha256"
@@ -81,3 +82,38 @@ def list_files(directory: Path) -> list[str]:
         links = [name for name in folders if (here / name).is_symlink()]
         names += [(here / name).relative_to(directory).as_posix() for name in (*files, *links)]
     return sorted(names)
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """A published version as its files.
+
+    `files` maps the payload's file names to sha256, `size_bytes` is their sum. `directory` is where the version is on
+    this machine; of a registry behind a URL, where `fetch` brings it.
+    """
+
+    name: str
+    version: int
+    directory: Path
+    files: dict[str, str] = field(repr=False)
+    size_bytes: int = field(repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The payload directory on this machine."""
+        return self.directory / PAYLOAD_DIR
+
+    @property
+    def ref(self) -> str:
+        """`name:3`, the identity."""
+        return f"{self.name}:{self.version}"
+
+
+def human_size(size_bytes: int) -> str:
+    """A size with three significant digits in decimal units: 1234567 -> '1.23 MB'."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, check_source
 from nemo_runspec.artifacts.local_store import LocalStore
-from nemo_runspec.artifacts.manifest import MANIFEST_FILE, PAYLOAD_DIR, RECORD_FILE, parse_manifest, payload_digest
-from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, parse_reference
-from nemo_runspec.artifacts.paths import decode_path
+from nemo_runspec.artifacts.manifest import (
+    MANIFEST_FILE,
+    PAYLOAD_DIR,
+    RECORD_FILE,
+    StoredVersion,
+    parse_manifest,
+    payload_digest,
+)
+from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, decode_path, parse_reference
 from nemo_runspec.artifacts.pins import leave_published
-from nemo_runspec.artifacts.stored import StoredVersion
 from nemo_runspec.env.roots import artifacts_root, cache_folder, parse_root
 from nemo_runspec.errors import ArtifactError, RunFailed, UserError, nearest
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -170,7 +170,10 @@ def _wait(
     """Start the child, pass signals on to it until it ends, and return its return code."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with _forwarding(torchrun, shielded) as forward:
+    forward = _Forward(torchrun, shielded)
+    # Handlers belong to the main thread; elsewhere the caller keeps its own.
+    signals = FORWARDED if threading.current_thread() is threading.main_thread() else ()
+    with handling(signals, forward):
         try:
             child = subprocess.Popen(
                 command,
@@ -251,12 +254,3 @@ def children(pid: int) -> list[int]:
         with contextlib.suppress(OSError):  # ended meanwhile
             pids += [int(word) for word in file.read_text(encoding="ascii").split()]
     return pids
-
-
-@contextlib.contextmanager
-def _forwarding(torchrun: bool, shielded: bool) -> Iterator[_Forward]:
-    forward = _Forward(torchrun, shielded)
-    # Handlers belong to the main thread; elsewhere the caller keeps its own.
-    signals = FORWARDED if threading.current_thread() is threading.main_thread() else ()
-    with handling(signals, forward):
-        yield forward

@@ -18,8 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, P
 
 from nemo_runspec.artifacts import Registry, Version, parse_reference
 from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files, sha256_file
-from nemo_runspec.artifacts.naming import SCHEME
-from nemo_runspec.artifacts.paths import encode_path
+from nemo_runspec.artifacts.naming import SCHEME, encode_path
 from nemo_runspec.errors import UserError
 from nemotron.kit import lineage
 from nemotron.kit.pipes import read_pipe

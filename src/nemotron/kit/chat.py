@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_runspec.errors import UserError, nearest
-from nemotron.kit.chat_template import ChatTemplate, Segment, load_template
+from nemotron.kit.chat_template import Segment, load_template
 
 Message = Mapping[str, Any]
 """`role`, `content`, and for the assistant optionally `reasoning_content` and `tool_calls` ([{name, arguments}])."""
@@ -22,7 +22,6 @@ ROLES = ("system", "user", "assistant", "tool")
 NO_ANSWER = "no assistant turn"
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 THINK, END_THINK = "<think>", "</think>"
-CONTROL_TOKENS = (IM_START, IM_END, "<s>", "</s>", "<pad>")
 _NANO2_END = "<SPECIAL_12>"
 
 
@@ -67,15 +66,14 @@ def render(
     message says `/think` or `/no_think`. `low_effort` is for super3. Raises UserError for an unknown template, a switch
     that the template does not have, and malformed messages.
     """
-    chosen = _template(template, enable_thinking, truncate_history_thinking, low_effort)
-    check_messages(messages)
-    segments = chosen.segments(
+    segments = render_with_mask(
         messages,
-        tools=tools,
         enable_thinking=enable_thinking,
         truncate_history_thinking=truncate_history_thinking,
         low_effort=low_effort,
+        tools=tools,
         add_generation_prompt=add_generation_prompt,
+        template=template,
     )
     return "".join(text for text, _ in segments)
 
@@ -87,6 +85,7 @@ def render_with_mask(
     truncate_history_thinking: bool = True,
     low_effort: bool = False,
     tools: Sequence[Tool] | None = None,
+    add_generation_prompt: bool = False,
     template: str,
 ) -> list[Segment]:
     """Conversation as segments `(text, trained)`; their concatenation is what `render` returns.
@@ -96,20 +95,6 @@ def render_with_mask(
     would teach to answer at once where the turn really began with reasoning. Tokenise segment by segment: then the
     tokens of a prompt at inference are exactly a prefix of the tokens in training.
     """
-    chosen = _template(template, enable_thinking, truncate_history_thinking, low_effort)
-    check_messages(messages)
-    return chosen.segments(
-        messages,
-        tools=tools,
-        enable_thinking=enable_thinking,
-        truncate_history_thinking=truncate_history_thinking,
-        low_effort=low_effort,
-        add_generation_prompt=False,
-    )
-
-
-def _template(template: str, enable_thinking: bool, truncate_history_thinking: bool, low_effort: bool) -> ChatTemplate:
-    """The template. UserError if it does not have a switch that is not at its default."""
     chosen = load_template(template)
     if not enable_thinking:
         chosen.check_switch("enable_thinking")
@@ -117,7 +102,15 @@ def _template(template: str, enable_thinking: bool, truncate_history_thinking: b
         chosen.check_switch("truncate_history_thinking")
     if low_effort:
         chosen.check_switch("low_effort")
-    return chosen
+    check_messages(messages)
+    return chosen.segments(
+        messages,
+        tools=tools,
+        enable_thinking=enable_thinking,
+        truncate_history_thinking=truncate_history_thinking,
+        low_effort=low_effort,
+        add_generation_prompt=add_generation_prompt,
+    )
 
 
 def parse_response(text: str) -> tuple[str | None, str]:

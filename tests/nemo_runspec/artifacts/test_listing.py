@@ -3,7 +3,7 @@
 import pytest
 
 from nemo_runspec.artifacts.listing import describe, list_entries
-from nemo_runspec.artifacts.stored import human_size
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import UserError
 
 RECORD = {"type": "Dataset", "created_at": "2026-01-02T03:04:05+00:00", "inputs": {"data": "raw:1@ab"}}
@@ -12,17 +12,12 @@ RECORD = {"type": "Dataset", "created_at": "2026-01-02T03:04:05+00:00", "inputs"
 def test_latest_of_each_or_all_of_one_and_corrupt_ones_are_listed_too(registry, payload):
     for name in ("b", "a", "a"):
         version = registry.publish(name, payload, RECORD)
-    assert [entry.ref for entry in list_entries(registry)] == ["a:2", "b:1"]
-    assert [entry.ref for entry in list_entries(registry, all_versions=True)] == ["a:1", "a:2", "b:1"]
+    assert list(list_entries(registry)) == ["a:2", "b:1"]
+    assert list(list_entries(registry, all_versions=True)) == ["a:1", "a:2", "b:1"]
     (version.directory / "artifact.json").write_text("{")
-    first, second = list_entries(registry, "a")
-    assert (first.type, first.num_files, first.size_bytes, first.created_at) == (
-        "Dataset",
-        3,
-        264,
-        RECORD["created_at"],
-    )
-    assert second.ref == "a:2" and "a:2 is corrupt" in second.problem
+    first = registry.resolve("a:1")
+    assert (first.record["num_files"], first.size_bytes) == (3, 264)
+    assert list_entries(registry, "a") == {"a:1": first, "a:2": None}
     with pytest.raises(UserError, match="no artifact 'c'"):
         list_entries(registry, "c")
 

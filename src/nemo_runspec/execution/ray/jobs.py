@@ -162,7 +162,7 @@ def connect(address: str) -> JobSubmissionClient:
 
 def _address(env: Env) -> str:
     assert env.ray is not None, "the profile's executor is ray"
-    return env.ray.address
+    return env.ray
 
 
 @contextlib.contextmanager

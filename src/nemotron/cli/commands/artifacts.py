@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from nemo_runspec.artifacts.listing import describe, list_entries
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.artifacts.stored import human_size
 
 artifacts = typer.Typer(help="Published artifacts: list, show, trace back, verify.", no_args_is_help=True)
 
@@ -28,12 +28,13 @@ def list_artifacts(
     if not entries:
         typer.echo(f"no artifacts in {registry.root}; `nemotron nano3 pipe -c tiny` makes some")
         return
-    rows = [
-        (e.ref, "corrupt", "", "", "")
-        if e.problem
-        else (e.ref, e.type, human_size(e.size_bytes), e.created_at[:19], e.digest[:12])
-        for e in entries
-    ]
+    rows = []
+    for ref, version in entries.items():
+        if version is None:
+            rows.append((ref, "corrupt", "", "", ""))
+        else:
+            kind, created = (str(version.record.get(key, "")) for key in ("type", "created_at"))
+            rows.append((ref, kind, human_size(version.size_bytes), created[:19], version.digest[:12]))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     for ref, kind, size, created, digest in rows:
         line = f"{ref:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}  {created:<{widths[3]}}  {digest}"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
-from nemo_runspec.artifacts.stored import human_size
+from nemo_runspec.artifacts.manifest import human_size
 from nemotron.kit.metrics import StatusLine, format_seconds
 
 TTY_SECONDS, PLAIN_SECONDS = 1.0, 10.0  # least time between two lines

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Version
-from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, run_main
 from nemotron.kit.commands import command_hint
 from nemotron.recipes.tools.data_names import find

@@ -17,9 +17,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.artifacts.stored import human_size
 from nemo_runspec.errors import UserError, nearest, run_main
 from nemotron.kit.commands import command_for, command_hint
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig

@@ -22,12 +22,12 @@ from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.ray import following
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.allocation import run_in_allocation
-from nemo_runspec.profile import Env, RaySettings, parse_env
+from nemo_runspec.profile import Env, parse_env
 from nemo_runspec.runspec import parse
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SOURCE_ROOT = Path(ray.__file__).parents[3]
-ENV = Env("far", "ray", ray=RaySettings("http://head:8265"), output="/shared/output")
+ENV = Env("far", "ray", ray="http://head:8265", output="/shared/output")
 
 
 @pytest.fixture

@@ -76,33 +76,6 @@ def test_debug_shows_the_traceback(project: Path) -> None:
     assert "Traceback (most recent call last)" in done.stderr
 
 
-def test_a_dry_run_imports_no_torch_and_nothing_of_nemotron(project: Path) -> None:
-    code = (
-        "import sys; sys.argv[1:] = ['run', 'train.py', '-c', 'tiny', '--dry-run']\n"
-        "from nemo_runspec.cli import main\n"
-        "try: main()\n"
-        "finally:\n"
-        "    heavy = {'torch', 'nemotron', 'numpy', 'rich', 'transformers'} & set(sys.modules)\n"
-        "    assert not heavy, heavy\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": SRC}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_pieces_of_a_command_import_nothing_heavy() -> None:
-    code = (
-        "import sys\n"
-        "import nemo_runspec.job, nemo_runspec.pipeline, nemo_runspec.config.help\n"
-        "heavy = {'torch', 'omegaconf', 'pydantic', 'rich', 'yaml', 'typer', 'nemotron'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": SRC}
-    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
-
-
 def test_help_keeps_its_brackets(project: Path) -> None:
     done = runspec(project, "--help")
     assert done.returncode == 0

@@ -64,13 +64,6 @@ def test_the_nearest_file_upwards_counts_and_the_variable_goes_before_it(
         parse_env()
 
 
-def test_a_registry_in_an_object_store_is_no_path(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    write("env.toml", '[artifacts]\nroot = "s3://bucket/artifacts"')
-    assert artifacts_root() == "s3://bucket/artifacts"
-    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", "gs://other/a")
-    assert artifacts_root() == "gs://other/a"
-
-
 def test_a_table_of_another_program_is_checked_by_its_own_rules(write: Write) -> None:
     rules = {"project": TEXT, "mode": choice("online", "offline")}
     assert tool_table("tracker", rules) is None and tool_variables() == {}

@@ -159,9 +159,3 @@ def test_the_caller_may_know_a_better_hint(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "error: no artifact 'soup'\ncook soup\nerror: no artifact 'soup'\ndid you mean soap?\n"
     )
-
-
-def test_an_error_is_raised_again_with_the_place_it_was_met_at() -> None:
-    error = ArtifactError("no artifact 'soup'", None, "soup")
-    assert error.at("run.data = soup") is error
-    assert (str(error), error.message) == ("run.data = soup: no artifact 'soup'",) * 2

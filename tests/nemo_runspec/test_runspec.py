@@ -163,13 +163,6 @@ def test_a_script_has_exactly_one_block(write: Write, tmp_path: Path) -> None:
         parse(write("s.py", one.replace("# ///\n", "")))
 
 
-def test_a_missing_script_is_answered_with_the_nearest_one(write: Write, tmp_path: Path) -> None:
-    write("train.py", block(MINIMAL))
-    with pytest.raises(UserError, match="no such script") as caught:
-        parse(tmp_path / "trian.py")
-    assert caught.value.hint == f"did you mean {tmp_path / 'train.py'}?"
-
-
 @settings(deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:

@@ -213,15 +213,3 @@ def test_finding_what_a_fingerprint_published(registry, payload):
         registry.publish("model", payload, {**RECORD, "producer": {"fingerprint": fingerprint}})
     assert registry.find_published("model", "aaaa").version == 3
     assert registry.find_published("model", "dddd") is None and registry.find_published("none", "aaaa") is None
-
-
-def test_default_root(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RUNSPEC_ARTIFACTS_ROOT", raising=False)
-    monkeypatch.delenv("RUNSPEC_OUTPUT_ROOT", raising=False)
-    monkeypatch.delenv("RUNSPEC_ENV_FILE", raising=False)
-    assert Registry.default().root == tmp_path / "output" / "artifacts"
-    (tmp_path / "env.toml").write_text('[artifacts]\nroot = "shared"\n')
-    assert Registry.default().root == tmp_path / "shared"
-    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "named"))
-    assert Registry.default().root == tmp_path / "named"

@@ -102,9 +102,3 @@ def test_a_missing_file_is_refused_where_it_is_written(override: str, message: s
     with pytest.raises(UserError, match=f"^{message}") as caught:
         resolve(override)
     assert hint in (caught.value.hint or "")
-
-
-def test_the_line_of_the_config_is_named(write: Callable[[str, str], Path]) -> None:
-    write("config/tiny.yaml", "run: {output: demo-model}\n\ntokenizer: tok\n")
-    with pytest.raises(UserError, match=r"^config/tiny\.yaml:3: tokenizer: no such file: tok"):
-        resolve()

@@ -58,11 +58,6 @@ def test_a_config_is_a_name_or_a_path_from_anywhere(write: Write, configs: Path,
     assert list_configs(configs) == ["tiny"]
 
 
-def test_the_name_written_in_a_job_stays(write: Write, configs: Path) -> None:
-    path = write("output/x/train.yaml", "run: {config: tiny}\n")
-    assert load_config(configs, str(path)).data["run"]["config"] == "tiny"
-
-
 def test_plain_formats_keep_every_text_as_it_stands(write: Write, configs: Path) -> None:
     write("config/p.yaml", "defaults: [x]\nt: ${a}\n")
     loaded = load_config(configs, "p", (), "yaml")

@@ -258,15 +258,6 @@ def test_a_schema_whose_imports_are_slow_to_load_is_refused(write: Write, monkey
         sys.modules.pop("numbers_of_mine", None)
 
 
-def test_without_a_schema_values_stand_as_they_are(write: Write) -> None:
-    write("free.py", '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "free"\n# ///\n')
-    spec = parse("free.py")
-    resolved = resolve_config(load_config(spec.config_dir, "tiny", ["any.key=1"]), spec)
-    assert resolved.model is None
-    assert resolved.data["any"] == {"key": 1}
-    assert resolved.data["run"]["name"] == "free-tiny"
-
-
 @pytest.mark.parametrize("name", ["HF_TOKEN", "wandb_api_key", "AWS_SECRET", "DB_PASSWORD", "MY_CREDENTIALS"])
 @pytest.mark.parametrize("value", ["${oc.env:NAME}", "${oc.env:NAME,none}", "a ${oc.decode:${oc.env:NAME}}"])
 def test_an_environment_variable_that_looks_secret_is_refused(
@@ -278,15 +269,6 @@ def test_an_environment_variable_that_looks_secret_is_refused(
     assert caught.value.message.startswith(f"command line: path: ${{oc.env:{name}}}: configs are written to files")
     assert "under secrets in a profile of env.toml" in caught.value.message
     assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_other_environment_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUM_TOKENS", "5")
-    monkeypatch.delenv("TOKENIZER_DIR", raising=False)
-    data = resolve("train.train_iters=${oc.env:NUM_TOKENS}", "path=${oc.env:TOKENIZER_DIR,x}").data
-    assert (data["train"]["train_iters"], data["path"]) == (5, "x")
-    with pytest.raises(UserError, match="Environment variable 'TOKENIZER_DIR' not found"):
-        resolve("path=${oc.env:TOKENIZER_DIR}")
 
 
 def test_a_fault_of_the_command_line_is_never_laid_on_the_file(write: Write) -> None:

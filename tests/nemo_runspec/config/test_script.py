@@ -12,12 +12,6 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 
 
-def test_config_and_overrides_in_any_order(project: Path) -> None:
-    cfg = load_script_config(project / "train.py", ["train.train_iters=3", "--config", "tiny", "style=cosine"])
-    assert (cfg.train.train_iters, cfg.style, cfg.optimizer.lr) == (3, "cosine", 1e-4)
-    assert cfg.run.config == "tiny"
-
-
 def test_the_default_config_is_the_runspec_s_or_the_choice_is_listed(project: Path) -> None:
     with pytest.raises(UserError, match="no config was chosen") as caught:
         load_script_config(project / "train.py", [])

@@ -100,14 +100,6 @@ def test_a_registry_out_of_reach_leaves_the_version_to_the_start(monkeypatch: py
     assert load_script_config("train.py", ["--config", "train.yaml"]).run.data == "corpus:3"
 
 
-def test_inputs_may_be_looked_up_in_the_registry_of_a_profile(tmp_path: Path) -> None:
-    version = publish(tmp_path / "theirs")
-    with pytest.raises(UserError, match="no artifact 'corpus'"):
-        resolve("run.data=corpus")
-    resolved = resolve("run.data=corpus", registry=Registry(tmp_path / "theirs"))
-    assert shipped(resolved)["run"]["data"] == f"corpus:1@{version.digest[:12]}"
-
-
 def test_a_digest_that_is_not_there_is_refused_at_the_start() -> None:
     publish()
     resolved = resolve("run.data=corpus")

@@ -102,8 +102,3 @@ def test_malformed_yaml_is_refused_with_its_line(text: str, message: str) -> Non
         read_yaml(text, "f.yaml")
     assert caught.value.message.startswith(message)
     assert "\n" not in caught.value.message
-
-
-def test_a_value_that_is_no_yaml_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'\[1, 2' is not a value"):
-        read_scalar("[1, 2", "command line")

@@ -121,15 +121,6 @@ def test_packed_rows_and_their_artifact(
     assert some.stdout.count("\n… 1 more sequences in this row; --sequences=2 shows all\n") == 3
 
 
-def test_a_row_of_many_sequences_is_cut_by_default(nemotron: Nemotron, tokenizer: Path, tmp_path: Path) -> None:
-    conversations = [Conversation("x", [{"role": "user", "content": str(i)}, SAID], "train") for i in range(30)]
-    write_rows(conversations, tokenizer, 30, tmp_path / "train.parquet")
-    done = nemotron(f"data preview {tmp_path / 'train.parquet'} --tokenizer {tokenizer}")
-    assert done.stdout.startswith("=== train.parquet row 0: 30 sequences: ")
-    assert done.stdout.count("{+two and two") == 3
-    assert "\n… 27 more sequences in this row; --sequences=30 shows all\n" in done.stdout
-
-
 def test_options_of_command_and_script_agree() -> None:
     text = (recipe_dir("tools") / "data_preview.py").read_text()
     for name in ("number", "skip", "sequences"):

@@ -158,18 +158,6 @@ def test_killed_with_9_it_resumes_in_the_same_place(script, raw, tmp_path):
     assert str(run.dir) == directory and run.resumed and {phase for phase, _ in phases(run)} == {"train"}
 
 
-def test_force_starts_afresh_where_an_unfinished_run_lies(script, raw, monkeypatch):
-    run = opened(script)
-    (run.dir / "checkpoint").write_text("")
-    run.close(finished=False)
-    monkeypatch.setenv("RUNSPEC_FRESH", "1")
-    again = opened(script)
-    assert again.dir == run.dir and not again.resumed and not (run.dir / "checkpoint").exists()
-    again.close(finished=False)
-    monkeypatch.delenv("RUNSPEC_FRESH")
-    assert opened(script).resumed
-
-
 def test_two_processes_do_not_run_the_same_thing(script, raw, tmp_path):
     body = (
         "import sys, time; from nemo_runspec.config import load_script_config; from nemotron.kit import open_run\n"

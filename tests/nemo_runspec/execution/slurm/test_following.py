@@ -10,7 +10,7 @@ import pytest
 
 from nemo_runspec.execution.interrupts import Unreachable
 from nemo_runspec.execution.slurm import following as module
-from nemo_runspec.execution.slurm.following import State, follow, parse_scontrol
+from nemo_runspec.execution.slurm.following import follow
 from nemo_runspec.execution.slurm.remote import Completed
 from nemo_runspec.execution.slurm.submit import SlurmJob
 
@@ -79,16 +79,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module.time, "sleep", sleep)
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-
-
-def test_what_scontrol_says() -> None:
-    pending = parse_scontrol(said("PENDING", reason="Resources"))
-    assert pending == State("PENDING", "Resources")
-    assert not pending.finished
-    failed = parse_scontrol(said("FAILED", reason="NonZeroExitCode", restarts=1, code="143:0", nodes="node[1-2]"))
-    assert failed == State("FAILED", "NonZeroExitCode", "node[1-2]", 1, 143)
-    assert failed.finished
-    assert parse_scontrol(FORGOTTEN) is None
 
 
 def test_the_log_of_every_attempt_and_each_state_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,15 +23,6 @@ def conversation(number: int, **more: Any) -> Conversation:
     return Conversation("math", [{"role": "user", "content": f"{number} plus nothing?"}, answer], "train")
 
 
-def test_mask_trains_exactly_the_answer(tokenizer: Tokenizer) -> None:
-    example = conversation(42, reasoning_content="easy")
-    [(ids, mask)] = encode_conversations([example], tokenizer, "nano3")
-    labels = [int(label) for label, trained in zip(ids[1:], mask[:-1], strict=True) if trained]
-    assert tokenizer.decode(labels, skip_special_tokens=False) == "easy\n</think>\n42<|im_end|>"
-    assert mask[-1] == 0
-    assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == render(example.messages, template="nano3")
-
-
 def test_prompt_at_inference_is_a_prefix_of_the_training_tokens(tokenizer: Tokenizer) -> None:
     example = conversation(7, reasoning_content="\n easy")  # a leading newline could merge with that of the prompt
     [(ids, mask)] = encode_conversations([example], tokenizer, "nano3")

@@ -65,12 +65,6 @@ def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
     assert tally.documents == 2
 
 
-def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_documents(tmp_path / f"{name}.jsonl.zst", map(make, range(5000)))
-    assert (tmp_path / "a.jsonl.zst").read_bytes() == (tmp_path / "b.jsonl.zst").read_bytes()
-
-
 def test_lines_are_found_across_the_borders_of_chunks(tmp_path: Path) -> None:
     some = [make(n, "x" * (n * 997 % 400_000)) for n in range(40)]
     write_documents(tmp_path / "a.jsonl.zst", some)
@@ -182,30 +176,6 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
         tables.append(filter_shards(plan, tmp_path / "pool", judge, 15, engine))
     assert tables[0].to_json() == tables[1].to_json()
     assert contents(tmp_path / "serial") == contents(tmp_path / "pool")
-
-
-class StopError(Exception):
-    pass
-
-
-def stopping(document: Document, least: int) -> Keep | Drop:
-    if document["id"] == "d:25":
-        raise StopError
-    return judge(document, least)
-
-
-def test_what_was_done_before_a_stop_is_not_done_again(tmp_path: Path) -> None:
-    plan = plan_step(shards(tmp_path / "in"), {"least": 15})
-    with pytest.raises(RuntimeError, match="StopError"):
-        filter_shards(plan, tmp_path / "work", stopping, 15, SerialEngine())
-    before = {path.name: path.stat().st_ino for path in list_documents(tmp_path / "work")}
-    assert set(before) == {"s0.jsonl.zst", "s1.jsonl.zst"}
-    table = filter_shards(plan, tmp_path / "work", judge, 15, SerialEngine())
-    after = {path.name: path.stat().st_ino for path in list_documents(tmp_path / "work")}
-    assert before.items() <= after.items()
-    filter_shards(plan, tmp_path / "undisturbed", judge, 15, SerialEngine())
-    assert contents(tmp_path / "work") == contents(tmp_path / "undisturbed")
-    assert table.read.documents == 40
 
 
 def test_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:

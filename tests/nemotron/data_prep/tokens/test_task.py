@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -43,13 +42,6 @@ WORDS = [
 ]
 TEXTS = [" ".join(random.Random(i).choices(WORDS, k=i % 40)) + str(i) for i in range(600)]
 SMALL = train_tokenizer(TEXTS[:50], 300)
-
-
-def big() -> Tokenizer:
-    """The same merges, and so many more tokens that ids do not fit uint16."""
-    tokenizer = Tokenizer.from_str(SMALL.to_str())
-    tokenizer.add_tokens([f"never{i}" for i in range(65_500)])
-    return tokenizer
 
 
 def write(path: Path, texts: Iterable[str | None]) -> Path:
@@ -89,41 +81,6 @@ def reference(tokenizer: Tokenizer, text: str) -> list[int]:
     """One text after the other, with another method of the library."""
     tokenizer.encode_special_tokens = True
     return [*tokenizer.encode(text, add_special_tokens=False).ids, 2]
-
-
-@pytest.mark.parametrize(("kind", "dtype"), [("small", np.uint16), ("big", np.int32)])
-def test_files_are_those_of_megatrons_builder(tmp_path: Path, kind: str, dtype: type[np.generic]) -> None:
-    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
-    import torch
-
-    tokenizer = SMALL if kind == "small" else big()
-    rules = SourceRules(Reading(), 0.2, 0.1)
-    write(tmp_path / "in" / "a.jsonl", TEXTS[:200])
-    write(tmp_path / "in" / "b.jsonl", TEXTS[200:400])
-    write(tmp_path / "in" / "c.jsonl", TEXTS[400:])
-    streams, _ = run(tmp_path / "work", {"web": tmp_path / "in"}, rules=rules, tokenizer=tokenizer)
-    files = streams["web"].files
-    assert len(files["train"]) == 3
-    rest = list(TEXTS)
-    for split in ("train", "valid", "test"):
-        for prefix in files[split]:  # type: ignore[literal-required]
-            number = prefix.rpartition("-")[2]
-            mine = TEXTS[200 * int(number) : 200 * int(number) + 200]
-            names = ("train", "valid", "test")
-            mine = [text for text in mine if names[split_number(text.encode(), 7, 0.2, 0.1)] == split]
-            builder = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
-            for text in mine:
-                ids = reference(tokenizer, text)
-                builder.add_document(torch.tensor(ids), [len(ids)])
-                rest.remove(text)
-            builder.finalize(str(tmp_path / "theirs.idx"))
-            for suffix in (".bin", ".idx"):
-                ours = (tmp_path / "work" / f"{prefix}{suffix}").read_bytes()
-                assert ours == (tmp_path / f"theirs{suffix}").read_bytes()
-            theirs = megatron.IndexedDataset(str(tmp_path / "work" / prefix))
-            assert theirs.index.dtype == dtype
-            assert [theirs[i].tolist() for i in range(len(theirs))] == [reference(tokenizer, text) for text in mine]
-    assert rest == []
 
 
 def test_counts_are_those_of_the_files(tmp_path: Path) -> None:

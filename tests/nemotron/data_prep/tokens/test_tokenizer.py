@@ -17,7 +17,6 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.tokenizer import (
     SPECIAL_TOKENS,
-    _what_failed,
     find_tokenizer,
     save_tokenizer,
     train_tokenizer,
@@ -149,10 +148,3 @@ def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenize
     assert away.returncode == 2 and "HF_HUB_OFFLINE is set, and it is not in the cache" in away.stderr
     # Without a network the pinned files are there.
     assert find("hf://org/name", HF_HUB_OFFLINE="1").stdout == result.stdout
-
-
-def test_a_long_message_of_the_hubs_client_is_cut_between_words() -> None:
-    pytest.importorskip("huggingface_hub")
-    said = _what_failed(ValueError("first " + "words and " * 40 + "\nsecond line"))
-    assert said.startswith("ValueError: first words") and said.endswith((" words …", " and …")) and len(said) < 180
-    assert _what_failed(ValueError("short.\nmore")) == "ValueError: short."

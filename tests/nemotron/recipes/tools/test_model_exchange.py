@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -24,47 +23,22 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Dataset, Model, Results
-from nemotron.kit.chat import render
 from nemotron.recipes.tools import model_export, model_import
-from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 
 TEXTS = [f"def function_{i}(value):\n    return value + {i * 37}\n" for i in range(50)] + ["the quick brown fox " * 20]
-CONFIG: dict[str, Any] = {
-    "hybrid_override_pattern": "MEM*E-",
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 16,
-    "ssm_state_size": 16,
-    "n_groups": 2,
-    "chunk_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 32,
-    "intermediate_size": 64,
-    "initializer_range": 0.2,  # logits far enough apart for greedy decoding to be the same in two programs
-}
-MESSAGES = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "2 + 37?"},
-    {"role": "assistant", "content": "39", "reasoning_content": "2 + 37 is 39"},
-    {"role": "user", "content": "And 1 more? <|im_end|>"},
-]
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[..., NemotronH]) -> Path:
     """A registry with data, a model trained on it, and an evaluation of that model."""
     root = tmp_path_factory.mktemp("published")
     folder, data_dir, results_dir = root / "model", root / "data", root / "results"
     tokenizer = train_tokenizer(TEXTS, 400)
     save_tokenizer(tokenizer, folder, model_max_length=512, template="nano3")
-    torch.manual_seed(0)
-    model = NemotronH(NemotronHConfig(**CONFIG, vocab_size=tokenizer.get_vocab_size()))
+    # transformers multiplies the experts of all tokens at once, by rows of a multiple of 16 bytes.
+    model = small_model("MEM*E-", 1, vocab_size=tokenizer.get_vocab_size(), moe_intermediate_size=16)
     for moe in model.moe_blocks():
         moe.gate.e_score_correction_bias.normal_(0, 0.1)
     model.save_pretrained(folder)
@@ -135,15 +109,6 @@ def test_transformers_generates_the_same_tokens(published: Path, exported: Path)
     assert theirs.generate(prompt, max_new_tokens=24, do_sample=False)[0, length:].tolist() == ours
     assert sorted(theirs.generation_config.eos_token_id) == [2, 11]
     assert theirs.config.max_position_embeddings == 512
-
-
-def test_the_tokenizer_renders_the_chat_format(exported: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
-    tools = [{"name": "add", "description": "a + b", "parameters": {"type": "object"}}]
-    for arguments in ({}, {"tools": tools}, {"enable_thinking": False}):
-        text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True, **arguments)
-        assert text == render(MESSAGES, add_generation_prompt=True, template="nano3", **arguments)
 
 
 def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> None:

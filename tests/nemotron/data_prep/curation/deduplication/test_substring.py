@@ -174,36 +174,3 @@ def test_samples_name_the_document_in_which_the_passage_stays(tmp_path: Path) ->
     assert {sample["stays_in"] for sample in cuts.samples} == set(whole)
     assert {sample["id"] for sample in cuts.samples} == set(kept) - set(whole)
     assert all(words.startswith(sample["text"]) for sample in cuts.samples)
-
-
-def test_goes_on_after_a_stop_in_any_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents, options = passages(2, 60), SubstringSettings(50, 20, range_bytes=5000)
-    run(tmp_path / "whole", documents, 3, options)
-    expected = {path.name: path.read_bytes() for path in list_documents(tmp_path / "whole/work")}
-
-    folder = tmp_path / "stopped"
-    (folder / "in").mkdir(parents=True)
-    for number in range(3):
-        write_documents(folder / "in" / f"part-{number}.jsonl.zst", documents[number::3])
-    files, stops = list_documents(folder / "in"), 0
-    for name in ("_index", "_match", "_cut"):
-        work = getattr(substring, name)
-        calls: list[str] = []
-
-        def stop_at_the_second(shard, shared, output, work=work, calls=calls):  # type: ignore[no-untyped-def]
-            calls.append(shard.name)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return work(shard, shared, output)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(substring, name, stop_at_the_second)
-            with pytest.raises(KeyboardInterrupt):
-                substring.deduplicate(files, options, folder / "work", SerialEngine())
-            stops += 1
-    assert stops == 3
-    first = calls[0]  # whose documents are written, and are not written again
-    done = (folder / "work" / "documents" / f"{first}.jsonl.zst").stat().st_mtime_ns
-    substring.deduplicate(files, options, folder / "work", SerialEngine())
-    assert (folder / "work" / "documents" / f"{first}.jsonl.zst").stat().st_mtime_ns == done
-    assert {path.name: path.read_bytes() for path in list_documents(folder / "work")} == expected

@@ -219,8 +219,6 @@ _ADS = (
 )
 _FOOTER = "All rights reserved. Terms of use. Privacy. Newsletter. Follow us on all channels."
 _COMMENTS = ("First!", "Thanks for sharing, I did not know that.", "Does anybody know where to buy one of these?")
-NAVIGATION = (*_COMMENTS, *_MENU, _COOKIES, *_ADS, _FOOTER)
-"""What stands around the main text of every page and belongs to none."""
 
 
 def render(page: Page) -> str:

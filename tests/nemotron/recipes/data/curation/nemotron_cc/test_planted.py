@@ -9,18 +9,20 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from nemo_runspec.artifacts import Registry, Version
-from nemotron.data_prep.curation import quality
+from nemotron.data_prep.curation import pii, quality
 from nemotron.data_prep.curation.step import list_documents, read_documents
 from nemotron.data_prep.sources.documents import split_of
 
-from . import crawl_texts, planted_scores
+from . import crawl_texts
 from .crawl_pages import Page, make_pages
 from .make_demo_crawl import level_of, write_crawl, write_labelled, write_rows
 
@@ -30,6 +32,33 @@ for module in ("warcio", "trafilatura", "py3langid", "sklearn"):
 
 PAGES, HELD_OUT = 1500, 0.4
 CODE = "from nemotron.cli.main import main; main()"
+
+
+Texts = Mapping[str, str]
+"""url -> the text of that page's document, before or after a step."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """`planted`: cases in what a step read; `found`: of these, those that it found; `reported`: all that it reported,
+    of which `right` had been planted."""
+
+    planted: int
+    found: int
+    reported: int
+    right: int
+
+    @property
+    def precision(self) -> float:
+        return self.right / self.reported
+
+    @property
+    def recall(self) -> float:
+        return self.found / self.planted
+
+    def __str__(self) -> str:
+        recall = f"recall {self.recall:.3f} ({self.found} of {self.planted})"
+        return f"{recall}, precision {self.precision:.3f} ({self.right} of {self.reported})"
 
 
 class Curated(NamedTuple):
@@ -47,9 +76,22 @@ class Curated(NamedTuple):
         files = list_documents(self.version(step).path)
         return {document["url"]: document["text"] for file in files for document in read_documents(file)}
 
-    @property
-    def truth(self) -> dict[str, list[dict[str, object]]]:
-        return {url: page.planted for url, page in self.pages.items()}
+    def cases(self, url: str, kind: str) -> list[dict[str, Any]]:
+        """What was planted of a kind in a page."""
+        return [case for case in self.pages[url].planted if case["kind"] == kind]
+
+    def drops(self, before: str, after: str, kind: str, is_case: Callable[[dict[str, Any]], bool] = bool) -> Score:
+        """How well what a step dropped fits what was planted; of pages that are in no language, none is a mistake."""
+        texts, left = self.texts(before), self.texts(after)
+        if kind == "language":
+            texts = {url: text for url, text in texts.items() if self.pages[url].language}
+        cases = {url for url in texts if any(map(is_case, self.cases(url, kind)))}
+        gone = texts.keys() - left.keys()
+        return Score(len(cases), len(cases & gone), len(gone), len(gone & cases))
+
+    def original(self, url: str) -> str:
+        """The page of which one is an exact copy; itself if of none."""
+        return next((case["url"] for case in self.cases(url, "exact_duplicate_of")), url)
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +125,20 @@ def is_held_out(url: str) -> bool:
     return split_of(url, HELD_OUT, seed=0) == "valid"
 
 
+def lines(text: str) -> Counter[str]:
+    return Counter(" ".join(line.split()) for line in text.split("\n") if line.strip())
+
+
+def documents_with(passage: str, texts: Texts) -> int:
+    return sum(" ".join(passage.split()) in " ".join(text.split()) for text in texts.values())
+
+
 def test_main_text_is_found_and_no_good_page_is_lost(curated: Curated) -> None:
     after = curated.texts("extract")
     good = {url: page.text for url, page in curated.pages.items() if not page.broken}
-    score = planted_scores.lines(after, good)
+    pairs = [(lines(after[url]), lines(text)) for url, text in good.items() if url in after]
+    right = sum((ours & theirs).total() for ours, theirs in pairs)
+    score = Score(sum(t.total() for _, t in pairs), right, sum(o.total() for o, _ in pairs), right)
     kept = Counter(page.broken for url, page in curated.pages.items() if page.broken and url in after)
     print(f"\nextract: lines of main text: {score}; broken pages kept: {dict(kept)}")
     assert score.recall > 0.97 and score.precision > 0.95
@@ -97,26 +149,37 @@ def test_main_text_is_found_and_no_good_page_is_lost(curated: Curated) -> None:
 
 
 def test_other_languages_go_and_nothing_else(curated: Curated) -> None:
-    before = {url: text for url, text in curated.texts("extract").items() if curated.pages[url].language}
-    score = planted_scores.drops(
-        before,
-        curated.texts("language"),
-        curated.truth,
-        lambda case: case["kind"] == "language" and case["language"] != "en",
-    )
+    score = curated.drops("extract", "language", "language", lambda case: case["language"] != "en")
     print(f"\nlanguage: {score}")
     assert score.recall > 0.99 and score.precision > 0.99
 
 
 def test_copies_go_and_one_of_each_stays(curated: Curated) -> None:
-    score = planted_scores.exact_duplicates(curated.texts("language"), curated.texts("exact_dedup"), curated.truth)
+    before, after = curated.texts("language"), curated.texts("exact_dedup")
+    groups: dict[str, list[str]] = {}  # of pages with one text, all but one are to go, whichever stays
+    for url in before:
+        groups.setdefault(curated.original(url), []).append(url)
+    found = sum(min(len(group) - 1, sum(url not in after for url in group)) for group in groups.values())
+    score = Score(len(before) - len(groups), found, len(before) - len(after), found)
     print(f"\nexact_dedup: {score}")
     assert score.recall == 1.0 and score.precision > 0.97
 
 
 def test_near_copies_go_from_a_similarity_of_08_on(curated: Curated) -> None:
-    tenths = planted_scores.near_duplicates(curated.texts("exact_dedup"), curated.texts("fuzzy_dedup"), curated.truth)
-    print(f"\nfuzzy_dedup, found of planted by similarity: { {k: f'{f} of {p}' for k, (p, f) in tenths.items()} }")
+    before, after = curated.texts("exact_dedup"), curated.texts("fuzzy_dedup")
+    copies: dict[str, set[str]] = {}
+    for url in before:
+        copies.setdefault(curated.original(url), set()).add(url)
+    tenths: dict[float, tuple[int, int]] = {}  # similarity, rounded down to a tenth -> pairs, and those cut apart
+    for url in sorted(curated.pages):
+        for case in curated.cases(url, "near_duplicate_of"):
+            ones, others = copies.get(url, set()), copies.get(curated.original(case["url"]), set())
+            if ones and others:
+                tenth = int(case["jaccard"] * 10 + 1e-9) / 10
+                planted, found = tenths.get(tenth, (0, 0))
+                tenths[tenth] = (planted + 1, found + (not (ones & after.keys() and others & after.keys())))
+    shown = {tenth: f"{found} of {planted}" for tenth, (planted, found) in sorted(tenths.items())}
+    print(f"\nfuzzy_dedup, found of planted by similarity: {shown}")
     for similarity, (planted, found) in tenths.items():
         if similarity >= 0.8:
             assert found == planted
@@ -125,10 +188,10 @@ def test_near_copies_go_from_a_similarity_of_08_on(curated: Curated) -> None:
 
 
 def test_of_a_passage_one_document_is_left(curated: Curated) -> None:
-    before, after = curated.texts("fuzzy_dedup").values(), curated.texts("substring_dedup").values()
+    before, after = curated.texts("fuzzy_dedup"), curated.texts("substring_dedup")
     for passage in crawl_texts.BOILERPLATE:
-        assert planted_scores.documents_with(passage, before) > 10
-        assert planted_scores.documents_with(passage, after) == 1
+        assert documents_with(passage, before) > 10
+        assert documents_with(passage, after) == 1
 
 
 def test_quality_tells_explanations_from_the_rest_where_length_does_not(curated: Curated) -> None:
@@ -150,30 +213,34 @@ def test_quality_tells_explanations_from_the_rest_where_length_does_not(curated:
 
 def test_personal_data_is_replaced_and_lookalikes_stay(curated: Curated) -> None:
     before, after = curated.texts("quality"), curated.texts("pii")
-    scores = planted_scores.personal_data(before, curated.truth)
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in crawl_texts.PII_TYPES}
+    for url, text in before.items():
+        cases = [case for case in curated.cases(url, "pii") if case["value"] in text]
+        right = {(case["type"], case["value"]) for case in cases if not case["hard_negative"]}
+        for kind, _ in right:
+            counts[kind]["planted"] += 1
+        for item in pii.find(text):  # a value counts as found if it was taken whole
+            kind = "ip" if item.kind.startswith("ip") else item.kind
+            is_planted = (kind, text[item.begin : item.end]) in right
+            counts.setdefault(kind, Counter()).update(["reported"] + ["right"] * is_planted)
+    scores = {k: Score(c["planted"], c["right"], c["reported"], c["right"]) for k, c in counts.items()}
     print("\n" + "\n".join(f"pii {kind:<12} {score}" for kind, score in scores.items()))
     assert set(scores) == set(crawl_texts.PII_TYPES)
     assert all(score.recall >= 0.95 and score.precision >= 0.98 for score in scores.values())
     lookalikes = [
-        (url, case["value"]) for url in before for case in curated.truth[url]
-        if case["kind"] == "pii" and case["hard_negative"] and case["value"] in before[url]
+        (url, case["value"]) for url in before for case in curated.cases(url, "pii")
+        if case["hard_negative"] and case["value"] in before[url]
     ]  # fmt: skip
     assert len(lookalikes) > 50 and all(value in after[url] for url, value in lookalikes)
 
 
 def test_worthless_pages_go(curated: Curated) -> None:
-    before, after = curated.texts("pii"), curated.texts("heuristics")
-    score = planted_scores.drops(before, after, curated.truth, lambda case: case["kind"] == "low_quality")
+    score = curated.drops("pii", "heuristics", "low_quality")
     print(f"\nheuristics: {score}")
     assert score.recall > 0.8 and score.precision > 0.8
 
 
 def test_leaks_go_and_nothing_else(curated: Curated) -> None:
-    score = planted_scores.drops(
-        curated.texts("heuristics"),
-        curated.texts("decontaminate"),
-        curated.truth,
-        lambda case: case["kind"] == "contaminated",
-    )
+    score = curated.drops("heuristics", "decontaminate", "contaminated")
     print(f"\ndecontaminate: {score}")
     assert score.planted > 30 and (score.recall, score.precision) == (1.0, 1.0)

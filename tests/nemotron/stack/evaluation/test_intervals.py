@@ -33,15 +33,6 @@ def test_wilson_at_the_edges() -> None:
         wilson_interval(3, 2)
 
 
-def test_the_bootstrap_matches_the_standard_error_of_the_mean() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.normal(0.5, 0.2, size=400)
-    interval = bootstrap_interval([values])
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert interval.estimate == pytest.approx(values.mean())
-    assert interval.high - interval.low == pytest.approx(2 * half, rel=0.06)
-
-
 def test_strata_weigh_the_same_whatever_their_size_and_nan_is_left_out() -> None:
     interval = bootstrap_interval([np.array([1.0, 1.0, np.nan]), np.zeros(100)])
     assert (interval.estimate, interval.low, interval.high) == (0.5, 0.5, 0.5)

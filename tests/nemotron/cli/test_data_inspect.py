@@ -65,9 +65,7 @@ def test_json_of_an_artifact(nemotron: Nemotron, folder: Path, tmp_path: Path, m
         ("data inspect", "inspect what?", None),
         ("data inspect {folder}x", "no file, folder or artifact", "did you mean {folder}?"),
         ("data inspect {folder}/b.jsonl", "no file, folder or artifact", "did you mean {folder}/a.jsonl?"),
-        ("data inspect nano3-sft-data-tiny", "no artifact 'nano3-", "make it: nemotron nano3 data prep sft -c tiny"),
         ("data inspect {folder} --samples -1", "greater than or equal to 0", "see: nemotron data inspect --help"),
-        ("data inspct", "Did you mean 'inspect'?", "see: nemotron data --help"),
     ],
 )
 def test_a_mistake_is_refused_in_two_lines(

@@ -33,6 +33,7 @@ from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
+from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput, run_shards
@@ -177,7 +178,8 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
         output.path(f"{shard.name}.ids").open("wb") as ids_file,
         output.path(f"{shard.name}.mask").open("wb") as mask_file,
     ):
-        for batch in _batches(_spans((c for c in conversations if c is not None), source, settings, outcomes)):
+        spans = _spans((c for c in conversations if c is not None), source, settings, outcomes)
+        for batch in batches(spans, lambda span: span.chars, _BATCH_CHARS, _BATCH):
             encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
             for span, (ids, mask) in zip(batch, encoded, strict=True):
                 if len(ids) > settings.seq_len:
@@ -321,16 +323,3 @@ def sum_of(outcomes: Mapping[str, int]) -> str:
     left_out = sum(count for outcome, count in outcomes.items() if outcome not in (READ, KEPT, EARLIER_TURNS, CUT))
     read, kept, earlier = (outcomes.get(outcome, 0) for outcome in (READ, KEPT, EARLIER_TURNS))
     return f"{read:,} records read - {left_out:,} left out + {earlier:,} up to earlier turns = {kept:,} sequences kept"
-
-
-def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
-    batch: list[Span] = []
-    chars = 0
-    for span in spans:
-        batch.append(span)
-        chars += span.chars
-        if len(batch) == _BATCH or chars >= _BATCH_CHARS:
-            yield batch
-            batch, chars = [], 0
-    if batch:
-        yield batch

@@ -293,17 +293,7 @@ def _spans(kind: str, text: str, keep_reserved: bool) -> Iterable[tuple[int, int
 KINDS = ("private_key", "secret", "email", "iban", "credit_card", "ssn", "ipv6", "ipv4", "phone")
 # A text with fewer digits has none: most of prose is told apart at once.
 _LEAST_DIGITS = {"iban": 6, "credit_card": 14, "ssn": 9, "ipv4": 4, "phone": 7}
-PLACEHOLDERS = {
-    "private_key": "[PRIVATE_KEY]",
-    "secret": "[SECRET]",
-    "email": "[EMAIL]",
-    "iban": "[IBAN]",
-    "credit_card": "[CREDIT_CARD]",
-    "ssn": "[SSN]",
-    "ipv6": "[IP_ADDRESS]",
-    "ipv4": "[IP_ADDRESS]",
-    "phone": "[PHONE]",
-}
+PLACEHOLDERS = {kind: f"[{kind.upper()}]" for kind in KINDS} | dict.fromkeys(("ipv6", "ipv4"), "[IP_ADDRESS]")
 
 
 def find(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) -> list[Found]:

@@ -60,12 +60,7 @@ class SourceFile:
     @property
     def is_local(self) -> bool:
         """Whether it is a path of this machine."""
-        return not is_address(self.uri)
-
-
-def is_address(location: str) -> bool:
-    """Whether a location is one of a store (`s3://…`) rather than a path."""
-    return "://" in location
+        return "://" not in self.uri
 
 
 def format_of(name: str) -> tuple[Format, Compression] | None:

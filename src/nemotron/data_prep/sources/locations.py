@@ -32,7 +32,6 @@ from nemotron.data_prep.sources.files import (
     SourceFile,
     compression_of,
     format_of,
-    is_address,
     redact,
 )
 
@@ -65,7 +64,7 @@ def list_files(
     listed: dict[str, SourceFile] = {}
     for location in locations:
         try:
-            if is_address(location) and not location.startswith("file://"):
+            if "://" in location and not location.startswith("file://"):
                 files = _remote(location, formats, counts)
             else:
                 files = _local(location, formats, counts, on_error)

@@ -66,7 +66,7 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
             bad = Bad(None, UNREADABLE, f"{error.strerror or error}{rest}")
         _skip(piece, bad, reading, report)
     else:
-        if _is_whole(piece):
+        if piece.begin == 0 and piece.size == piece.file.size:
             report.bytes = before + piece.size
             if at < 0:
                 _skip(piece, Bad(None, EMPTY), reading, report)
@@ -104,10 +104,6 @@ def _before(piece: Piece) -> int:
     from nemotron.data_prep.sources.tables import rows_before
 
     return rows_before(piece.file, piece.begin)
-
-
-def _is_whole(piece: Piece) -> bool:
-    return piece.begin == 0 and piece.size == piece.file.size
 
 
 def _items(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:

@@ -45,7 +45,7 @@ def read_parquet(piece: Piece, reading: Reading, report: ReadReport) -> Iterator
             columns=sorted(set(reading.names.values())) if reading.names else None,
         )
         index = 0
-        while (batch := _checked(_next, batches)) is not None:  # one without rows is false
+        while (batch := _checked(next, batches, None)) is not None:  # one without rows is false
             yield from _rows(batch, index, reading)
             index += batch.num_rows
             before = index - batch.num_rows
@@ -103,7 +103,7 @@ def _stream_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordB
         raise DamagedError("it is an Arrow stream now, and was an Arrow file when it was cut into pieces")
     reader = _checked(pa.ipc.open_stream, stored)
     before = 0
-    while (batch := _checked(_next, reader)) is not None:  # one without rows is false, and others may follow
+    while (batch := _checked(next, reader, None)) is not None:  # one without rows is false, and others may follow
         at = stored.tell()
         yield batch, at - before
         before = at
@@ -111,10 +111,6 @@ def _stream_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordB
     stored.seek(-8, 2)
     if stored.read(8)[4:] != b"\0\0\0\0":
         raise DamagedError("it ends without the mark of an end")
-
-
-def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return next(batches, None)
 
 
 def _checked(function: Callable[..., Result], *arguments: Any, **settings: Any) -> Result:

@@ -31,7 +31,6 @@ class SourceStreams:
     files: SourceFiles = field(default_factory=empty_source)
     read: ReadReport = field(default_factory=ReadReport)
     lengths: dict[str, dict[str, int]] = field(default_factory=lambda: {split: {} for split in SPLITS})
-    input_bytes: int = 0
     shards: int = 0
     capped: int = 0
 
@@ -47,7 +46,6 @@ class SourceStreams:
             for upper, count in counts.lengths.items():
                 self.lengths[split][upper] = self.lengths[split].get(upper, 0) + count
         self.read.add(receipt.counts.read)
-        self.input_bytes += work.stored_bytes
         self.shards += 1
         self.capped += receipt.counts.capped
 

@@ -20,6 +20,7 @@ from nemotron.data_prep.sources.reader import place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.encoding import LONG_CHARS, Encoder, plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
+from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.shards import Shard, ShardOutput
 
 SPLITS = ("train", "valid", "test")
@@ -124,7 +125,9 @@ def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutp
     capped = False
     with ThreadPoolExecutor(1) as thread, ExitStack() as open_writers:
         writers: dict[int, IndexedDatasetWriter] = {}
-        for batch in _batches(_documents(work.pieces, rules, job.seed, report, work.max_documents)):
+        documents = _documents(work.pieces, rules, job.seed, report, work.max_documents)
+        # One that is long is a batch of its own.
+        for batch in batches(documents, lambda document: len(document.text), _BATCH_CHARS, _BATCH_DOCUMENTS):
             # In a thread only because that is faster: with a vocabulary of 70,000 and 4 MB of text, three times in
             # turns, the main thread took 1.2 to 1.4 times its processor seconds. The likely reason, not shown, is that
             # glibc gives a thread an arena of memory of its own.
@@ -203,20 +206,6 @@ def _documents(
             num_documents += 1
             if num_documents == max_documents:
                 return
-
-
-def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
-    """Documents in batches for the tokenizer; one that is long is a batch of its own."""
-    batch: list[_Document] = []
-    chars = 0
-    for document in documents:
-        if batch and (chars + len(document.text) > _BATCH_CHARS or len(batch) == _BATCH_DOCUMENTS):
-            yield batch
-            batch, chars = [], 0
-        batch.append(document)
-        chars += len(document.text)
-    if batch:
-        yield batch
 
 
 def _encode(

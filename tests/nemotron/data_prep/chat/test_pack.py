@@ -28,7 +28,6 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
-from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading
@@ -343,15 +342,6 @@ def test_many_shards_with_few_files_open(tokenizer: Tokenizer, tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(list((tmp_path / "b" / "spool").glob("*.ids"))) > 40
     assert sorted(sequences_in(folder)) == sorted(expected)
-
-
-def test_long_conversations_are_tokenised_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_spool, "_BATCH_CHARS", 100)
-    monkeypatch.setattr(chat_spool, "_BATCH", 4)
-    conversation = Conversation("own", [], "train")
-    spans = [chat_spool.Span(conversation, 0, i, chars) for i, chars in enumerate([60, 60, 500, 1, 1, 1, 1, 1])]
-    batches = [[span.order for span in batch] for batch in chat_spool._batches(spans)]
-    assert batches == [[0, 1], [2], [3, 4, 5, 6], [7]]
 
 
 def test_a_cap_takes_its_share_of_every_piece(tokenizer: Tokenizer, tmp_path: Path) -> None:

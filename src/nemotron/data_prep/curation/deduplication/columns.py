@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from nemotron.data_prep.curation.step import SAMPLE_CHARS, Document
+from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.shards import ShardOutput
 
 BATCH_CHARS = 1 << 18  # of text that are hashed at once: arrays of some 2 MB each
@@ -32,18 +33,9 @@ class Rows:
     rows: int
 
 
-def batches(documents: Iterable[Document], max_chars: int = BATCH_CHARS) -> Iterator[list[Document]]:
-    """Consecutive documents with some `max_chars` characters of text together, at least one."""
-    batch: list[Document] = []
-    chars = 0
-    for document in documents:
-        if batch and chars + len(document["text"]) > max_chars:
-            yield batch
-            batch, chars = [], 0
-        batch.append(document)
-        chars += len(document["text"])
-    if batch:
-        yield batch
+def text_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Consecutive documents with some `BATCH_CHARS` characters of text together, at least one."""
+    return batches(documents, lambda document: len(document["text"]), BATCH_CHARS)
 
 
 def save_array(output: ShardOutput, name: str, array: NDArray[Any]) -> None:

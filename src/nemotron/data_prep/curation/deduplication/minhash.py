@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rensa import RMinHash
 
-from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, batches, save_array
+from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, save_array, text_batches
 from nemotron.data_prep.curation.deduplication.exact import check_ids
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups, remove_duplicates
 from nemotron.data_prep.curation.deduplication.text_hashes import (
@@ -341,7 +341,7 @@ def _sign(shard: DocumentShard, settings: MinHashSettings, output: ShardOutput) 
     names = Names()
     rows: list[NDArray[np.uint32]] = [signatures([], settings)]
     lengths: list[int] = []
-    for batch in batches(read_documents(shard.work)):
+    for batch in text_batches(read_documents(shard.work)):
         texts = [document["text"] for document in batch]
         rows.append(signatures(texts, settings))
         lengths.extend(map(len, texts))

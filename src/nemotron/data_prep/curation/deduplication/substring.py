@@ -37,9 +37,9 @@ from nemotron.data_prep.curation.deduplication.columns import (
     Columns,
     Names,
     Rows,
-    batches,
     excerpt,
     save_array,
+    text_batches,
 )
 from nemotron.data_prep.curation.deduplication.exact import check_ids
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups
@@ -176,7 +176,7 @@ def _index(shard: DocumentShard, min_tokens: int, output: ShardOutput) -> Rows:
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("text", "starts", "high", "low", "at")}
     token_ends = [0]  # tokens of this shard up to the end of each document, after a 0
     size = 0  # bytes of canonical text so far
-    for batch in batches(read_documents(shard.work)):
+    for batch in text_batches(read_documents(shard.work)):
         for document in batch:
             names.add(document)
         tokens = _Tokens([document["text"] for document in batch])

@@ -46,12 +46,12 @@ from nemotron.data_prep.sources.locations import described, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.sources.warc import require_extra
-from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Phase, SourceFiles, write_blend_file
+from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Phase, write_blend_file
 from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokens.indexed_dataset import token_dtype
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
 from nemotron.data_prep.tokens.streams import link_streams, skipped_table, tokenize_sources
-from nemotron.data_prep.tokens.task import NOT_UNREADABLE, SPLITS, SourceRules, TokenizeJob
+from nemotron.data_prep.tokens.task import NOT_UNREADABLE, SourceRules, TokenizeJob
 from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
@@ -175,7 +175,9 @@ def main() -> None:
                         "records": source.read.records,
                         "skipped": source.read.skipped,
                         "samples": source.read.samples,
-                        **{f"{split}_documents": documents(source.files, split) for split in SPLITS},
+                        "train_documents": source.files["documents"],
+                        "valid_documents": source.files["valid_documents"],
+                        "test_documents": source.files["test_documents"],
                     }
                     for name, source in streams.items()
                 },
@@ -204,11 +206,6 @@ def special_id(files: TokenizerFiles, name: str) -> int:
         what = f"names no {name}" if token is None else f"has no id for its {name} {token!r}"
         raise UserError(f"tokenizer {files.location} {what}", f"add_{name.removesuffix('_token')}=false goes without")
     return int(token_id)
-
-
-def documents(files: SourceFiles, split: str) -> int:
-    """Documents of a source in one split."""
-    return {"train": files["documents"], "valid": files["valid_documents"], "test": files["test_documents"]}[split]
 
 
 if __name__ == "__main__":

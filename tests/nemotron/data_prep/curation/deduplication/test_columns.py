@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron.data_prep.curation.deduplication.columns import Columns, Names, batches
+from nemotron.data_prep.curation.deduplication.columns import Columns, Names
 from nemotron.data_prep.work.shards import ShardOutput
 
 
@@ -75,9 +75,3 @@ print(substring.deduplicate(files, options, folder / "substring", engine)[0].kep
     assert result.returncode == 0, result.stderr
     # Equal: one of 50. Near: that one, and one of each other two. Passages: the one, and the two that come first.
     assert result.stdout.split() == ["101", "51", "51"]
-
-
-def test_batches_keep_order_and_size() -> None:
-    documents = [{"id": str(i), "text": "x" * size} for i, size in enumerate([3, 3, 3, 20, 0, 1, 9])]
-    found = [[len(d["text"]) for d in batch] for batch in batches(documents, max_chars=9)]
-    assert found == [[3, 3, 3], [20], [0, 1], [9]]

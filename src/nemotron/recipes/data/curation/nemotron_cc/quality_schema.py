@@ -21,10 +21,12 @@ LABELS: dict[Label, int] = {"low": 0, "medium-low": 7, "medium": 12, "medium-hig
 # --- quality.py -------------------------------------------------------------------------------------------------------
 
 
-class QualityRun(StepRunConfig):
+class CrawlRun(StepRunConfig):
     """Names of what is read and written."""
 
-    crawl: str | None = Field(None, description="artifact that `training` names files in; null: files of your own")
+    crawl: str | None = Field(
+        None, description="artifact that `training` or `evaluation` names files in; null: files of your own"
+    )
 
 
 class TrainingConfig(Group):
@@ -51,7 +53,7 @@ class TrainingConfig(Group):
 class QualityConfig(Group):
     """`nemotron data curate quality`."""
 
-    run: QualityRun
+    run: CrawlRun
     seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
     training: TrainingConfig
     labels: dict[Label, int] = Field(
@@ -164,16 +166,10 @@ class HeuristicsConfig(Group):
 # --- decontaminate.py -------------------------------------------------------------------------------------------------
 
 
-class DecontaminateRun(StepRunConfig):
-    """Names of what is read and written."""
-
-    crawl: str | None = Field(None, description="artifact that `evaluation` names files in; null: files of your own")
-
-
 class DecontaminateConfig(Group):
     """`nemotron data curate decontaminate`."""
 
-    run: DecontaminateRun
+    run: CrawlRun
     evaluation: list[Location] = Field(
         [], description="files of evaluation sets: JSONL or Parquet; files, folders or globs"
     )

@@ -32,9 +32,10 @@ _SHOWN_UNCOMMITTED = 10
 class Bundle:
     """What travels, in `folder`: `launch.sh`, `launch.json`, `job.yaml`, the script's config, and the code of `plan`.
 
-    `code` is what of the plan was packed; `variables` are what launch.sh sets.
+    `job` is whose it is; `code` is what of the plan was packed; `variables` are what launch.sh sets.
     """
 
+    job: Job
     folder: Path
     plan: BundlePlan
     code: PackedCode
@@ -105,7 +106,7 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
             (folder / name).chmod(0o755 if name == SCRIPT_NAME else 0o644)
-        yield Bundle(folder, plan, code, all_variables)
+        yield Bundle(job, folder, plan, code, all_variables)
 
 
 def _shared_folder(env: Env) -> str | None:

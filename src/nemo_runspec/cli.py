@@ -20,7 +20,7 @@ from nemo_runspec.execution import ray
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemo_runspec.options import parse_words
-from nemo_runspec.pipeline import BundledJob, submit_to_slurm
+from nemo_runspec.pipeline import submit_to_slurm
 from nemo_runspec.runspec import parse
 
 app = typer.Typer(
@@ -107,7 +107,7 @@ def _execute(ctx: typer.Context) -> int:
     with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
         if env.executor == "slurm":
-            return submit_to_slurm(name, [BundledJob(job_config, bundle.folder)], cfg)
+            return submit_to_slurm(name, [bundle], cfg)
         # ... and Ray's own client to a Ray cluster.
         job_id = ray.new_job_id(name)
         runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)

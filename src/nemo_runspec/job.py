@@ -38,6 +38,7 @@ from nemo_runspec.profile import Env, executor_of, parse_env
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.runspec import parse as parse_runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT
+from nemo_runspec.write import write_in_one_step
 
 if TYPE_CHECKING:
     import typer
@@ -222,8 +223,8 @@ def save_configs(job_config: Job, spec: Runspec) -> Path:
         train += dump_yaml(data, escape=fmt == "omegaconf")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "job.yaml", job_yaml(job_config, spec))
-        _replace(folder / spec.job_config_name, train)
+        write_in_one_step(folder / "job.yaml", job_yaml(job_config, spec))
+        write_in_one_step(folder / spec.job_config_name, train)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # `run_main` has the words for a full disk
@@ -255,15 +256,6 @@ def job_yaml(job: Job, spec: Runspec, code: Mapping[str, Any] | None = None) -> 
         "train": job.resolved.data,
     }
     return dump_yaml({key: value for key, value in provenance.items() if key != "code" or value}, escape=False)
-
-
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:

@@ -34,24 +34,17 @@ _NO_CODE = ("__pycache__", "node_modules")
 
 
 @dataclass(frozen=True)
-class CodeFile:
-    """A file that travels: its path in the bundle, and where it is copied from."""
-
-    path: str
-    source: Path
-
-
-@dataclass(frozen=True)
 class BundlePlan:
     """What a bundle is to hold. Paths are relative to the bundle, with forward slashes.
 
+    `files`: path of each -> where it is copied from.
     `root` is the folder that becomes project/; `python_path` goes into PYTHONPATH, in this order; `workdir` is the
     script's working directory where its block names one. `commit` ends in `-dirty` where tracked files differ from it;
     `uncommitted` lists these, new files and deleted ones, relative to `root`.
     """
 
     root: Path
-    files: tuple[CodeFile, ...]
+    files: dict[str, Path]
     script: str
     python_path: tuple[str, ...]
     workdir: str | None
@@ -99,7 +92,7 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
     _check_size([*project, *own], limit, in_git=bool(repositories))
     return BundlePlan(
         root=root,
-        files=tuple(CodeFile(path, source) for path, source in [*project, *own]),
+        files=dict([*project, *own]),
         script=f"{PROJECT}/{script.relative_to(root).as_posix()}",
         python_path=python_path,
         workdir=_workdir(root, spec),
@@ -117,21 +110,21 @@ def pack_code(plan: BundlePlan, folder: Path) -> PackedCode:
         UserError: a file cannot be read.
     """
     digest, size = hashlib.sha256(), 0
-    for file in sorted(plan.files, key=lambda file: file.path.encode()):
+    for path, source in sorted(plan.files.items(), key=lambda file: file[0].encode()):
         try:
-            with file.source.open("rb") as stream:
+            with source.open("rb") as stream:
                 executable = bool(os.fstat(stream.fileno()).st_mode & 0o100)
                 content = stream.read()
         except OSError as error:
-            raise UserError(f"cannot read {file.source}: {error.strerror}") from None
-        target = folder / file.path
+            raise UserError(f"cannot read {source}: {error.strerror}") from None
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
         target.chmod(0o755 if executable else 0o644)
         size += len(content)
-        if file.path.startswith(f"{PROJECT}/"):
-            path, sha256 = file.path.removeprefix(f"{PROJECT}/"), hashlib.sha256(content).hexdigest()
-            digest.update(f"{path}\0{'x' if executable else '-'}\0{sha256}\n".encode())
+        if path.startswith(f"{PROJECT}/"):
+            name, sha256 = path.removeprefix(f"{PROJECT}/"), hashlib.sha256(content).hexdigest()
+            digest.update(f"{name}\0{'x' if executable else '-'}\0{sha256}\n".encode())
     return PackedCode(digest.hexdigest(), size)
 
 

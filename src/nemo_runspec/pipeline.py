@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nemo_runspec.bundle import create_bundle, published_dir
+from nemo_runspec.bundle import Bundle, create_bundle, published_dir
 from nemo_runspec.display import display_job
 from nemo_runspec.env.keys import EXECUTORS
 from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
@@ -85,17 +85,9 @@ class StepResult:
     versions: dict[str, Version] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class BundledJob:
-    """A job and the folder that holds its bundle, as a launcher gets them."""
-
-    job: Job
-    bundle: Path
-
-
-# Submits jobs under a common name, each to start when the one before it has succeeded, and, where the command line
-# says `--run`, follows them; `--dry-run` only shows what would be submitted. Returns the exit code.
-Submit = Callable[[str, Sequence[BundledJob], RecipeConfig], int]
+# Submits the jobs of bundles under a common name, each to start when the one before it has succeeded, and, where the
+# command line says `--run`, follows them; `--dry-run` only shows what would be submitted. Returns the exit code.
+Submit = Callable[[str, Sequence[Bundle], RecipeConfig], int]
 
 
 def with_overrides(steps: Iterable[Step], overrides: Iterable[str]) -> list[Step]:
@@ -181,7 +173,7 @@ def submit_pipeline(
     if not env.registry_is_reachable:
         _say("what is published already cannot be seen from here: every step runs")
     with ExitStack() as bundles:
-        jobs: list[BundledJob] = []
+        jobs: list[Bundle] = []
         for number, planned in enumerate(plan, start=1):
             job, spec = planned.job, planned.job.resolved.spec
             _say(f"[{number}/{len(plan)}] {planned.step.name}{f': {planned.skipped}' if planned.versions else ''}")
@@ -189,14 +181,14 @@ def submit_pipeline(
                 continue
             display_job(job, spec, job.env, show_config=cfg.dry_run)
             bundle = bundles.enter_context(create_bundle(job, spec, job.env, variables))
-            jobs.append(BundledJob(job, bundle.folder))
+            jobs.append(bundle)
         if not jobs:
             return DONE
         _say(bundle.summary())
         return submit(job_name(f"{name}-{plan[0].job.resolved.loaded.name}"), jobs, cfg)
 
 
-def submit_to_slurm(name: str, jobs: Sequence[BundledJob], cfg: RecipeConfig) -> int:
+def submit_to_slurm(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int:
     """Submit `jobs` as one experiment of NeMo-Run, each to start when the one before it has succeeded (see `Submit`).
 
     Raises:
@@ -209,9 +201,9 @@ def submit_to_slurm(name: str, jobs: Sequence[BundledJob], cfg: RecipeConfig) ->
         slurm.submitting(experiment),
     ):
         before: list[str] = []
-        for bundled in jobs:
-            job_title = bundled.job.run.name
-            executor = slurm.create_executor(bundled.job.env, bundled.bundle, job_title)
+        for bundle in jobs:
+            job_title = bundle.job.run.name
+            executor = slurm.create_executor(bundle.job.env, bundle.folder, job_title)
             script = run.Script(path="launch.sh", entrypoint="bash")
             before = [experiment.add(script, executor=executor, name=job_title, dependencies=before)]
         if cfg.dry_run:

@@ -56,7 +56,7 @@ def commit_all(folder: Path) -> None:
 
 def travelling(plan: BundlePlan) -> list[str]:
     """Paths below project/."""
-    return [file.path.removeprefix("project/") for file in plan.files if file.path.startswith("project/")]
+    return [path.removeprefix("project/") for path in plan.files if path.startswith("project/")]
 
 
 def packed(script: Path) -> PackedCode:
@@ -173,7 +173,7 @@ def test_a_link_is_replaced_by_what_it_leads_to(repo: Path) -> None:
     (repo / "pkg").symlink_to(repo / "src" / "mine")  # absolute, and to a folder
     (repo / "src/mine/again.py").symlink_to("../../alias.py")
     plan = plan_bundle(parse(repo / "train.py"))
-    contents = {file.path: file.source.read_text() for file in plan.files}
+    contents = {path: source.read_text() for path, source in plan.files.items()}
     expected = ["alias.py", "pkg/__init__.py", "pkg/again.py", "pkg/model.py", "src/mine/again.py"]
     assert sorted(set(travelling(plan)) - set(COMMITTED)) == expected
     assert {contents[f"project/{path}"] for path in expected if not path.endswith("__init__.py")} == {"x = 1\n"}
@@ -347,7 +347,7 @@ def test_packing_the_same_plan_twice_gives_the_same_folder(repo: Path, tmp_path:
     assert results[0] == results[1]
     code, tree = results[0]
     assert [path for path, mode, _ in tree if mode == 0o755] == ["project/src/mine/model.py"]
-    assert {path for path, _, _ in tree} == {file.path for file in plan.files}
+    assert {path for path, _, _ in tree} == set(plan.files)
     assert code.size == sum(len(data) for _, _, data in tree)
 
 
@@ -451,7 +451,7 @@ def recipe() -> Runspec:
 def test_a_recipe_of_this_project_runs_where_nothing_is_installed(tmp_path: Path) -> None:
     plan = plan_bundle(recipe())
     assert plan.python_path == ("project/src",)
-    assert not [file.path for file in plan.files if file.path.startswith("runspec/")]
+    assert not [path for path in plan.files if path.startswith("runspec/")]
     done = run_elsewhere(plan, tmp_path, "--help")
     assert done.returncode == 0, done.stderr
     assert "train.train_iters" in done.stdout

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.bundle import Bundle
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.job import RecipeConfig
-from nemo_runspec.pipeline import BundledJob, Step, StepResult, run_pipeline, submit_pipeline
+from nemo_runspec.pipeline import Step, StepResult, run_pipeline, submit_pipeline
 
 SRC = str(Path(__file__).resolve().parents[2] / "src")
 
@@ -156,9 +157,9 @@ def test_a_launcher_that_the_toolkit_does_not_know_gets_the_bundles_of_all_steps
 ) -> None:
     launched: list[tuple[str, object, bool]] = []
 
-    def submit(name: str, jobs: Sequence[BundledJob], cfg: RecipeConfig) -> int:
+    def submit(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int:
         for bundled in jobs:
-            script = (bundled.bundle / "launch.sh").read_text(encoding="utf-8")
+            script = (bundled.folder / "launch.sh").read_text(encoding="utf-8")
             launched.append((bundled.job.run.name, bundled.job.env.table["pot"], "/shared/output/published/" in script))
         return 3
 

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from nemo_runspec.artifacts.naming import parse_reference
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.variables import JOB_DIR, PUBLISHED_DIR
+from nemo_runspec.write import write_in_one_step
 
 PINS_FILE = "pins.json"
 _LAUNCHES = ".launches"  # in the output root
@@ -80,7 +80,7 @@ def leave_published(name: str, pinned: str) -> None:
         return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        _replace(Path(folder) / name, f"{pinned}\n")
+        write_in_one_step(Path(folder) / name, f"{pinned}\n")
     except OSError as error:
         raise RunFailed(
             f"{pinned.partition('@')[0]} is published, but {folder} cannot be written: {error.strerror}",
@@ -149,25 +149,4 @@ def _write(path: Path, pins: dict[str, str], *, first: bool) -> None:
                 if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
                     old.unlink()
     text = json.dumps(pins, indent=2, sort_keys=True) + "\n"
-    _replace(path, text, only_new=first)
-
-
-def _replace(path: Path, text: str, *, only_new: bool = False) -> None:
-    """Write a file in one step. `only_new`: a file that is there stays."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with aside.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if only_new:
-            try:
-                path.hardlink_to(aside)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without hard links
-                aside.replace(path)
-        else:
-            aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_in_one_step(path, text, only_new=first)

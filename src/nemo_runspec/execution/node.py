@@ -23,6 +23,7 @@ from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_R
 from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
 from nemo_runspec.variables import ATTEMPT, JOB_DIR, NODE_RANK, NUM_NODES, OUTPUT_ROOT, PROCESSES_PER_NODE
+from nemo_runspec.write import write_in_one_step
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
 WAIT_AFTER_FAILURE = 60
@@ -116,9 +117,9 @@ def leave_together(code: int, job_dir: Path, here: Place) -> int:
     if here.node == 0:
         if code == PREEMPTED and any(_left(job_dir, here, node) == FAILED for node in range(1, here.nodes)):
             code = FAILED  # stopped because another node failed: not a reason to start again
-        _leave(job_dir, here, code)
+        write_in_one_step(_node_file(job_dir, here, 0), str(code))
         return code
-    _leave(job_dir, here, code)
+    write_in_one_step(_node_file(job_dir, here, here.node), str(code))
     if code == DONE:
         return code  # srun waits for the others
     deadline = time.monotonic() + (WAIT_FOR_RANK_0 if code in (PREEMPTED, INTERRUPTED) else WAIT_AFTER_FAILURE)
@@ -132,13 +133,6 @@ def leave_together(code: int, job_dir: Path, here: Place) -> int:
 
 def _node_file(job_dir: Path, here: Place, node: int) -> Path:
     return job_dir / f".node-{here.attempt}-{node}"
-
-
-def _leave(job_dir: Path, here: Place, code: int) -> None:
-    file = _node_file(job_dir, here, here.node)
-    aside = file.with_name(f"{file.name}.new")
-    aside.write_text(str(code), encoding="utf-8")
-    aside.replace(file)
 
 
 def _left(job_dir: Path, here: Place, node: int) -> int | None:

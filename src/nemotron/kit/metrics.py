@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat, TextIO
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.write import write_in_one_step
 
 # JSON has no such numbers; a loss that became NaN must still be told from one that was not logged.
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -66,12 +67,7 @@ class MetricsLog:
             return
         _drop_cut_line(self.path)
         kept = self.path.read_text(encoding="utf-8").split("\n")[:-1][:num_records]
-        aside = self.path.with_name(self.path.name + ".tmp")
-        with aside.open("w", encoding="utf-8") as stream:
-            stream.writelines(f"{line}\n" for line in kept)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(self.path)
+        write_in_one_step(self.path, "".join(f"{line}\n" for line in kept))
         self._num_records = len(kept)
 
     def read(self) -> list[dict[str, Any]]:

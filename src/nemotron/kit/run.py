@@ -34,6 +34,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.fingerprint import config_fingerprint, inputs_of, plain, run_dir_for
 from nemo_runspec.runspec import Runspec, parse
 from nemo_runspec.variables import FRESH
+from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
 from nemotron.kit.lineage import use_configured_tracker, write_json
 from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
@@ -183,12 +184,7 @@ class Run:
     def write_state(self, state: str, **more: Any) -> None:
         """Write `run.json` in one step: the state (`running`, `finished`), and whatever else is to be known."""
         self._state |= {"state": state, **more}
-        aside = self.dir / f"{STATE_FILE}.tmp"
-        with aside.open("w", encoding="utf-8") as stream:
-            json.dump(self._state, stream, indent=2)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(self.dir / STATE_FILE)
+        write_in_one_step(self.dir / STATE_FILE, json.dumps(self._state, indent=2))
 
 
 def open_run(cfg: Any, script: str | Path) -> Run:

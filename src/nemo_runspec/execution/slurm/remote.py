@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.execution.interrupts import Unreachable
@@ -48,12 +48,13 @@ class Completed:
         return self.stdout.decode(errors="replace").strip()
 
 
-class Shell(Protocol):
-    """Where commands run."""
+class LocalShell:
+    """This machine.
 
-    @property
-    def prefix(self) -> str:
-        """What stands before a command (one quoted word) that a user types here to run it there; empty for here."""
+    `prefix`: what stands before a command (one quoted word) that a user types here to run it there.
+    """
+
+    prefix = ""
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60) -> Completed:
         """Run a line of shell and wait for it.
@@ -61,14 +62,6 @@ class Shell(Protocol):
         Raises:
             Unreachable: the connection is lost, or the command does not answer within `timeout` seconds.
         """
-
-
-class LocalShell:
-    """This machine."""
-
-    prefix = ""
-
-    def run(self, command: str, stdin: bytes = b"", timeout: float = 60) -> Completed:
         return _completed(["bash", "-c", command], stdin, timeout, "this machine")
 
 
@@ -218,9 +211,10 @@ def _completed(
     return Completed(process.returncode, process.stdout, process.stderr.decode(errors="replace"))
 
 
-_here = LocalShell()
+# Where commands run.
+Shell: TypeAlias = LocalShell | SshShell
 
 
 def shell_for(ssh: Ssh | None) -> Shell:
     """The shell where the cluster's programs are."""
-    return _here if ssh is None else SshShell.of(ssh)
+    return LocalShell() if ssh is None else SshShell.of(ssh)

@@ -1,8 +1,13 @@
-"""No test depends on where the person who runs it keeps outputs, artifacts and profiles."""
+"""No test depends on where the person who runs it keeps outputs, artifacts and profiles, nor on a clock."""
 
 from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS"):
     os.environ.pop(_name, None)  # before any module of tests copies the environment for its subprocesses
+
+settings.register_profile("without a clock", deadline=None)
+settings.load_profile("without a clock")

@@ -131,7 +131,7 @@ def lognormal(count: int, capacity: int = 4096, seed: int = 0) -> np.ndarray:
     return np.clip(drawn, 1, capacity).astype(np.int64)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(problems())
 def test_bins_are_those_of_the_definitions(problem: tuple[list[int], int]) -> None:
     lengths, capacity = problem
@@ -142,7 +142,6 @@ def test_bins_are_those_of_the_definitions(problem: tuple[list[int], int]) -> No
     assert as_lists(modified_first_fit_decreasing(lengths, capacity)) == slow_mffd(lengths, capacity)
 
 
-@settings(deadline=None)
 @given(problems(), st.integers(0, 2**64))
 def test_shuffled_first_fit_is_first_fit_in_an_order_of_its_own(problem: tuple[list[int], int], seed: int) -> None:
     lengths, capacity = problem
@@ -163,7 +162,6 @@ def test_bins_are_those_of_the_definitions_among_many(capacity: int) -> None:
     assert as_lists(modified_first_fit_decreasing(lengths, capacity)) == slow_mffd(listed, capacity)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(1, 30))
 def test_concatenation_cuts_the_stream_of_tokens(lengths: list[int], capacity: int) -> None:
     bins = concatenate(lengths, capacity)
@@ -180,7 +178,6 @@ def test_concatenation_cuts_the_stream_of_tokens(lengths: list[int], capacity: i
     assert report.bins == report.lower_bound == -(-sum(lengths) // capacity)
 
 
-@settings(deadline=None)
 @given(problems(), st.sampled_from(WHOLE))
 def test_what_is_reported(problem: tuple[list[int], int], algorithm: Algorithm) -> None:
     lengths, capacity = problem
@@ -207,7 +204,6 @@ def test_where_first_fit_decreasing_is_worst() -> None:
     assert len(modified_first_fit_decreasing(lengths, 100)) == 10
 
 
-@settings(deadline=None)
 @given(st.integers(2, 60).flatmap(lambda c: st.lists(st.lists(st.integers(1, c - 1), max_size=5), min_size=1).map(
     lambda cuts: (c, cuts))))  # fmt: skip
 def test_guarantees_where_the_optimum_is_known(problem: tuple[int, list[list[int]]]) -> None:
@@ -223,7 +219,6 @@ def test_guarantees_where_the_optimum_is_known(problem: tuple[int, list[list[int
         assert 10 * len(pack_lengths(lengths, capacity, algorithm)) <= 17 * optimum  # Dósa & Sgall 2013, 2014
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12).flatmap(lambda c: st.tuples(st.lists(st.integers(1, c), min_size=1, max_size=5), st.just(c))))
 def test_no_packing_beats_the_lower_bound(problem: tuple[list[int], int]) -> None:
     lengths, capacity = problem

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -360,7 +360,6 @@ def made_up(lengths: list[int], sources: list[int], orders: list[int] | None = N
     )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), min_size=30, max_size=200),
     st.lists(st.floats(0.05, 1), min_size=3, max_size=3),

@@ -17,12 +17,11 @@ from nemotron.data_prep.curation.quality import TrainSettings, bucket_thresholds
 from nemotron.data_prep.curation.step import (
     StepTable,
     collect,
-    list_documents,
     plan_step,
-    read_documents,
-    write_documents,
 )
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
+
+from .shards import read_all, write_shards
 
 SECRET = " ".join(f"secret{i}" for i in range(15))
 LICENCE = " ".join(f"licence{i}" for i in range(15))
@@ -40,12 +39,7 @@ def texts(count: int) -> list[str]:
 
 
 def shards(folder: Path, some: list[str], count: int) -> list[Path]:
-    folder.mkdir(parents=True)
-    documents = [{"id": f"d{i:03}", "text": text} for i, text in enumerate(some)]
-    size = -(-len(documents) // count)
-    for part in range(count):
-        write_documents(folder / f"part-{part}.jsonl.zst", documents[part * size : (part + 1) * size])
-    return list_documents(folder)
+    return write_shards(folder, [{"id": f"d{i:03}", "text": text} for i, text in enumerate(some)], count)
 
 
 def decontaminate(folder: Path, files: list[Path], engine: Engine) -> tuple[set[str], StepTable]:
@@ -55,7 +49,7 @@ def decontaminate(folder: Path, files: list[Path], engine: Engine) -> tuple[set[
     assert looked.read.documents == 100
     leaks = decontamination.leaks_of(plan, folder / "hits", protected)
     table = collect(plan, folder / "work", decontamination.drop_shard, leaks, engine)
-    return {d["id"] for path in list_documents(folder / "work") for d in read_documents(path)}, table
+    return set(read_all(folder / "work")), table
 
 
 @pytest.mark.parametrize("engine", [SerialEngine, lambda: PoolEngine(2)])
@@ -99,7 +93,7 @@ def test_buckets_do_not_depend_on_how_shards_were_cut(tmp_path: Path) -> None:
         thresholds = quality.thresholds_of(plan, folder / "scores")
         buckets = quality.Buckets(thresholds, labels, 3, folder / "scores")
         table = collect(plan, folder / "work", quality.label_shard, buckets, SerialEngine())
-        documents = {d["id"]: d for path in list_documents(folder / "work") for d in read_documents(path)}
+        documents = read_all(folder / "work")
         assert table.kept.documents == 100 - table.dropped["below bucket 3"].documents == len(documents)
         results.append(documents)
     assert results[0] == results[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.decontamination import (
@@ -58,7 +58,6 @@ def test_boilerplate_is_no_overlap(tmp_path: Path, documents: int, kept: int) ->
     assert (table.read.documents, table.kept.documents) == (documents, kept)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 6))
 def test_grams_are_equal_exactly_where_words_are(words: list[str], n: int) -> None:
     grams = gram_hashes(word_hashes(" ".join(words)), n)
@@ -67,7 +66,6 @@ def test_grams_are_equal_exactly_where_words_are(words: list[str], n: int) -> No
     assert len(np.unique(grams)) == len(set(spelled))
 
 
-@settings(deadline=None)
 @given(st.text("ab c", max_size=60), st.text("ab c", max_size=60))
 def test_agrees_with_a_search_for_word_runs(protected: str, text: str) -> None:
     n = 5

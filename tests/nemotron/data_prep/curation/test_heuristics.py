@@ -90,7 +90,7 @@ def slow_top(text: str, n: int) -> set[float]:
     return values
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(["a", "bb", "ccc", "A", "\n"]), max_size=40), st.integers(2, 10))
 def test_what_repeats_agrees_with_the_slow_way(words: list[str], n: int) -> None:
     text = " ".join(words)
@@ -100,7 +100,7 @@ def test_what_repeats_agrees_with_the_slow_way(words: list[str], n: int) -> None
         assert any(math.isclose(found, possible) for possible in slow_top(text, n))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_any_text_has_finite_values(text: str) -> None:
     counts = {"word_count", "longest_word", "stop_words", "mean_word_length", "longest_line", "mean_line_length"}

@@ -121,7 +121,7 @@ def test_a_private_key_goes_whole_even_if_it_was_cut_off() -> None:
 
 
 @given(st.text(alphabet="0123456789 .-+()/:@abcdefAK_\nx", max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_spans_are_in_order_and_each_gets_one_placeholder(text: str) -> None:
     found = find(text)
     assert all(a.end <= b.begin for a, b in pairwise(found))

@@ -108,7 +108,7 @@ def test_no_feature_grows_with_length() -> None:
 # --- Buckets ---
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 10_000)), min_size=1, max_size=200))
 def test_thresholds_are_the_weighted_percentiles_of_numpy(rows: list[tuple[float, int]]) -> None:
     scores, sizes = np.array([s for s, _ in rows]), np.array([b for _, b in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron.data_prep.sources.documents import normalise, split_of, stable_hash
@@ -25,7 +25,6 @@ def test_normalise(raw: str, clean: str) -> None:
     assert normalise(raw) == clean
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec=None)))
 def test_normalise_is_idempotent_and_encodable(text: str) -> None:
     once = normalise(text)

@@ -23,7 +23,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), min_
 ROWS = st.lists(st.fixed_dictionaries({"text": TEXT, "n": st.integers(0, 9), "m": MESSAGES}), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(ROWS, st.integers(50, 3000))
 def test_every_format_gives_the_rows_that_were_written(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], target_bytes: int

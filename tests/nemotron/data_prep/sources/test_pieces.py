@@ -41,7 +41,7 @@ def expected(data: bytes) -> dict[int, str | None]:
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(LINES, ENDS, st.booleans(), st.lists(st.floats(0, 1), max_size=6))
 def test_any_cut_of_json_lines(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end: bytes, ended: bool, cuts: list[float]
@@ -69,7 +69,7 @@ def test_any_cut_of_json_lines(
             assert wanted[int(sample["where"].rpartition(":")[2])] is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 4000), st.sampled_from(["parquet", "arrow", "stream"]))
 def test_any_division_of_a_table(
     tmp_path_factory: pytest.TempPathFactory, count: int, group_rows: int, target_bytes: int, kind: str

@@ -30,7 +30,7 @@ def jsonl(number: int, size: int) -> SourceFile:
     return SourceFile(f"/data/{number:03d}.jsonl", size, "1", "jsonl")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SIZES, st.integers(1, 70))
 def test_groups_hold_every_piece_once_in_order_and_are_alike(sizes: list[int], count: int) -> None:
     pieces = [piece(i, size) for i, size in enumerate(sizes)]
@@ -43,7 +43,7 @@ def test_groups_hold_every_piece_once_in_order_and_are_alike(sizes: list[int], c
         assert {len(group) for group in groups} == {len(sizes) // count}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10_000), SIZES)
 def test_a_cap_is_shared_out_whole_and_in_proportion(cap: int, sizes: list[int]) -> None:
     shares = share_out(cap, sizes)
@@ -61,7 +61,7 @@ def test_evenly_spread_indices_are_different_and_inside(numbers: tuple[int, int]
     assert max(b - a for a, b in zip([-1, *chosen], [*chosen, length], strict=True)) <= length / count + 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 200_000_000), min_size=1, max_size=8), st.sampled_from([None, 1, 7, 128]))
 def test_plain_files_are_cut_without_gap_or_overlap(sizes: list[int], num_shards: int | None) -> None:
     files = [jsonl(i, size) for i, size in enumerate(sizes)]

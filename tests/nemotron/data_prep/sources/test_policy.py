@@ -161,7 +161,7 @@ def files() -> dict[str, bytes]:
 FILES = files()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(sorted(FILES)), st.floats(0, 1, exclude_max=True))
 def test_a_file_that_was_cut_off_is_one_damaged_file(
     tmp_path_factory: pytest.TempPathFactory, name: str, share: float
@@ -186,7 +186,7 @@ def test_a_file_that_was_cut_off_is_one_damaged_file(
         read(path, required=(), target_bytes=1000)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(sorted(FILES)), st.integers(0, 1 << 30), st.binary(min_size=1, max_size=6))
 def test_any_damage_is_an_error_of_the_user_and_no_crash(
     tmp_path_factory: pytest.TempPathFactory, name: str, place: int, damage: bytes

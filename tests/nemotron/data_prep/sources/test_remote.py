@@ -118,7 +118,7 @@ def test_a_file_is_listed_with_size_and_version_and_read_back(web: Web) -> None:
         assert stream.read() == data
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.integers(0, 5000),
     steps=st.lists(st.tuples(st.sampled_from(("seek", "read", "line")), st.integers(0, 6000)), max_size=30),

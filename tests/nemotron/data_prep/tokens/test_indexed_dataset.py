@@ -22,7 +22,7 @@ def write(prefix: Path, documents: list[list[int]], vocab_size: int = 2048) -> P
     return prefix
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 65499), max_size=8), max_size=6), st.sampled_from([2048, 131072]))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], vocab_size: int) -> None:
     dataset = IndexedDataset(write(tmp_path_factory.mktemp("idx") / "x", documents, vocab_size))
@@ -70,7 +70,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         IndexedDataset(prefix)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.lists(st.lists(st.integers(0, 65499), max_size=6), max_size=5), max_size=5), st.sampled_from([2, 4]))
 def test_batches_write_what_megatron_core_writes(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[list[int]]], itemsize: int

@@ -33,7 +33,7 @@ def blends(draw: st.DrawFn) -> tuple[dict[str, SourceTokens], list[Phase], int]:
     return sources, phases, draw(st.integers(30, 400))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(blends())
 def test_the_loader_draws_what_is_planned(blend: tuple[dict[str, SourceTokens], list[Phase], int]) -> None:
     sources, phases, sequences = blend
@@ -58,7 +58,7 @@ def test_the_loader_draws_what_is_planned(blend: tuple[dict[str, SourceTokens], 
     assert sum(row.drawn for row in mixture.sources) == mixture.train_tokens == 10 * sequences
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(blends())
 def test_shares_and_epochs_follow_from_the_counts(blend: tuple[dict[str, SourceTokens], list[Phase], int]) -> None:
     sources, phases, sequences = blend

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -152,10 +153,19 @@ def test_a_source_without_a_document_has_no_file(tmp_path: Path) -> None:
     assert all(receipt.outputs == {} for receipt in receipts)
 
 
-def test_without_eos_and_bos_nothing_stands_around_a_document(tmp_path: Path) -> None:
-    streams, _ = run(tmp_path / "work", {"a": write(tmp_path / "in.jsonl", TEXTS[:5])}, eos=None)
-    documents = documents_of(tmp_path / "work", streams["a"].files["train"])
-    assert documents == [reference(SMALL, text)[:-1] for text in TEXTS[:5]]
+def test_without_eos_and_bos_nothing_stands_around_a_document_and_a_large_vocabulary_takes_four_bytes(
+    tmp_path: Path,
+) -> None:
+    large = Tokenizer.from_str(SMALL.to_str())  # the same merges, and ids that do not fit uint16
+    large.add_tokens([f"never{i}" for i in range(65_500)])
+    file = write(tmp_path / "in.jsonl", TEXTS[:5])
+    for tokenizer, dtype in ((SMALL, np.uint16), (large, np.int32)):
+        folder = tmp_path / dtype.__name__
+        streams, _ = run(folder, {"a": file}, eos=None, tokenizer=tokenizer)
+        [prefix] = streams["a"].files["train"]
+        dataset = IndexedDataset(folder / prefix)
+        assert dataset.dtype == dtype
+        assert [ids.tolist() for ids in dataset] == [reference(tokenizer, text)[:-1] for text in TEXTS[:5]]
 
 
 def test_caps_hold_and_come_from_all_shards(tmp_path: Path) -> None:

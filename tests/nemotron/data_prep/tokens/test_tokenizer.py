@@ -50,7 +50,7 @@ def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
     assert not [token for token in tokenizer.get_vocab() if sum(map(str.isdigit, token)) > 1 and "SPECIAL" not in token]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text(max_size=40))
 def test_every_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
     ids = plain_tokenizer(tokenizer.to_str()).encode(text).ids

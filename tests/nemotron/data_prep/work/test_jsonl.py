@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron.data_prep.work.jsonl import write_jsonl
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=8), st.integers(), st.none())), max_size=5)
 )

@@ -15,7 +15,7 @@ from nemotron.data_prep.curation.deduplication.columns import Columns, Names
 from nemotron.data_prep.work.shards import ShardOutput
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.text(max_size=5), max_size=5), min_size=1, max_size=4), st.data())
 def test_gather_and_text(tmp_path_factory, shards: list[list[str]], data: st.DataObject) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path_factory.mktemp("columns")

@@ -11,35 +11,23 @@ from hypothesis import strategies as st
 
 from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.curation.deduplication import exact
-from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.data_prep.work.engines import SerialEngine
 
-Documents = list[dict[str, str]]
-
-
-def write_shards(folder: Path, documents: Documents, shards: int) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(shards):
-        write_documents(folder / f"part-{number}.jsonl.zst", documents[number::shards])
-    return list_documents(folder)
-
-
-def read_all(folder: Path) -> dict[str, str]:
-    return {document["id"]: document["text"] for path in list_documents(folder) for document in read_documents(path)}
+from ..shards import texts, write_shards
 
 
 def test_keeps_one_document_of_every_text(tmp_path: Path) -> None:
-    texts = ["one  two\n", " one two", "One two", "e\u0301clair", "\u00e9clair", "", " ", "\ufeff"]
-    documents = [{"id": f"d{i}", "text": texts[i % len(texts)]} for i in range(40)]
+    written = ["one  two\n", " one two", "One two", "e\u0301clair", "\u00e9clair", "", " ", "\ufeff"]
+    documents = [{"id": f"d{i}", "text": written[i % len(written)]} for i in range(40)]
     files = write_shards(tmp_path / "in", documents, 3)
     for normalisation in ("none", "whitespace"):
         work = tmp_path / normalisation
         table = exact.deduplicate(files, normalisation, work, SerialEngine())  # type: ignore[arg-type]
-        kept = read_all(work)
+        kept = texts(work)
         if normalisation == "none":
-            assert sorted(kept.values()) == sorted(texts)
+            assert sorted(kept.values()) == sorted(written)
         else:
-            meant = {" ".join(unicodedata.normalize("NFC", text).split()) for text in texts}
+            meant = {" ".join(unicodedata.normalize("NFC", text).split()) for text in written}
             assert {" ".join(unicodedata.normalize("NFC", text).split()) for text in kept.values()} == meant
             assert len(kept) == len(meant) == 5
         assert table.read.documents == 40
@@ -52,7 +40,7 @@ def test_keeps_one_document_of_every_text(tmp_path: Path) -> None:
             )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 9), max_size=40), st.randoms(), st.integers(1, 4))
 def test_does_not_depend_on_division_or_order(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[int], random: object, shards: int
@@ -63,7 +51,7 @@ def test_does_not_depend_on_division_or_order(
         folder = tmp_path_factory.mktemp("exact")
         files = write_shards(folder / "in", documents, division)
         table = exact.deduplicate(files, "none", folder / "work", SerialEngine())
-        results.append((read_all(folder / "work"), table.to_json()))
+        results.append((texts(folder / "work"), table.to_json()))
         random.shuffle(documents)  # type: ignore[attr-defined]
     assert results[0] == results[1]
     assert sorted(results[0][0].values()) == sorted({document["text"] for document in documents})

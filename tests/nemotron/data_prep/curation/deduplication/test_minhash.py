@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.deduplication import minhash
 from nemotron.data_prep.curation.deduplication.minhash import MinHashSettings
-from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+
+from ..shards import texts, write_shards
 
 WORDS5 = MinHashSettings("words", 5, 20, 7, 0.75)
 
@@ -204,14 +205,9 @@ def corpus() -> list[dict[str, str]]:
 
 
 def run(folder: Path, documents: list[dict[str, str]], shards: int, options: MinHashSettings, engine=None):  # type: ignore[no-untyped-def]
-    (folder / "in").mkdir(parents=True)
-    for number in range(shards):
-        write_documents(folder / "in" / f"part-{number}.jsonl.zst", documents[number::shards])
-    table, report = minhash.deduplicate(
-        list_documents(folder / "in"), options, folder / "work", engine or SerialEngine()
-    )
-    kept = {d["id"]: d["text"] for path in list_documents(folder / "work") for d in read_documents(path)}
-    return kept, table, report
+    files = write_shards(folder / "in", documents, shards)
+    table, report = minhash.deduplicate(files, options, folder / "work", engine or SerialEngine())
+    return texts(folder / "work"), table, report
 
 
 @pytest.mark.parametrize("options", [WORDS5, MinHashSettings("characters", 24, 20, 7)])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.deduplication import substring
 from nemotron.data_prep.curation.deduplication.substring import SubstringSettings
-from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+
+from ..shards import texts, write_shards
 
 TOKEN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\u3040-\u30ff]|[^\\s\u3400-\u4dbf\u4e00-\u9fff\u3040-\u30ff]+")
 
@@ -38,14 +39,9 @@ def slow(documents: list[dict[str, str]], size: int) -> dict[str, list[bool]]:
 
 
 def run(folder: Path, documents: list[dict[str, str]], shards: int, options: SubstringSettings, engine=None):  # type: ignore[no-untyped-def]
-    (folder / "in").mkdir(parents=True)
-    for number in range(shards):
-        write_documents(folder / "in" / f"part-{number}.jsonl.zst", documents[number::shards])
-    table, cuts = substring.deduplicate(
-        list_documents(folder / "in"), options, folder / "work", engine or SerialEngine()
-    )
-    kept = {d["id"]: d["text"] for path in list_documents(folder / "work") for d in read_documents(path)}
-    return kept, table, cuts
+    files = write_shards(folder / "in", documents, shards)
+    table, cuts = substring.deduplicate(files, options, folder / "work", engine or SerialEngine())
+    return texts(folder / "work"), table, cuts
 
 
 # Few different tokens, so that windows repeat, overlap themselves and each other; with and without whitespace.
@@ -53,7 +49,7 @@ PIECES = st.sampled_from(["a ", "a\n", "b ", "b\n\n", "\u4e2d", "\u6587 ", "\U00
 TEXTS = st.lists(st.lists(PIECES, max_size=30).map("".join), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TEXTS, st.integers(1, 5), st.integers(1, 3), st.integers(1, 4))
 @example(["a " * 9], 3, 1, 1)
 @example(["a b " * 6, "b " * 4, "a b " * 3], 3, 2, 2)

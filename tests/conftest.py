@@ -1,13 +1,18 @@
-"""No test depends on where the person who runs it keeps outputs, artifacts and profiles, nor on a clock."""
+"""No test depends on where the person who runs it keeps outputs, artifacts and profiles, nor on a clock.
+
+Subprocesses of tests import the code of this checkout.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from hypothesis import settings
 
 for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS"):
     os.environ.pop(_name, None)  # before any module of tests copies the environment for its subprocesses
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
 
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-SRC = str(Path(__file__).resolve().parents[2] / "src")
-
 
 def runspec(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": SRC, "CUDA_VISIBLE_DEVICES": "", "TERMINAL_WIDTH": "120"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TERMINAL_WIDTH": "120"}
     command = [sys.executable, "-m", "nemo_runspec", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

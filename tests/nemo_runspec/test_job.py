@@ -29,8 +29,6 @@ from nemo_runspec.job import (
     save_configs,
 )
 
-SRC = str(Path(__file__).resolve().parents[2] / "src")
-
 
 def context(*args: str) -> Any:
     return SimpleNamespace(args=list(args), command=SimpleNamespace(params=[SimpleNamespace(opts=["--from"])]))
@@ -210,7 +208,6 @@ def test_values_of_variables_that_look_secret_are_hidden(
 def test_the_script_runs_with_its_job_and_agrees_on_its_folder(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", SRC)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     job = job_of(project, "-c", "tiny", "train.train_iters=9")
     spec = job.resolved.spec

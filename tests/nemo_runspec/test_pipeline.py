@@ -13,8 +13,6 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.job import RecipeConfig
 from nemo_runspec.pipeline import Step, StepResult, run_pipeline, submit_pipeline
 
-SRC = str(Path(__file__).resolve().parents[2] / "src")
-
 # A step that publishes what its config says, and a note of what it read.
 SCRIPT = """
 # /// script
@@ -49,8 +47,7 @@ sys.exit(run_main(main))
 
 
 @pytest.fixture
-def steps(project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    monkeypatch.setenv("PYTHONPATH", SRC)
+def steps(project: Path, write: Callable[[str, str], Path]) -> list[Step]:
     for name, data in (("one", "null"), ("two", "demo-one"), ("three", "demo-two")):
         write(f"{name}.py", SCRIPT.format(name=name))
         write(f"{name}/tiny.yaml", f"run: {{output: demo-{name}, data: {data}}}\nvalue: 1\n")

@@ -5,15 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import nemo_runspec
 from nemo_runspec.artifacts import Registry, pins
 from nemo_runspec.errors import RunFailed, UserError
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(nemo_runspec.__file__).parents[1])}
 NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID",
     "RUNSPEC_JOB_DIR", "RUNSPEC_PUBLISHED_DIR",
@@ -134,7 +131,7 @@ def test_ranks_that_start_while_others_publish_read_one_version(tmp_path):
     (tmp_path / "payload").write_text("x")
     registry = Registry(tmp_path / "registry")
     registry.publish("corpus", tmp_path / "payload", {})
-    env = {name: value for name, value in ENV.items() if name not in NAMES}
+    env = {name: value for name, value in os.environ.items() if name not in NAMES}
     env |= {"RUNSPEC_ARTIFACTS_ROOT": str(registry.root), "RUNSPEC_JOB_DIR": str(tmp_path / "job"), "WORLD_SIZE": "3"}
     ranks = []
     for rank in ("2", "0", "1"):

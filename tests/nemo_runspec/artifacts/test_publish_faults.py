@@ -8,15 +8,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-import nemo_runspec
 from nemo_runspec.artifacts import Registry, aside, build, local_store
 from nemo_runspec.errors import RunFailed
-
-ENV = {**os.environ, "PYTHONPATH": str(Path(nemo_runspec.__file__).parents[1])}
 
 # One process: publishes COUNT versions of `shared`, each with a payload of its own, and prints a line for each.
 PUBLISHER = """
@@ -36,7 +32,7 @@ for number in range(count):
 
 def start(registry, worker, count, tmp_path):
     command = [sys.executable, "-c", PUBLISHER, str(registry.root), worker, str(count), str(tmp_path)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -110,9 +106,7 @@ Registry(sys.argv[1]).publish("big", Path(sys.argv[2]), {"type": "T"})
 """
     source = tmp_path / "source"
     source.write_text("content")
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, registry.root, source], stdout=subprocess.PIPE, text=True, env=ENV
-    )
+    process = subprocess.Popen([sys.executable, "-c", script, registry.root, source], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "copying\n"
     area = registry.root / ".aside"
     assert len(list(area.iterdir())) == 2

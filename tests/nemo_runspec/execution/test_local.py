@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from nemo_runspec import Runspec, parse
 from nemo_runspec.execution.local import execute_local, exit_code, local_command, visible_gpus
 
 HEADER = '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "demo"\n# ///\n'
-SRC = str(Path(__file__).resolve().parents[3] / "src")
 
 
 @pytest.fixture
@@ -126,8 +124,7 @@ def wait_for(path: Path, seconds: float = 20.0) -> str:
 
 
 def launch(spec: Runspec, folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": SRC}
-    return subprocess.Popen([sys.executable, "-c", LAUNCHER, str(spec.script_path), str(folder)], env=environment)
+    return subprocess.Popen([sys.executable, "-c", LAUNCHER, str(spec.script_path), str(folder)])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)])
@@ -197,6 +194,6 @@ def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
     )
     spec = dataclasses.replace(spec, run=dataclasses.replace(spec.run, launch="torchrun"))
     gpus(monkeypatch, 2)
-    assert execute_local(spec, tmp_path, {"PYTHONPATH": SRC}) == 143
+    assert execute_local(spec, tmp_path, {}) == 143
     assert sorted(path.name for path in tmp_path.glob("rank*")) == ["rank0", "rank1"]
     assert (tmp_path / "rank1").read_text(encoding="utf-8") == "2"

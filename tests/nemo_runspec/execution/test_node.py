@@ -16,7 +16,6 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import Launch, launch_json
 from nemo_runspec.execution.node import Place, node_command, place
 
-SRC = str(Path(__file__).resolve().parents[3] / "src")
 LAUNCH = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", processes_per_node=4)
 
 
@@ -85,7 +84,7 @@ class Nodes:
             environment["SLURM_NODEID"] = str(node)
         return subprocess.Popen(
             [sys.executable, "-m", "nemo_runspec.execution.node", str(self.file)],
-            env=environment | {"PYTHONPATH": SRC} | env,
+            env=environment | env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -119,7 +118,7 @@ sys.exit(leave_together(int(sys.argv[3]), Path(sys.argv[1]), Place(int(sys.argv[
 
 def part(folder: Path, node: int, code: int) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", PART, str(folder), str(node), str(code)]
-    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": SRC}, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     return process

@@ -1,20 +1,16 @@
 """References through real shell pipes."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import nemotron
 from nemo_runspec.errors import UserError
 from nemotron.kit import pipes
 from nemotron.kit.artifact import Dataset
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(nemotron.__file__).parents[1])}
 PYTHON = shlex.quote(sys.executable)
 WRITE = f"""{PYTHON} -c '
 import sys
@@ -27,7 +23,7 @@ print(read_pipe(), read_pipe())'"""
 
 
 def shell(command):
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENV, check=False)
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
 
 
 def test_a_map_goes_through_a_pipe_and_can_be_read_twice():
@@ -67,7 +63,7 @@ def test_help_and_an_explicit_input_never_wait_for_stdin(script, out):
         command = [sys.executable, "-c", body, str(script), word]
         # A pipe that is never written to and never closed.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert process.wait(timeout=60) == 0
         assert process.stdout.read().startswith(said)

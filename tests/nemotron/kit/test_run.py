@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import nemotron
 from nemo_runspec.config import load_config, load_script_config
 from nemo_runspec.errors import Preempted, UserError
 from nemo_runspec.job import build_job_config, save_configs
@@ -18,8 +17,6 @@ from nemo_runspec.runspec import parse
 from nemotron.kit import Checkpoint, Dataset, Model, Results, current_run, open_run
 from nemotron.kit.metrics import read_metrics
 from nemotron.kit.run import read_state
-
-ENV = {**os.environ, "PYTHONPATH": str(Path(nemotron.__file__).parents[1])}
 
 
 @pytest.fixture
@@ -149,8 +146,8 @@ def test_killed_with_9_it_resumes_in_the_same_place(script, raw, tmp_path):
         "os.kill(os.getpid(), 9)\n"
     )
     command = [sys.executable, "-c", body, str(script)]
-    first = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False)
-    second = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False)
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert first.returncode == second.returncode == -9, first.stderr
     directory, resumed = first.stdout.split()
     assert resumed == "False" and second.stdout.split() == [directory, "True"]
@@ -164,7 +161,7 @@ def test_two_processes_do_not_run_the_same_thing(script, raw, tmp_path):
         "run = open_run(load_script_config(sys.argv[1], ['--config', 'tiny']), sys.argv[1])\n"
         "print(run.dir, flush=True); time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", body, str(script)], stdout=subprocess.PIPE, text=True, env=ENV)
+    process = subprocess.Popen([sys.executable, "-c", body, str(script)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline()
     with pytest.raises(UserError, match=f"process {process.pid} is running the same thing"):
         opened(script)
@@ -242,10 +239,8 @@ def test_other_ranks_wait_for_rank_0_share_its_directory_and_write_nothing_of_it
         "    time.sleep(0.5)\n"
         "for rank in ranks: print(rank.communicate()[0], end='')\n"
     )
-    environment = {**ENV, "RUNSPEC_OUTPUT_ROOT": os.environ["RUNSPEC_OUTPUT_ROOT"]}
-    environment |= {name: os.environ[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")}
     command = [sys.executable, "-c", launcher, "-c", body, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     one, refused, zero = done.stdout.splitlines()
     assert one == zero and one.endswith(" False raw:1") and "rank 1 saves an artifact" in refused
     directory = Path(one.split()[0])

@@ -133,16 +133,23 @@ def _take_path(ctx: typer.Context) -> str:
 
 def main() -> None:
     """Entry point of the `runspec` command."""
-    sys.exit(run_main(_run))
+    sys.exit(run_main(lambda: run_app(app, "runspec", sys.argv[1:])))
 
 
-def _run() -> int:
+def run_app(app: typer.Typer, name: str, words: list[str]) -> int:
+    """Run the command line `words` of the program `name`, and return its exit code.
+
+    Raises:
+        UserError: what typer refuses.
+    """
     try:
-        return app(prog_name="runspec", standalone_mode=False) or 0
+        return app(words, prog_name=name, standalone_mode=False) or 0
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.TyperException as error:
-        message = error.format_message()
-        if not message:  # no sub-command: the help page has been printed
+        message, context = error.format_message(), getattr(error, "ctx", None)
+        if context is not None and message == context.get_help():  # a group without a sub-command
+            typer.echo(message, err=True)
             return 2
-        raise UserError(message, "see: runspec --help") from error
+        hint = f"see: {context.command_path} --help" if context is not None else None
+        raise UserError(message, hint) from error

@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.cli import run_app
+from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.data.app import data
 from nemotron.cli.commands.models import models
@@ -36,14 +37,4 @@ def main() -> None:
 def _run() -> int:
     # `--debug` may stand anywhere; `errors.debugging` finds it on the command line, and no command has to know it.
     words = [word for word in sys.argv[1:] if word != "--debug"]
-    try:
-        return app(words, prog_name="nemotron", standalone_mode=False) or 0
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    except typer.TyperException as error:
-        message, context = error.format_message(), getattr(error, "ctx", None)
-        if context is not None and message == context.get_help():  # a group without a sub-command
-            typer.echo(message, err=True)
-            return 2
-        hint = f"see: {context.command_path} --help" if context is not None else None
-        raise UserError(message, hint) from error
+    return run_app(app, "nemotron", words)

@@ -272,10 +272,9 @@ class Model(Checkpoint):
 
 
 def _fresh_results_dir() -> Path:
-    run = current_run()
-    if run is None:
+    folder = _run_results_dir()
+    if folder is None:
         raise UserError("Results needs path=: no run is open that could provide a folder")
-    folder = run.dir / "out-results"
     folder.mkdir(exist_ok=True)
     return folder
 

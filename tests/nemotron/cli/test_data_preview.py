@@ -172,7 +172,10 @@ def test_colours_only_on_a_terminal_that_wants_them(no_color: bool, tokenizer: P
         ("chats.jsonl --tokenizer nano3-pretrain-data-tiny", "make it: nemotron nano3 data prep pretrain -c tiny"),
         ("chats.json --tokenizer {tokenizer}", "no file, folder or artifact 'chats.json'\ndid you mean chats.jsonl?"),
         ("chats.jsonl --template supr3", "unknown chat template 'supr3', did you mean 'super3'?"),
-        ("chats.jsonl --template nano2 --tokenizer {tokenizer}", "has no token <SPECIAL_10>, which nano2 needs"),
+        (
+            "chats.jsonl --template nano2 --tokenizer {tokenizer}",
+            "has no token <SPECIAL_10>, which chat_template nano2 needs",
+        ),
         ("chats.jsonl --tokenizer {tokenizer} --skip 50", "nothing to show after the first 50"),
         ("chats.jsonl --tokenizer {tokenizer} --columns=message=x", "write messages=COLUMN or tools=COLUMN"),
         ("gone.jsonl --tokenizer {tokenizer}", "gone.jsonl is a link to nowhere, and nothing is there"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import template_source
+from nemotron.kit.chat import required_tokens, template_source
 
 NUM_SPECIAL = 16
 _NAMED = {
@@ -102,6 +102,19 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: i
 def tokenizer_from(text: str) -> Tokenizer:
     """The tokenizer that `tokenizer.to_str()` wrote; the last one is kept, for tasks that get the same text each."""
     return Tokenizer.from_str(text)
+
+
+def check_template_tokens(tokenizer: Tokenizer, location: str, template: str) -> None:
+    """UserError if what opens and closes turns in a template would be spelled out letter by letter.
+
+    `location`: of the tokenizer, as messages name it.
+    """
+    for token in required_tokens(template):
+        if len(tokenizer.encode(token, add_special_tokens=False).ids) != 1:
+            raise UserError(
+                f"tokenizer {location} has no token {token}, which chat_template {template} needs",
+                "take the tokenizer of a model of that family, or another chat_template",
+            )
 
 
 # --- A tokenizer that is there already ------------------------------------------------------------------------------

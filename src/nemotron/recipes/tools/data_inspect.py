@@ -26,19 +26,12 @@ BAR = 40  # columns of the longest bar
 CELL = 60  # characters of a cell at most
 
 
-def tokenizer_of(version: Version | None) -> Path | None:
-    """The tokenizer that an artifact's record names."""
-    path = version.record["fields"].get("tokenizer_path") if version else None
-    return Path(path) if path else None
-
-
-def with_record(report: Report, version: Version) -> Report:
+def add_record(report: Report, version: Version) -> None:
     """Add what an artifact's record says and its payload does not."""
     metrics = version.record.get("metrics") or {}
     report.counts = {"artifact": version.ref, "type": str(version.record["type"]), **report.counts}
     if isinstance(metrics.get("table"), dict):
         report.tables["outcome"] = outcome([metrics["table"]])
-    return report
 
 
 def page(report: Report) -> str:
@@ -125,9 +118,10 @@ def main() -> None:
     location, version = find(args.path)
     if version is not None:
         location = str(version.path)
-    report = inspect(location, args.samples, tokenizer_of(version))
+    tokenizer_path = version.record["fields"].get("tokenizer_path") if version else None
+    report = inspect(location, args.samples, Path(tokenizer_path) if tokenizer_path else None)
     if version is not None:
-        report = with_record(report, version)
+        add_record(report, version)
     print(json.dumps(asdict(report), indent=2, ensure_ascii=False) if args.json else page(report))
 
 

@@ -32,9 +32,9 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.pieces import whole
 from nemotron.data_prep.sources.reader import read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
+from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
-from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, required_tokens, template_source
+from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, template_source
 from nemotron.kit.commands import command_hint
 from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
 
@@ -241,9 +241,7 @@ def main() -> None:
     location = _tokenizer_of_artifact(location) or location
     tokenizer = tokenizer_from(find_tokenizer(location).json_text())
     if place.files:
-        for token in required_tokens(arguments.template):
-            if len(tokenizer.encode(token, add_special_tokens=False).ids) != 1:
-                raise UserError(f"tokenizer {location} has no token {token}, which {arguments.template} needs")
+        check_template_tokens(tokenizer, location, arguments.template)
     rows = (
         packed_rows(place.packed)
         if place.packed

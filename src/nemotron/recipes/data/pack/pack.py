@@ -47,11 +47,11 @@ from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading, check_skipped
-from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
+from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
-from nemotron.kit.chat import required_tokens, template_source
+from nemotron.kit.chat import template_source
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.data.pack.example import write_example
@@ -69,7 +69,7 @@ def main() -> None:
         work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here
         tokenizer = find_tokenizer(cfg.tokenizer)
         settings = _settings(cfg, tokenizer.json_text())
-        _check_tokens(settings, cfg.tokenizer)
+        check_template_tokens(tokenizer_from(settings.tokenizer), cfg.tokenizer, cfg.chat_template)
 
         # --- Files ----------------------------------------------------------------------------------------------------
         with run.phase("list"):
@@ -196,17 +196,6 @@ def _settings(cfg: PackConfig, tokenizer: str) -> chat_spool.ChatSettings:
         seed=cfg.seed,
         sources=sources,
     )
-
-
-def _check_tokens(settings: chat_spool.ChatSettings, location: str) -> None:
-    """UserError if what opens and closes turns would be spelled out letter by letter."""
-    tokenizer = tokenizer_from(settings.tokenizer)
-    for token in required_tokens(settings.template):
-        if len(tokenizer.encode(token, add_special_tokens=False).ids) != 1:
-            raise UserError(
-                f"tokenizer {location} has no token {token}, which chat_template {settings.template} needs",
-                "take the tokenizer of a model of that family, or another chat_template",
-            )
 
 
 def _set_template(folder: Path, template: str) -> None:

@@ -41,7 +41,7 @@ from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, l
 from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.pieces import whole
 from nemotron.data_prep.sources.reader import read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
@@ -90,12 +90,11 @@ def main() -> None:
 def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
     """The wanted columns of each row, one after another. UserError for a file that has none of them."""
     empty = True
-    for piece in pieces_of(file, 64 * 2**20):
-        for row in read_piece(piece, Reading(required=()), ReadReport()):
-            values = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
-            if values:
-                empty = False
-                yield " ".join(values)
+    for row in read_piece(whole(file), Reading(required=()), ReadReport()):
+        values = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
+        if values:
+            empty = False
+            yield " ".join(values)
     if empty:
         raise UserError(f"{file.uri}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
 

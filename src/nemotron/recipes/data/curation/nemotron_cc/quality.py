@@ -47,7 +47,7 @@ from nemotron.data_prep.curation import quality
 from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.pieces import whole
 from nemotron.data_prep.sources.reader import read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
@@ -118,9 +118,8 @@ def _labelled_pages(training: TrainingConfig, part: Split, seed: int) -> list[Pa
 def _read_pages(training: TrainingConfig) -> Iterator[Page]:
     for patterns, good in ((training.positive, True), (training.negative, False)):
         for file in list_files(patterns):
-            for piece in pieces_of(file, 64 * 2**20):
-                for row in read_piece(piece, Reading(), ReadReport()):
-                    yield stable_hash("quality", row.value["text"]), row.value["text"], good
+            for row in read_piece(whole(file), Reading(), ReadReport()):
+                yield stable_hash("quality", row.value["text"]), row.value["text"], good
 
 
 def _measure(

@@ -274,6 +274,16 @@ def test_what_is_too_long_is_dropped_or_cut_and_counted(tokenizer: Tokenizer, tm
     assert outcomes["nothing to train on"] == sum(not any(mask[:199]) for ids, mask in everything if len(ids) > 200)
 
 
+def test_the_last_token_of_a_cut_answer_has_no_label(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "four two " * 200}]
+    path = write(tmp_path / "own.jsonl", [{"messages": messages}])
+    source = ChatSource("own", READING)
+    folder, _, _ = run(tmp_path / "w", [path], settings_of(tokenizer, source=source, seq_len=100, too_long="cut"))
+    [(ids, mask)] = sequences_in(folder, 100)
+    begin = mask.index(1)
+    assert len(ids) == 100 and mask == (0,) * begin + (1,) * (99 - begin) + (0,)
+
+
 def test_bad_records_stop_with_their_number_or_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     good = records(5, seed=5)
     unasked = [*good[0]["messages"], {"role": "tool", "content": "x"}]

@@ -22,7 +22,7 @@ import nemotron
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources import hub as hub_module
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, parse_hub_address
+from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.pieces import pieces_of
 from nemotron.data_prep.sources.reader import read_piece
@@ -247,6 +247,22 @@ def test_files_of_a_repository_by_path(hub: Hub) -> None:
     assert paths("hf://datasets/org/card/deep/*.jsonl") == ["deep/a.jsonl", "deep/b2.jsonl", "deep/c.jsonl"]
     assert len(paths("hf://datasets/org/card/deep")) == 4, "a folder is all that is in it"
     assert paths(found.uri) == ["deep/a.jsonl"], "what is listed can be named"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("**/train[-._ 0-9]*", "train.jsonl", True),
+        ("**/train[-._ 0-9]*", "constrained.jsonl", False),
+        ("*", "a/b.jsonl", False),
+        ("**", "a/.b/c.jsonl", False),
+        ("**", "README.md", False),
+        ("README.md", "README.md", True),
+        ("a[1].jsonl", "a[1].jsonl", True),
+    ],
+)
+def test_patterns(pattern: str, path: str, matches: bool) -> None:
+    assert match(pattern, [path]) == ([path] if matches else [])
 
 
 # --- Pinned, streamed, tried again ------------------------------------------------------------------------------------

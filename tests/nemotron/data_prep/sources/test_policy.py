@@ -298,6 +298,19 @@ def test_a_broken_response_costs_only_itself(tmp_path: Path) -> None:
     assert report.errors() == {"longer than max_record_bytes": 1}
 
 
+def test_reports_add_up(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(FINE * 3 + b"{\n" * 9 + b"[]\n")
+    whole, parts = ReadReport(), ReadReport()
+    for target, total in ((1 << 20, whole), (7, parts)):
+        for piece in pieces(tmp_path, target_bytes=target):
+            report = ReadReport()
+            list(read_piece(piece, Reading("skip"), report))
+            total.add(report)
+    assert whole == parts
+    assert whole.skipped == {"malformed JSON": 9, "not a JSON object": 1}
+    assert [sample["where"].rpartition(":")[2] for sample in whole.samples] == ["4", "5", "6", "7", "8", "13"]
+
+
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf_16_is_called_by_its_name(tmp_path: Path, name: str, encoding: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_runspec import parse
@@ -62,7 +62,6 @@ def test_names_places_and_logging_do_not_count(script: Path) -> None:
     assert fingerprint({**CONFIG, "path": "/store/d/3/payload2/x"}, script, DIGESTS, PATHS) != base
 
 
-@settings(deadline=None)
 @given(st.permutations(list(CONFIG)))
 def test_the_order_of_keys_does_not_count(order: list[str]) -> None:
     script = Path(__file__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
@@ -21,7 +21,6 @@ def read(*words: str) -> Options:
     return parse_words(words, valued=VALUED, flags=FLAGS, known=["--from"])
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_the_order_of_the_words_does_not_matter(rng: random.Random, equals: bool) -> None:
     config = ["--config=tiny"] if equals else ["-c", "tiny"]

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_runspec import parse
@@ -163,7 +163,6 @@ def test_a_script_has_exactly_one_block(write: Write, tmp_path: Path) -> None:
         parse(write("s.py", one.replace("# ///\n", "")))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("any") / "s.py"

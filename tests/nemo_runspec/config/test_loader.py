@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_runspec.config import list_configs, load_config
@@ -137,7 +137,6 @@ def flat(tree: object, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], obje
     return {path: tree}
 
 
-@settings(deadline=None)
 @given(TREES, TREES)
 def test_after_a_merge_every_leaf_is_of_the_upper_tree_or_untouched(below: dict, above: dict) -> None:  # type: ignore[type-arg]
     merged: dict[str, object] = {}

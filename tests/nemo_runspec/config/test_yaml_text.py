@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -54,7 +54,6 @@ def test_scalars(text: str, value: Any) -> None:
     assert type(read) is type(value)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=2))
 @example({"a": ["1e-5", "yes", "12:30", "null", "~", "", "0x10", "007", "<<", "=", "2026-01-31", "- x", "a: b", "#"]})
 def test_what_is_written_reads_back_with_the_same_types(values: dict[str, Any]) -> None:
@@ -63,7 +62,6 @@ def test_what_is_written_reads_back_with_the_same_types(values: dict[str, Any]) 
     assert repr(read) == repr(values)  # 1 and 1.0 and True are equal, and not the same
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(alphabet="abc", min_size=1, max_size=3), st.text(alphabet="\\${}a:,'\"", max_size=12)))
 @example({"a": "${b}", "b": "\\${b}", "c": "\\\\${x"})
 def test_an_escaped_interpolation_is_the_text_itself(values: dict[str, str]) -> None:

@@ -140,7 +140,6 @@ declared = st.lists(st.one_of(tool, tool.map(lambda t: {"type": "function", "fun
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(deadline=None)
 @given(conversation, declared, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_text_and_mask_are_those_of_transformers(
     template: str,
@@ -169,7 +168,6 @@ def test_text_and_mask_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(deadline=None)
 @given(conversation, declared)
 def test_every_trained_segment_follows_the_prompt_at_inference(
     template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
@@ -291,7 +289,6 @@ def test_parse_response(response: str, expected: tuple[str | None, str]) -> None
     assert parse_response(response) == expected
 
 
-@settings(deadline=None)
 @given(st.text("xyz \n", min_size=1), st.text("xyz \n"))
 def test_parse_inverts_render(reasoning: str, answer: str) -> None:
     messages = [USER, {"role": "assistant", "content": answer, "reasoning_content": reasoning}]
@@ -400,7 +397,7 @@ loose_message = (
 loose_tool = st.dictionaries(st.sampled_from(["name", "function", "description", "parameters"]), anything, max_size=3)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(assistant | other | loose_message, max_size=4) | anything,
     st.none() | st.lists(loose_tool | tool) | anything,

@@ -47,7 +47,7 @@ def document_index(lengths: list[int], length: int) -> Tensor:
     return torch.cat([row, torch.full((length,), len(lengths))])[:length]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     length=st.integers(1, 20),

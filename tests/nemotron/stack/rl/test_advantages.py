@@ -65,7 +65,7 @@ def test_groups_that_tell_nothing_are_exactly_zero(group: list[float], normalize
         assert row == [0.0] * len(group)  # exactly: the packer leaves such rollouts out
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     groups=st.integers(2, 9).flatmap(
         lambda n: st.lists(

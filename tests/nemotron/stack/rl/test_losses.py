@@ -90,7 +90,7 @@ numbers = st.floats(-1.5, 1.5, allow_nan=False)
 token = st.tuples(numbers, numbers, numbers, st.floats(-3, 3, allow_nan=False), numbers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tokens=st.lists(token, min_size=1, max_size=8), low=st.floats(0.05, 0.5), high=st.floats(0.05, 0.9))
 def test_equals_the_formula_token_by_token(
     tokens: list[tuple[float, float, float, float, float]], low: float, high: float

@@ -60,7 +60,7 @@ def unpack(batch: MicroBatch) -> list[tuple[list[int], list[int], list[float], l
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 10_000), count=st.integers(0, 25), rows=st.integers(1, 4), keep=st.booleans())
 def test_every_kept_sequence_is_packed_once_and_aligned(seed: int, count: int, rows: int, keep: bool) -> None:
     rollouts, advantages = random_rollouts(seed, count)
@@ -86,7 +86,7 @@ def test_every_kept_sequence_is_packed_once_and_aligned(seed: int, count: int, r
     assert all(len(batch.input_ids_BL) == rows for batch in batches[:-1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 25))
 def test_rows_are_packed_tightly(seed: int, count: int) -> None:
     """First fit: no two rows could be one."""

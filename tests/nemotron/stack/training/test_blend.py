@@ -14,7 +14,7 @@ from nemo_runspec.errors import UserError
 from nemotron.stack.training.blend import Blend, Phase, read_blend
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=12))
 def test_realised_equals_requested_to_within_one_sequence_at_every_moment(weights: list[int]) -> None:
     names = [f"s{i}" for i in range(len(weights))]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.published.config_json import FIXED, config_from_dict, load_config, unknown_keys
 from nemotron.stack.models.published.hub import Written, parse_size, save_model, write_directory
+from nemotron.stack.models.published.presets import PRESETS
 
 Make = Callable[..., NemotronH]
 MTP = {"num_nextn_predict_layers": 1}
@@ -259,6 +261,8 @@ def test_the_published_config_is_read(tmp_path: Path) -> None:
     with torch.device("meta"):
         total, active = NemotronH(config).num_parameters()
     assert (round(total / 1e9, 3), round(active / 1e9, 3)) == (31.578, 3.580)
+    # Of the preset only what this file does not say differs: how training began, and a width that no block here has.
+    assert replace(config, initializer_range=0.0173, intermediate_size=512) == PRESETS["nano3-30b"]
     assert unknown_keys(PUBLISHED_NANO_3) == []
     assert unknown_keys(PUBLISHED_NANO_3 | {"flux_capacitor": 1}) == ["flux_capacitor"]
 

@@ -56,7 +56,7 @@ def _usage(version: Version) -> str:
         call = 'inputs = tokenizer("def main(", return_tensors="pt")'
     else:
         call = (
-            'messages = [{"role": "user", "content": "What is 17 + 25?"}]\n'
+            'messages = [{"role": "user", "content": "What is 728+654?"}]\n'
             "inputs = tokenizer.apply_chat_template(\n"
             '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True\n'
             ")"

@@ -39,7 +39,7 @@ def chat(
     \b
     Examples:
       nemotron nano3 chat
-      nemotron nano3 chat --stage sft --no-thinking "What is 17 + 25?"
+      nemotron nano3 chat --stage sft --no-thinking "What is 728+654?"
       echo "def main(" | nemotron nano3 chat --stage pretrain
     """
     if stage not in STAGES:

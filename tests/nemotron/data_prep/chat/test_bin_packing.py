@@ -23,10 +23,11 @@ from nemotron.data_prep.chat.bin_packing import (
     modified_first_fit_decreasing,
     pack_lengths,
 )
+from nemotron.kit.schemas.conversations import BinPacking
 from nemotron.recipes.nano3.stage1_sft.data_schema import PackingConfig
 
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-WHOLE = [algorithm for algorithm in ALGORITHMS if algorithm != "concatenate"]
+WHOLE: tuple[BinPacking, ...] = get_args(BinPacking)
 
 # --- The definitions, quadratic, each item looking at every bin -----------------------------------------------------
 
@@ -259,10 +260,6 @@ def test_a_seed_gives_the_same_bins_everywhere() -> None:
     # The raw stream of PCG64 is fixed by numpy's compatibility policy.
     assert first_fit_shuffle([1] * 8, 1, seed=0).items.tolist() == [3, 2, 1, 6, 0, 7, 4, 5]
     assert first_fit_shuffle([1] * 8, 1, seed=1).items.tolist() != first_fit_shuffle([1] * 8, 1, seed=0).items.tolist()
-
-
-def test_recipe_offers_what_keeps_conversations_whole() -> None:
-    assert list(get_args(PackingConfig.model_fields["algorithm"].annotation)) == WHOLE
 
 
 def test_too_long_is_refused_or_cut_and_counted() -> None:

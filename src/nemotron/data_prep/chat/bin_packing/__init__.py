@@ -25,15 +25,10 @@ from nemotron.data_prep.chat.bin_packing.bins import Bins, BinsReport, Lengths, 
 from nemotron.data_prep.chat.bin_packing.concatenation import concatenate
 from nemotron.data_prep.chat.bin_packing.firstfit import first_fit_decreasing, first_fit_shuffle
 from nemotron.data_prep.chat.bin_packing.mffd import modified_first_fit_decreasing
+from nemotron.kit.schemas.conversations import BinPacking
 
-Algorithm = Literal[
-    "best_fit",
-    "best_fit_decreasing",
-    "first_fit_decreasing",
-    "first_fit_shuffle",
-    "modified_first_fit_decreasing",
-    "concatenate",
-]
+# What a recipe may choose keeps conversations whole; concatenation does not.
+Algorithm = Literal[BinPacking, "concatenate"]
 
 __all__ = [
     "Algorithm",

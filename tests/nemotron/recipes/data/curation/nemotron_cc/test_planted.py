@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,16 +21,15 @@ from nemo_runspec.artifacts import Registry, Version
 from nemotron.data_prep.curation import pii, quality
 from nemotron.data_prep.curation.step import list_documents, read_documents
 from nemotron.data_prep.sources.documents import split_of
+from nemotron.recipes.data.curation.nemotron_cc.crawl import DEMO_CRAWL
 
-from . import crawl_texts
-from .crawl_pages import Page, make_pages
-from .make_demo_crawl import level_of, write_crawl, write_labelled, write_rows
+from .planted_pages import Page, read_pages, write_crawl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 for module in ("warcio", "trafilatura", "py3langid", "sklearn"):
     pytest.importorskip(module)
 
-PAGES, HELD_OUT = 1500, 0.4
+HELD_OUT = 0.4  # of the pages that the classifiers would learn from
 CODE = "from nemotron.cli.main import main; main()"
 
 
@@ -76,39 +75,36 @@ class Curated(NamedTuple):
         files = list_documents(self.version(step).path)
         return {document["url"]: document["text"] for file in files for document in read_documents(file)}
 
-    def cases(self, url: str, kind: str) -> list[dict[str, Any]]:
-        """What was planted of a kind in a page."""
-        return [case for case in self.pages[url].planted if case["kind"] == kind]
-
-    def drops(self, before: str, after: str, kind: str, is_case: Callable[[dict[str, Any]], bool] = bool) -> Score:
+    def drops(self, before: str, after: str, kind: str, is_case: Callable[[dict[str, object]], bool] = bool) -> Score:
         """How well what a step dropped fits what was planted; of pages that are in no language, none is a mistake."""
         texts, left = self.texts(before), self.texts(after)
         if kind == "language":
             texts = {url: text for url, text in texts.items() if self.pages[url].language}
-        cases = {url for url in texts if any(map(is_case, self.cases(url, kind)))}
+        cases = {url for url in texts if any(map(is_case, self.pages[url].cases(kind)))}
         gone = texts.keys() - left.keys()
         return Score(len(cases), len(cases & gone), len(gone), len(gone & cases))
 
     def original(self, url: str) -> str:
         """The page of which one is an exact copy; itself if of none."""
-        return next((case["url"] for case in self.cases(url, "exact_duplicate_of")), url)
+        return next((case["url"] for case in self.pages[url].cases("exact_duplicate_of")), url)
 
 
 @pytest.fixture(scope="module")
 def curated(tmp_path_factory: pytest.TempPathFactory) -> Curated:
     """All steps under their tiny configs, over pages of which half of the English ones also teach the classifiers."""
     root = tmp_path_factory.mktemp("planted")
-    sets = crawl_texts.evaluation_sets(Random("evaluation 1"))
-    pages = write_crawl(root / "warc", make_pages(PAGES, 1, sets), 6)
-    write_labelled(root / "labelled", [page for page in pages if not is_held_out(page.url)])
-    for name, rows in sets.items():
-        write_rows(root / "evaluation" / f"{name}.jsonl", rows)
+    pages = read_pages()
+    write_crawl(root / "warc", pages, 6)
+    for name, is_good in (("good", True), ("other", False)):
+        labelled = [page for page in pages if page.level is not None and (page.level == 2) == is_good]
+        rows = [json.dumps({"url": page.url, "text": page.text}) for page in labelled if not is_held_out(page.url)]
+        (root / f"{name}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     words = [
         "data", "curate", "-c", "tiny", "--from", "extract",
         "extract:run.data=null", f"extract:warc=[{root}/warc]",
-        "quality:run.crawl=null", f"quality:training.positive=[{root}/labelled/good.jsonl.gz]",
-        f"quality:training.negative=[{root}/labelled/other.jsonl.gz]", "quality:training.held_out_fraction=0",
-        "quality:min_bucket=1", "decontaminate:run.crawl=null", f"decontaminate:evaluation=[{root}/evaluation]",
+        "quality:run.crawl=null", f"quality:training.positive=[{root}/good.jsonl]",
+        f"quality:training.negative=[{root}/other.jsonl]", "quality:training.held_out_fraction=0",
+        "quality:min_bucket=1", "decontaminate:run.crawl=null", f"decontaminate:evaluation=[{DEMO_CRAWL}/evaluation]",
     ]  # fmt: skip
     env = {key: value for key, value in os.environ.items() if not key.startswith(("RUNSPEC_", "NEMOTRON_"))}
     env |= {"NO_COLOR": "1", "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts")}
@@ -172,7 +168,7 @@ def test_near_copies_go_from_a_similarity_of_08_on(curated: Curated) -> None:
         copies.setdefault(curated.original(url), set()).add(url)
     tenths: dict[float, tuple[int, int]] = {}  # similarity, rounded down to a tenth -> pairs, and those cut apart
     for url in sorted(curated.pages):
-        for case in curated.cases(url, "near_duplicate_of"):
+        for case in curated.pages[url].cases("near_duplicate_of"):
             ones, others = copies.get(url, set()), copies.get(curated.original(case["url"]), set())
             if ones and others:
                 tenth = int(case["jaccard"] * 10 + 1e-9) / 10
@@ -189,16 +185,18 @@ def test_near_copies_go_from_a_similarity_of_08_on(curated: Curated) -> None:
 
 def test_of_a_passage_one_document_is_left(curated: Curated) -> None:
     before, after = curated.texts("fuzzy_dedup"), curated.texts("substring_dedup")
-    for passage in crawl_texts.BOILERPLATE:
+    passages = {case["passage"] for page in curated.pages.values() for case in page.cases("boilerplate")}
+    assert len(passages) == 6
+    for passage in passages:
         assert documents_with(passage, before) > 10
         assert documents_with(passage, after) == 1
 
 
 def test_quality_tells_explanations_from_the_rest_where_length_does_not(curated: Curated) -> None:
     held_out = [
-        (text, level_of(curated.pages[url]) == 2)
+        (text, curated.pages[url].level == 2)
         for url, text in curated.texts("substring_dedup").items()
-        if is_held_out(url) and level_of(curated.pages[url]) is not None
+        if is_held_out(url) and curated.pages[url].level is not None
     ]
     texts, good = [text for text, _ in held_out], np.array([is_good for _, is_good in held_out])
     version = curated.version("quality")
@@ -213,22 +211,22 @@ def test_quality_tells_explanations_from_the_rest_where_length_does_not(curated:
 
 def test_personal_data_is_replaced_and_lookalikes_stay(curated: Curated) -> None:
     before, after = curated.texts("quality"), curated.texts("pii")
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in crawl_texts.PII_TYPES}
+    counts: dict[str, Counter[str]] = {}
     for url, text in before.items():
-        cases = [case for case in curated.cases(url, "pii") if case["value"] in text]
+        cases = [case for case in curated.pages[url].cases("pii") if case["value"] in text]
         right = {(case["type"], case["value"]) for case in cases if not case["hard_negative"]}
         for kind, _ in right:
-            counts[kind]["planted"] += 1
+            counts.setdefault(kind, Counter())["planted"] += 1
         for item in pii.find(text):  # a value counts as found if it was taken whole
             kind = "ip" if item.kind.startswith("ip") else item.kind
             is_planted = (kind, text[item.begin : item.end]) in right
             counts.setdefault(kind, Counter()).update(["reported"] + ["right"] * is_planted)
     scores = {k: Score(c["planted"], c["right"], c["reported"], c["right"]) for k, c in counts.items()}
     print("\n" + "\n".join(f"pii {kind:<12} {score}" for kind, score in scores.items()))
-    assert set(scores) == set(crawl_texts.PII_TYPES)
+    assert set(scores) == {"email", "phone", "ip", "credit_card", "ssn", "iban"}
     assert all(score.recall >= 0.95 and score.precision >= 0.98 for score in scores.values())
     lookalikes = [
-        (url, case["value"]) for url in before for case in curated.cases(url, "pii")
+        (url, case["value"]) for url in before for case in curated.pages[url].cases("pii")
         if case["hard_negative"] and case["value"] in before[url]
     ]  # fmt: skip
     assert len(lookalikes) > 50 and all(value in after[url] for url, value in lookalikes)

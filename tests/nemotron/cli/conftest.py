@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemotron.cli.main import _run
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
-Tool = Callable[..., tuple[list[str], dict[str, str]]]
+Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -46,17 +48,18 @@ class _Started(Exception):
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """`tool("nano3", "chat")`: words after the interpreter, and environment, of the script that would be started."""
-    calls: list[tuple[list[str], dict[str, str]]] = []
+    """`tool("nano3", "chat")`: the script that would be started, its options, and its environment."""
+    calls: list[tuple[str, dict[str, Any], dict[str, str]]] = []
 
     def replace_process(path: str, words: list[str], environment: dict[str, str]) -> None:
-        assert words[0] == path
-        calls.append((words[1:], environment))
+        interpreter, script, options = words
+        assert interpreter == path and Path(script).is_file()
+        calls.append((Path(script).name, json.loads(options), environment))
         raise _Started
 
     monkeypatch.setattr(os, "execve", replace_process)
 
-    def run(*words: str) -> tuple[list[str], dict[str, str]]:
+    def run(*words: str) -> tuple[str, dict[str, Any], dict[str, str]]:
         monkeypatch.setattr("sys.argv", ["nemotron", *words])
         with pytest.raises(_Started):
             _run()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.execution.local import CPU_SETTINGS
-from nemotron.cli.recipe_dir import recipe_dir
 
-Tool = Callable[..., tuple[list[str], dict[str, str]]]
+Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
 
 
 @pytest.fixture
@@ -25,15 +25,23 @@ def start(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
 
 
 def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) -> None:
-    words, _ = start("--no-thinking", "--temperature=0.5", "What is 1 + 1?")
-    assert words[0] == str(recipe_dir("tools") / "chat.py") and Path(words[0]).is_file()
-    assert f"--model={Registry(tmp_path / 'artifacts').resolve('nano3-rl-model-tiny').path}" in words
-    assert {"--no-thinking", "--temperature=0.5", "--prompt=What is 1 + 1?"} <= set(words)
-    assert not {"--complete", "--debug"} & set(words)
+    script, options, environment = start("--no-thinking", "--temperature=0.5", "What is 1 + 1?")
+    assert script == "chat.py" and "RUNSPEC_DEBUG" not in environment
+    assert options == {
+        "model": str(Registry(tmp_path / "artifacts").resolve("nano3-rl-model-tiny").path),
+        **dict.fromkeys(["tokenizer", "recorded_template", "producer", "template"]),
+        "thinking": False,
+        "complete": False,
+        "temperature": 0.5,
+        "max_new_tokens": 256,
+        "seed": 0,
+        "prompt": "What is 1 + 1?",
+    }
 
 
 def test_a_base_model_completes_text(start: Tool) -> None:
-    assert {"--complete", "--debug"} <= set(start("--stage", "pretrain", "--debug")[0])
+    _, options, environment = start("--stage", "pretrain", "--debug")
+    assert options["complete"] and environment["RUNSPEC_DEBUG"] == "1"
 
 
 def test_the_script_gets_the_cpu_settings_unless_the_user_has_set_them(
@@ -41,6 +49,6 @@ def test_the_script_gets_the_cpu_settings_unless_the_user_has_set_them(
 ) -> None:
     for name in CPU_SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    assert start()[1].items() >= CPU_SETTINGS.items()
+    assert start()[2].items() >= CPU_SETTINGS.items()
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert start()[1]["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert start()[2]["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron.cli.commands.data.inspect import inspect as command
-from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.kit import Dataset
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
@@ -76,8 +73,3 @@ def test_a_mistake_is_refused_in_two_lines(
     first, *rest = done.stderr.splitlines()
     assert first.startswith("error: ") and message in first
     assert rest == [] if hint is None else rest[0].startswith(hint.format(folder=folder))
-
-
-def test_options_of_command_and_script_agree() -> None:
-    text = (recipe_dir("tools") / "data_inspect.py").read_text()
-    assert f'"--samples", type=int, default={inspect.signature(command).parameters["samples"].default}' in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import pty
@@ -18,13 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from nemotron.cli.commands.data.preview import preview as command
-from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import SFTPack
 
+ROOT = Path(__file__).resolve().parents[3]
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 SAID = {"role": "assistant", "content": "It is 4, é.", "reasoning_content": "two and two"}
 MESSAGES = [{"role": "user", "content": "2+2?"}, SAID, {"role": "user", "content": "Sure?"}, SAID]
@@ -121,12 +119,6 @@ def test_packed_rows_and_their_artifact(
     assert some.stdout.count("\n… 1 more sequences in this row; --sequences=2 shows all\n") == 3
 
 
-def test_options_of_command_and_script_agree() -> None:
-    text = (recipe_dir("tools") / "data_preview.py").read_text()
-    for name in ("number", "skip", "sequences"):
-        assert f'"--{name}", type=int, default={inspect.signature(command).parameters[name].default}' in text
-
-
 def test_ids(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
     done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --ids")
     ids = [int(number) for number in re.findall(r"\[(\d+)\]", done.stdout)]
@@ -136,10 +128,10 @@ def test_ids(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_colours_only_on_a_terminal_that_wants_them(no_color: bool, tokenizer: Path, chats: Path) -> None:
-    script = recipe_dir("tools") / "data_preview.py"
-    words = [sys.executable, str(script), str(chats), f"--tokenizer={tokenizer}", "--number=1"]
+    code = "from nemotron.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "data", "preview", str(chats), f"--tokenizer={tokenizer}", "-n1"]
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    environment |= {"PYTHONPATH": str(Path(script).parents[3]), **({"NO_COLOR": "1"} if no_color else {})}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), **({"NO_COLOR": "1"} if no_color else {})}
     ours, theirs = pty.openpty()
     with subprocess.Popen(words, stdout=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
         os.close(theirs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shlex
 import signal
@@ -48,6 +47,8 @@ class _Follower:
 
     def run(self) -> int:
         """Follow the job to its end, and return its exit code."""
+        import asyncio  # which takes as long to import as typer
+
         while not self.signals:
             details = self._details()
             if details is not None:
@@ -104,6 +105,8 @@ class _Follower:
 
     async def _stream(self) -> None:
         """Print the log as it grows, until the job has ended, the connection breaks, or a signal has been noted."""
+        import asyncio
+
         skip = self.printed  # the stream begins at the beginning
         stream = self._connected().tail_job_logs(self.job.id)
         piece = asyncio.ensure_future(anext(stream))

@@ -33,9 +33,8 @@ def export(
       nemotron nano3 model export nano3-rl-model-tiny -o my-model
       nemotron nano3 model export nano3-sft-model-small:2 -o my-model --dtype bfloat16
     """
-    options = {"model": Registry.default().resolve(ref).ref, "output": output, "dtype": dtype}
-    options |= {"max-shard-size": max_shard_size, "force": force}
-    become_tool("model_export.py", options)
+    model = Registry.default().resolve(ref).ref
+    become_tool("model_export.py", model=model, output=output, dtype=dtype, max_shard_size=max_shard_size, force=force)
 
 
 @model.command("import")
@@ -59,5 +58,5 @@ def import_model(
       nemotron nano3 model import my-model
       nemotron nano3 model import someone/their-model --name theirs
     """
-    options = {"source": source, "family": ctx.command_path.split()[1], "name": name, "revision": revision}
-    become_tool("model_import.py", options)
+    family = ctx.command_path.split()[1]
+    become_tool("model_import.py", source=source, family=family, name=name, revision=revision)

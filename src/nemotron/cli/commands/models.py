@@ -32,4 +32,4 @@ def show(
       nemotron models show super3-120b --seq-length 65536
       nemotron models show nano3-sft-model-tiny --json
     """
-    become_tool("models_show.py", {"seq-length": seq_length, "json": as_json}, name)
+    become_tool("models_show.py", name=name, seq_length=seq_length, as_json=as_json)

@@ -1,11 +1,8 @@
-"""Talk to a trained model: python chat.py --model DIR [--prompt TEXT] [--no-thinking] [--complete]
+"""Talk to a trained model, for `nemotron FAMILY chat`, which finds it and starts this script.
 
-DIR holds config.json and model.safetensors, and tokenizer.json unless --tokenizer names its folder. The chat template
-is the one in the model's record (--recorded-template), the tokenizer's own, or that of the family that made the model
-(--producer, as in nano3/sft). Without --prompt, questions come from the terminal, or one question from stdin.
-`nemotron nano3 chat` finds all of this and starts this script. The model runs on the GPU if there is one. This is a
-tool and no step of a recipe: it reads no config and publishes nothing, so it takes plain options and carries no runspec
-block.
+The chat template is the one in the model's record, the tokenizer's own, or that of the family that made the model.
+Without a prompt, questions come from the terminal, or one question from stdin. The model runs on the GPU if there is
+one. This is a tool and no step of a recipe: it reads no config and publishes nothing, so it carries no runspec block.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +19,38 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.kit.chat import IM_END, generation_prompt, parse_response, render
 from nemotron.kit.chat_template import TEMPLATES
-from nemotron.kit.commands import command_hint
+from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
 
 HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit"
 END_OF_TEXT = "</s>"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `nemotron FAMILY chat`, and what the command knows of the model.
+
+    `model` is the folder of its config and weights, `tokenizer` that of its tokenizer where it is another one.
+    `recorded_template` and `producer` (as in `nano3/sft`) are those of its record. `complete` continues plain text,
+    without the chat template.
+    """
+
+    model: str
+    tokenizer: str | None
+    recorded_template: str | None
+    producer: str | None
+    template: str | None
+    prompt: str | None
+    thinking: bool
+    complete: bool
+    temperature: float
+    max_new_tokens: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -121,48 +139,31 @@ def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
             show(messages[-1])
 
 
-def main() -> None:
-    """Parse the command line, load the model, answer."""
-    parser = argparse.ArgumentParser(description="Talk to a trained model.")
-    parser.add_argument("--model", type=Path, required=True, help="directory with the model and its tokenizer")
-    parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json (default: that of the model)")
-    parser.add_argument("--template", help="chat template, by name or path (default: the model's own)")
-    parser.add_argument("--recorded-template", help="the chat template in the model's record")
-    parser.add_argument("--producer", help="the recipe that made the model, as in nano3/sft")
-    parser.add_argument("--prompt", help="one question instead of a conversation")
-    parser.add_argument("--no-thinking", action="store_true", help="answer without reasoning")
-    parser.add_argument("--complete", action="store_true", help="continue plain text, without the chat template")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="longest answer, reasoning included")
-    parser.add_argument("--seed", type=int, default=0, help="for temperatures above 0")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args()
-    if args.temperature < 0 or args.max_new_tokens < 1:
-        parser.error("--temperature must be at least 0, --max-new-tokens at least 1")
-
-    if not (args.model / "config.json").is_file():
-        raise UserError(f"no config.json in {args.model}", "give the payload directory of a model artifact")
-    folder = args.tokenizer or args.model
+def main(options: Options) -> None:
+    """Load the model, answer."""
+    if not (Path(options.model) / "config.json").is_file():
+        raise UserError(f"no config.json in {options.model}", "give a model")
+    folder = Path(options.tokenizer or options.model)
     tokenizer = load_tokenizer(folder)
-    template = args.template or chat_template_of(folder, args.recorded_template, args.producer)
-    if template is None and not args.complete:
-        hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path; --complete continues plain text"
+    template = options.template or chat_template_of(folder, options.recorded_template, options.producer)
+    if template is None and not options.complete:
+        hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
         raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
-    model = load_model(args.model, tokenizer)
-    generate = model_generate_fn(model, tokenizer, max_new_tokens=args.max_new_tokens)
-    speaker = Speaker(generate, template or "", args.temperature, args.seed)
+    model = load_model(Path(options.model), tokenizer)
+    generate = model_generate_fn(model, tokenizer, max_new_tokens=options.max_new_tokens)
+    speaker = Speaker(generate, template or "", options.temperature, options.seed)
 
-    if args.prompt is None and sys.stdin.isatty():
-        converse(speaker, not args.no_thinking, args.complete)
+    if options.prompt is None and sys.stdin.isatty():
+        converse(speaker, options.thinking, options.complete)
         return
-    text = args.prompt if args.prompt is not None else sys.stdin.read().strip()
+    text = options.prompt if options.prompt is not None else sys.stdin.read().strip()
     if not text:
         raise UserError("no question: stdin is empty", "give one as an argument or on stdin")
-    if args.complete:
+    if options.complete:
         print(text + speaker.complete(text))
     else:
-        show(speaker.answer([{"role": "user", "content": text}], not args.no_thinking))
+        show(speaker.answer([{"role": "user", "content": text}], options.thinking))
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, command_hint))
+    sys.exit(run_tool(main, Options))

@@ -1,29 +1,36 @@
-"""What is in a file, folder or artifact of data: python data_inspect.py PATH [--samples 3] [--json]
+"""What is in a file, folder or artifact of data, for `nemotron data inspect`, which starts this script.
 
-PATH is a bin/idx prefix, a folder or a file of token streams, packed rows, documents or conversations, a glob, an
-address (hf://, s3://, gs://, https://), the folder of a run that is not finished, or an artifact's name. Of large data
-a sample is read. `nemotron data inspect` starts this script. This is a tool and no step of a recipe: it publishes
-nothing and carries no runspec block.
+It is named by a bin/idx prefix, a folder or a file of token streams, packed rows, documents or conversations, a glob,
+an address (hf://, s3://, gs://, https://), the folder of a run that is not finished, or an artifact's name. Of large
+data a sample is read. This is a tool and no step of a recipe: it publishes nothing and carries no runspec block.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Version
-from nemo_runspec.errors import UserError, run_main
-from nemotron.kit.commands import command_hint
+from nemo_runspec.errors import UserError
 from nemotron.recipes.tools.data_names import find
 from nemotron.recipes.tools.inspection import Lengths, Report, Table, inspect, outcome, shown
+from nemotron.recipes.tools.options import run_tool
 
 BAR = 40  # columns of the longest bar
 CELL = 60  # characters of a cell at most
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `nemotron data inspect`."""
+
+    path: str | None
+    samples: int
+    as_json: bool
 
 
 def add_record(report: Report, version: Version) -> None:
@@ -103,27 +110,19 @@ def _aligned(rows: list[tuple[str, str]]) -> list[str]:
     return [f"  {name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
 
 
-def main() -> None:
-    """Parse the command line, look, print."""
-    parser = argparse.ArgumentParser(description="Counts, lengths, mixture and samples of data.")
-    parser.add_argument("path", nargs="?", help="a path, a bin/idx prefix, an address, or an artifact")
-    parser.add_argument("--samples", type=int, default=3, help="samples shown (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="everything, exact, as JSON")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args()
-    if args.path is None:
+def main(options: Options) -> None:
+    """Look, print."""
+    if options.path is None:
         raise UserError("inspect what? give a file, a folder, a bin/idx prefix, an address, or an artifact")
-    if args.samples < 0:
-        parser.error("--samples must be at least 0")
-    location, version = find(args.path)
+    location, version = find(options.path)
     if version is not None:
         location = str(version.path)
     tokenizer_path = version.record["fields"].get("tokenizer_path") if version else None
-    report = inspect(location, args.samples, Path(tokenizer_path) if tokenizer_path else None)
+    report = inspect(location, options.samples, Path(tokenizer_path) if tokenizer_path else None)
     if version is not None:
         add_record(report, version)
-    print(json.dumps(asdict(report), indent=2, ensure_ascii=False) if args.json else page(report))
+    print(json.dumps(asdict(report), indent=2, ensure_ascii=False) if options.as_json else page(report))
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, command_hint))
+    sys.exit(run_tool(main, Options))

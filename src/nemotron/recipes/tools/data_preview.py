@@ -1,18 +1,18 @@
-"""Which tokens a model is trained on: python data_preview.py SOURCE [--number 3] [--template nano3] [--tokenizer DIR]
+"""Which tokens a model is trained on, for `nemotron data preview`, which starts this script.
 
-SOURCE is a file, folder or address of conversations, which are rendered and tokenised here; packed Parquet rows, a file
-or a folder of them; or a reference of a packed artifact. Of a packed row the first sequences are shown. On a terminal
-trained tokens are green and context is grey, each token in another shade than its neighbour; elsewhere, or with
-NO_COLOR, trained text stands between {+ and +}. `nemotron data preview` starts this script. This is a tool and no step
-of a recipe: it publishes nothing and carries no runspec block.
+The source is a file, folder or address of conversations, which are rendered and tokenised here; packed Parquet rows, a
+file or a folder of them; or a reference of a packed artifact. Of a packed row the first sequences are shown. On a
+terminal trained tokens are green and context is grey, each token in another shade than its neighbour; elsewhere, or
+with NO_COLOR, trained text stands between {+ and +}. This is a tool and no step of a recipe: it publishes nothing and
+carries no runspec block.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
@@ -35,8 +35,8 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, template_source
-from nemotron.kit.commands import command_hint
 from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
+from nemotron.recipes.tools.options import run_tool
 
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 FIELDS = ("messages", "tools")
@@ -44,6 +44,20 @@ RESET = "\x1b[0m"
 # Each kind of token in two shades, so that their borders are seen.
 TRAINED, CONTEXT = ("\x1b[30;42m", "\x1b[30;102m"), ("\x1b[90m", "\x1b[37m")
 RULE = "\x1b[36m"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `nemotron data preview`."""
+
+    source: str | None
+    number: int
+    skip: int
+    sequences: int
+    template: str
+    tokenizer: str | None
+    columns: str | None
+    ids: bool
 
 
 class Row(NamedTuple):
@@ -56,7 +70,7 @@ class Row(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What SOURCE was found to be. `tokenizer`: the one that lies with an artifact."""
+    """What the source was found to be. `tokenizer`: the one that lies with an artifact."""
 
     title: str
     packed: list[Path]
@@ -216,23 +230,12 @@ def plain(row: Row, texts: list[str], ids: bool) -> str:
     return "".join(out) + ("+}" if inside else "")
 
 
-def main() -> None:
+def main(options: Options) -> None:
     """Show rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", nargs="?")
-    parser.add_argument("--number", type=int, default=3)
-    parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument("--sequences", type=int, default=3)
-    parser.add_argument("--template", default="nano3")
-    parser.add_argument("--tokenizer")
-    parser.add_argument("--columns")
-    parser.add_argument("--ids", action="store_true")
-    parser.add_argument("--debug", action="store_true")
-    arguments = parser.parse_args()
-    template_source(arguments.template)  # UserError: misspelt
-    columns = _columns(arguments.columns)
-    place = place_of(arguments.source)
-    location = arguments.tokenizer or place.tokenizer
+    template_source(options.template)  # UserError: misspelt
+    columns = _columns(options.columns)
+    place = place_of(options.source)
+    location = options.tokenizer or place.tokenizer
     if location is None:
         raise UserError(
             "which tokenizer? give --tokenizer=FOLDER, an artifact with one, or hf://ORG/MODEL",
@@ -241,30 +244,28 @@ def main() -> None:
     location = _tokenizer_of_artifact(location) or location
     tokenizer = tokenizer_from(find_tokenizer(location).json_text())
     if place.files:
-        check_template_tokens(tokenizer, location, arguments.template)
+        check_template_tokens(tokenizer, location, options.template)
     rows = (
         packed_rows(place.packed)
         if place.packed
-        else conversation_rows(place.files, arguments.template, tokenizer, columns)
+        else conversation_rows(place.files, options.template, tokenizer, columns)
     )
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     shown = 0
-    for row in islice(rows, arguments.skip, arguments.skip + arguments.number):
+    for row in islice(rows, options.skip, options.skip + options.number):
         shown += 1
         trained = int(row.loss_mask.sum(dtype=np.int64))
         title = f"=== {row.title}: {len(row.input_ids)} tokens, {trained} of them trained ==="
-        row, left_out = first_sequences(row, arguments.sequences)
+        row, left_out = first_sequences(row, options.sequences)
         texts = pieces_of_text(tokenizer, row.input_ids.tolist())
         print(f"{RULE}{title}{RESET}" if coloured else title)
-        print(colour(row, texts, arguments.ids) if coloured else plain(row, texts, arguments.ids))
+        print(colour(row, texts, options.ids) if coloured else plain(row, texts, options.ids))
         if left_out:
             note = f"… {left_out} more sequences in this row; --sequences={len(row.starts) + left_out} shows all"
             print(f"{RULE}{note}{RESET}" if coloured else note)
         print()
     if not shown:
-        raise UserError(
-            f"{place.title}: nothing to show" + (f" after the first {arguments.skip}" * bool(arguments.skip))
-        )
+        raise UserError(f"{place.title}: nothing to show" + (f" after the first {options.skip}" * bool(options.skip)))
 
 
 def _columns(text: str | None) -> dict[str, str]:
@@ -278,4 +279,4 @@ def _columns(text: str | None) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, command_hint))
+    sys.exit(run_tool(main, Options))

@@ -1,8 +1,7 @@
-"""Write a model artifact as a Hugging Face directory: python model_export.py --model NAME --output DIR
+"""Write a model artifact as a Hugging Face directory, for `nemotron FAMILY model export`, which starts this script.
 
-The weights go from file to file one tensor at a time: the model is never in memory. `nemotron nano3 model export`
-starts this script. This is a tool and no step of a recipe: it reads no config and publishes nothing, so it takes plain
-options and carries no runspec block.
+The weights go from file to file one tensor at a time: the model is never in memory. This is a tool and no step of a
+recipe: it reads no config and publishes nothing, so it carries no runspec block.
 """
 
 from __future__ import annotations
@@ -12,20 +11,19 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
-import argparse
 import json
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.kit import Model
 from nemotron.kit.chat import IM_END, template_source
 from nemotron.kit.chat_template import TEMPLATES
-from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import walk
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import (
@@ -35,6 +33,7 @@ from nemotron.recipes.tools.model_files import (
     whole_directory,
     write_manifest,
 )
+from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import load_tokenizer
 from nemotron.stack.models import NemotronH
@@ -52,6 +51,17 @@ from nemotron.stack.models.published.hub import (
 
 # Keys of the artifact's config.json that go on into the exported one; the architecture is written anew.
 KEPT_KEYS = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `nemotron FAMILY model export`. `model` is an artifact's reference."""
+
+    model: str
+    output: str
+    dtype: str
+    max_shard_size: str
+    force: bool
 
 
 def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size: int) -> None:
@@ -133,22 +143,14 @@ def write_generation_config(source: Path, folder: Path, others: dict[str, Any]) 
     (folder / GENERATION_FILE).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Parse the command line, verify the artifact, write the directory."""
-    parser = argparse.ArgumentParser(description="Write a model artifact as a Hugging Face directory.")
-    parser.add_argument("--model", required=True, help="artifact reference")
-    parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    parser.add_argument("--dtype", default="auto", help="auto (as stored), float32, bfloat16, float16")
-    parser.add_argument("--max-shard-size", default="5GB", help="largest weight file")
-    parser.add_argument("--force", action="store_true", help="replace a model that is there")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args()
-    dtype, max_shard_size = parse_dtype(args.dtype), parse_size(args.max_shard_size)
-    with whole_directory(args.output, args.force) as folder:
-        model = Model.load(args.model)
+def main(options: Options) -> None:
+    """Verify the artifact, write the directory."""
+    dtype, max_shard_size = parse_dtype(options.dtype), parse_size(options.max_shard_size)
+    with whole_directory(Path(options.output), options.force) as folder:
+        model = Model.load(options.model)
         export(model, folder, dtype, max_shard_size)
-    print(f"{model.ref} -> {args.output}", file=sys.stderr)
+    print(f"{model.ref} -> {options.output}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, command_hint))
+    sys.exit(run_tool(main, Options))

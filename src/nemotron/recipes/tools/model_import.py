@@ -1,8 +1,7 @@
-"""Register a Hugging Face directory as a model artifact: python model_import.py --source DIR [--name NAME]
+"""Register a Hugging Face directory as a model artifact, for `nemotron FAMILY model import`, which starts this script.
 
-Config, tensors and tokenizer are checked, then the files are published as they are; the model is never in memory.
-`nemotron FAMILY model import` starts this script. This is a tool and no step of a recipe: it reads no config, so it
-takes plain options and carries no runspec block.
+Config, tensors and tokenizer are checked, then the files are published as they are; the model is never in memory. This
+is a tool and no step of a recipe: it reads no config, so it carries no runspec block.
 """
 
 from __future__ import annotations
@@ -12,24 +11,34 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
-import argparse
 import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from nemo_runspec.artifacts.naming import check_name
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.kit import Model, Source
 from nemotron.kit.chat_template import TEMPLATES
-from nemotron.kit.commands import command_hint
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
+from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation import load_tokenizer
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config, read_config, unknown_keys
 from nemotron.stack.models.published.hub import checked_weights
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `nemotron FAMILY model import`: the model answers under that family's template."""
+
+    source: str
+    family: str
+    name: str | None
+    revision: str | None
 
 
 def find_source(source: str, revision: str | None) -> tuple[Path, str]:
@@ -101,24 +110,15 @@ def publish(folder: Path, name: str, where: str, family: str) -> Model:
         ).save(name)
 
 
-def main() -> None:
-    """Parse the command line, find, check, publish."""
-    parser = argparse.ArgumentParser(description="Register a Hugging Face directory as a model artifact.")
-    parser.add_argument("--source", required=True, help="directory, or ORG/MODEL")
-    parser.add_argument(
-        "--family", default="nano3", help="whose chat template it answers under, and whose `chat` the last line names"
-    )
-    parser.add_argument("--name", help="name of the artifact (default: that of the directory)")
-    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args()
-    default = re.sub(r"[^A-Za-z0-9._-]", "-", Path(args.source).absolute().name).lstrip("._-")
-    name = check_name(args.name or default)
-    folder, where = find_source(args.source, args.revision)
-    model = publish(folder, name, where, args.family)
+def main(options: Options) -> None:
+    """Find, check, publish."""
+    default = re.sub(r"[^A-Za-z0-9._-]", "-", Path(options.source).absolute().name).lstrip("._-")
+    name = check_name(options.name or default)
+    folder, where = find_source(options.source, options.revision)
+    model = publish(folder, name, where, options.family)
     print(model.ref)
-    print(f"talk to it: nemotron {args.family} chat --model {model.ref}", file=sys.stderr)
+    print(f"talk to it: nemotron {options.family} chat --model {model.ref}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, command_hint))
+    sys.exit(run_tool(main, Options))

@@ -1,13 +1,12 @@
-"""What a model is made of and what it costs: python models_show.py NAME [--seq-length 8192] [--json]
+"""What a model is made of and what it costs, for `nemotron models show`, which starts this script.
 
-NAME is a preset, a directory with config.json, or a reference of a published artifact. Layers, parameters, memory and
-FLOPs follow from the config in closed form: no weights are read, and torch is not loaded. `nemotron models show` starts
-this script. This is a tool and no step of a recipe: it publishes nothing and carries no runspec block.
+The model is a preset, a directory with config.json, or a published artifact. Layers, parameters, memory and FLOPs
+follow from the config in closed form: no weights are read, and torch is not loaded. This is a tool and no step of a
+recipe: it publishes nothing and carries no runspec block.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -20,8 +19,9 @@ from typing import Any
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.errors import UserError, nearest, run_main
-from nemotron.kit.commands import command_for, command_hint
+from nemo_runspec.errors import UserError, nearest
+from nemotron.kit.commands import command_for
+from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
 from nemotron.stack.models.published.config_json import CONFIG_FILE, load_config
 from nemotron.stack.models.published.memory import (
@@ -39,6 +39,15 @@ from nemotron.stack.training.flops import forward_flops_per_token, mtp_flops_per
 
 Row = tuple[str, ...]
 COLUMNS = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of `nemotron models show`."""
+
+    name: str | None
+    seq_length: int
+    as_json: bool
 
 
 def find_model(name: str | None) -> tuple[str, NemotronHConfig]:
@@ -198,22 +207,14 @@ def flop(number: float) -> str:
     return f"{number:,.0f} FLOP"
 
 
-def main() -> None:
-    """Parse the command line, find the model, print."""
-    parser = argparse.ArgumentParser(description="Layers, parameters, memory and FLOPs of a model.")
-    parser.add_argument("name", nargs="?", help="a preset, a directory with config.json, or an artifact")
-    parser.add_argument("--seq-length", type=int, default=8192, help="tokens a sequence (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="all numbers, exact, as JSON")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args()
-    if args.seq_length < 1:
-        parser.error("--seq-length must be at least 1")
-    name, config = find_model(args.name)
-    if args.json:
-        print(json.dumps(numbers(name, config, args.seq_length), indent=2))
+def main(options: Options) -> None:
+    """Find the model, print."""
+    name, config = find_model(options.name)
+    if options.as_json:
+        print(json.dumps(numbers(name, config, options.seq_length), indent=2))
     else:
-        print(page(name, config, args.seq_length))
+        print(page(name, config, options.seq_length))
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main, command_hint))
+    sys.exit(run_tool(main, Options))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.recipes.tools import chat
+from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import Completion
 from nemotron.stack.models import NemotronH
@@ -104,15 +107,21 @@ def model_dir(
     return folder
 
 
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, chat.__file__, *arguments]
+def as_options(model: Path, **chosen: Any) -> dict[str, Any]:
+    """What `nemotron nano3 chat` hands over, with its own defaults."""
+    names = ("tokenizer", "recorded_template", "producer", "template", "prompt")
+    numbers = {"temperature": 0.0, "max_new_tokens": 256, "seed": 0}
+    return {"model": str(model), **dict.fromkeys(names), **numbers, "thinking": True, "complete": False, **chosen}
+
+
+def run(options: dict[str, Any], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, chat.__file__, json.dumps(options)]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> None:
-    arguments = (f"--model={model_dir}", "--max-new-tokens=12", "--no-thinking", "--temperature=1", "--seed=3")
-    arguments += ("--producer=nano3/sft",)
-    first, second = run(*arguments, "--prompt=hello"), run(*arguments, stdin="hello\n")
+    options = as_options(model_dir, max_new_tokens=12, thinking=False, temperature=1, seed=3, producer="nano3/sft")
+    first, second = run({**options, "prompt": "hello"}), run(options, stdin="hello\n")
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout == second.stdout
 
@@ -131,41 +140,35 @@ def test_a_model_is_talked_to_under_the_template_that_it_was_trained_with(model_
 
 
 def test_the_script_continues_plain_text(model_dir: Path) -> None:
-    done = run(f"--model={model_dir}", "--max-new-tokens=4", "--complete", "--prompt=def f(")
+    done = run(as_options(model_dir, max_new_tokens=4, complete=True, prompt="def f("))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("def f(")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("chosen", "message"),
     [
-        (["--model={empty}", "--prompt=x"], "no config.json in"),
-        (["--model={model}", "--tokenizer={empty}"], "no tokenizer.json in"),
-        (["--model={model}", "--template=nano3"], "no question: stdin is empty"),
-        (["--model={model}", "--producer=mine/sft"], "no chat template in"),
+        ({"model": "{empty}", "prompt": "x"}, "no config.json in"),
+        ({"tokenizer": "{empty}"}, "no tokenizer.json in"),
+        ({"template": "nano3"}, "no question: stdin is empty"),
+        ({"producer": "mine/sft"}, "no chat template in"),
+        ({"tempre": 1}, "give one JSON object with model, tokenizer, "),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(
-    arguments: list[str],
+    chosen: dict[str, Any],
     message: str,
     model_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [word.format(model=model_dir, empty=tmp_path) for word in arguments]
-    monkeypatch.setattr(sys, "argv", ["chat.py", *words])
+    options = json.dumps({**as_options(model_dir), **chosen}).replace("{empty}", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["chat.py", options])
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert run_main(chat.main) == 2
+    assert run_tool(chat.main, chat.Options) == 2
     said = capsys.readouterr().err
     assert message in said and said.startswith("error: ") and len(said.splitlines()) <= 2
-
-
-@pytest.mark.parametrize("word", ["--temperature=-1", "--max-new-tokens=0"])
-def test_numbers_out_of_range_are_refused(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["chat.py", f"--model={tmp_path}", word])
-    with pytest.raises(SystemExit, match="2"):
-        chat.main()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,10 @@ import yaml
 from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.errors import run_main
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Dataset, Model, Results
 from nemotron.recipes.tools import model_export, model_import
+from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 
@@ -75,18 +76,25 @@ def _add_inputs(root: Path, name: str, inputs: dict[str, str]) -> None:
 def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `export` wrote of it."""
     folder = tmp_path_factory.mktemp("exported") / "model"
-    code, said = run(model_export, "--model=nano3-sft-model-tiny", f"--output={folder}", artifacts=published)
+    code, said = run(model_export, model="nano3-sft-model-tiny", output=folder, artifacts=published)
     assert code == 0, said
     return folder
 
 
-def run(script: ModuleType, *words: str, artifacts: Path) -> tuple[int, str]:
-    """`python SCRIPT WORDS` in this process: the exit code, and what it said on stderr."""
+DEFAULTS: dict[ModuleType, dict[str, Any]] = {
+    model_export: {"output": "out", "dtype": "auto", "max_shard_size": "5GB", "force": False},
+    model_import: {"family": "nano3", "name": None, "revision": None},
+}
+
+
+def run(script: ModuleType, *, artifacts: Path, **chosen: Any) -> tuple[int, str]:
+    """The script with these options of its command, in this process: the exit code, and what it said on stderr."""
     said = io.StringIO()
+    options = json.dumps({**DEFAULTS[script], **chosen}, default=str)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
-        patch.setattr(sys, "argv", [str(script.__file__), *words])
-        code = run_main(script.main)
+        patch.setattr(sys, "argv", [str(script.__file__), options])
+        code = run_tool(script.main, script.Options)
     return code, said.getvalue()
 
 
@@ -130,13 +138,9 @@ def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> 
 
 
 def test_dtype_and_shard_size(published: Path, tmp_path: Path) -> None:
-    words = (
-        "--model=nano3-sft-model-tiny",
-        f"--output={tmp_path / 'small'}",
-        "--dtype=bfloat16",
-        "--max-shard-size=20KB",
-    )
-    assert run(model_export, *words, artifacts=published) == (0, f"nano3-sft-model-tiny:2 -> {tmp_path / 'small'}\n")
+    chosen = {"model": "nano3-sft-model-tiny", "output": tmp_path / "small", "dtype": "bfloat16"}
+    done = run(model_export, **chosen, max_shard_size="20KB", artifacts=published)
+    assert done == (0, f"nano3-sft-model-tiny:2 -> {tmp_path / 'small'}\n")
     shards = sorted((tmp_path / "small").glob("model-*-of-*.safetensors"))
     assert len(shards) > 2
     state: dict[str, torch.Tensor] = {}
@@ -153,7 +157,7 @@ def test_dtype_and_shard_size(published: Path, tmp_path: Path) -> None:
 
 
 def test_an_export_comes_back_to_the_bit(published: Path, exported: Path, tmp_path: Path) -> None:
-    code, said = run(model_import, f"--source={exported}", "--name=back", artifacts=tmp_path)
+    code, said = run(model_import, source=exported, name="back", artifacts=tmp_path)
     assert code == 0, said
     version = Registry(tmp_path).resolve_verified("back")
     assert Model.load(version.path).ref == "back:1"  # as `eval` does
@@ -165,7 +169,7 @@ def test_an_export_comes_back_to_the_bit(published: Path, exported: Path, tmp_pa
     assert version.record["fields"]["num_parameters"] == before.num_parameters()[0]
     assert {path.name for path in version.path.iterdir()} == {path.name for path in exported.iterdir()}
     # And out again: what is no architecture (context length, token ids) went all the way.
-    assert run(model_export, "--model=back", f"--output={tmp_path / 'out'}", artifacts=tmp_path)[0] == 0
+    assert run(model_export, model="back", output=tmp_path / "out", artifacts=tmp_path)[0] == 0
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (exported / name).read_bytes(), name
     assert "optimizer steps" not in (tmp_path / "out" / "README.md").read_text()
@@ -175,15 +179,15 @@ def test_a_directory_that_is_not_empty_is_left_alone(published: Path, exported: 
     output = tmp_path / "out"
     output.mkdir()
     (output / "thesis.txt").write_text("years of work")
-    words = ("--model=nano3-sft-model-tiny", f"--output={output}")
-    for extra, expected in ((), "is not empty"), (("--force",), "thesis.txt, which is no part of a model"):
-        code, said = run(model_export, *words, *extra, artifacts=published)
+    chosen = {"model": "nano3-sft-model-tiny", "output": output, "artifacts": published}
+    for force, expected in (False, "is not empty"), (True, "thesis.txt, which is no part of a model"):
+        code, said = run(model_export, **chosen, force=force)
         assert code == 2 and expected in said and len(said.splitlines()) <= 2
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
     (output / "thesis.txt").unlink()
     shutil.copyfile(exported / "config.json", output / "config.json")
     (output / "model-00001-of-00002.safetensors").write_text("of an older model")
-    assert run(model_export, *words, "--force", artifacts=published)[0] == 0
+    assert run(model_export, **chosen, force=True)[0] == 0
     assert sorted(path.name for path in output.iterdir()) == sorted(path.name for path in exported.iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -192,14 +196,14 @@ def test_a_directory_that_is_not_empty_is_left_alone(published: Path, exported: 
 def test_interrupted_nothing_is_left(published: Path, tmp_path: Path, signal_number: signal.Signals) -> None:
     """The script stops before it writes the card, when everything else is on disk, and waits to be interrupted."""
     code = (
-        "import sys, time\nfrom nemo_runspec.errors import end_on_signals, run_main\nend_on_signals()\n"
-        "from nemotron.recipes.tools import model_export\n"
+        "import sys, time\nfrom nemo_runspec.errors import end_on_signals\nend_on_signals()\n"
+        "from nemotron.recipes.tools import model_export\nfrom nemotron.recipes.tools.options import run_tool\n"
         "def wait(*_):\n    print('waiting', flush=True)\n    time.sleep(60)\n"
-        "model_export.model_card = wait\nsys.exit(run_main(model_export.main))"
+        "model_export.model_card = wait\nsys.exit(run_tool(model_export.main, model_export.Options))"
     )
-    words = ["--model=nano3-sft-model-tiny", f"--output={tmp_path / 'new' / 'out'}"]
+    options = {**DEFAULTS[model_export], "model": "nano3-sft-model-tiny", "output": str(tmp_path / "new" / "out")}
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, json.dumps(options)],
         env={**os.environ, "RUNSPEC_ARTIFACTS_ROOT": str(published)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -237,7 +241,7 @@ def test_a_damaged_export_is_refused(
     folder = tmp_path / "damaged"
     shutil.copytree(exported, folder)
     damage(folder)
-    code, printed = run(model_import, f"--source={folder}", artifacts=tmp_path / "artifacts")
+    code, printed = run(model_import, source=folder, artifacts=tmp_path / "artifacts")
     assert code == 2
     assert said in printed and len(printed.splitlines()) <= 2, printed
     assert not (tmp_path / "artifacts").exists()
@@ -247,22 +251,22 @@ def test_a_damaged_artifact_is_not_exported(published: Path, tmp_path: Path) -> 
     artifacts = tmp_path / "artifacts"
     shutil.copytree(published, artifacts)
     flip(Registry(artifacts).resolve("nano3-sft-model-tiny").path / "model.safetensors", -1)
-    code, said = run(model_export, "--model=nano3-sft-model-tiny", f"--output={tmp_path / 'out'}", artifacts=artifacts)
+    code, said = run(model_export, model="nano3-sft-model-tiny", output=tmp_path / "out", artifacts=artifacts)
     assert code == 2 and "model.safetensors: content differs from its sha256" in said
     assert [path.name for path in tmp_path.iterdir()] == ["artifacts"]
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "said"),
+    ("script", "chosen", "said"),
     [
-        (model_export, ("--model=nano3-sft-data-tiny",), "is of type Dataset, not Model"),
-        (model_export, ("--model=nano3-sft-model-tiny", "--dtype=bfloat"), "did you mean bfloat16?"),
-        (model_export, ("--model=nano3-sft-model-tiny", "--max-shard-size=big"), "bad size 'big'"),
-        (model_import, ("--source=nowhere",), "no directory nowhere"),
-        (model_import, ("--source=.", "--name=a/b"), "bad artifact name 'a/b'"),
-        (model_import, ("--source=.", "--revision=main"), "--revision is for models of the Hub"),
-        (model_import, (f"--source={__file__}",), "test_model_exchange.py is a file, a directory expected"),
-        (model_export, ("--model=nano3-sft-model-tiny", f"--output={__file__}/x"), "error: cannot write to "),
+        (model_export, {"model": "nano3-sft-data-tiny"}, "is of type Dataset, not Model"),
+        (model_export, {"model": "nano3-sft-model-tiny", "dtype": "bfloat"}, "did you mean bfloat16?"),
+        (model_export, {"model": "nano3-sft-model-tiny", "max_shard_size": "big"}, "bad size 'big'"),
+        (model_import, {"source": "nowhere"}, "no directory nowhere"),
+        (model_import, {"source": ".", "name": "a/b"}, "bad artifact name 'a/b'"),
+        (model_import, {"source": ".", "revision": "main"}, "--revision is for models of the Hub"),
+        (model_import, {"source": __file__}, "test_model_exchange.py is a file, a directory expected"),
+        (model_export, {"model": "nano3-sft-model-tiny", "output": f"{__file__}/x"}, "error: cannot write to "),
     ],
 )
 def test_refusals(
@@ -270,13 +274,11 @@ def test_refusals(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     script: ModuleType,
-    words: tuple[str, ...],
+    chosen: dict[str, str],
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if script is model_export and not words[-1].startswith("--output"):
-        words = (*words, "--output=out")
-    code, printed = run(script, *words, artifacts=published)
+    code, printed = run(script, artifacts=published, **chosen)
     assert code == 2 and said in printed and len(printed.splitlines()) <= 2, printed
     assert list(tmp_path.iterdir()) == []
 
@@ -284,11 +286,11 @@ def test_refusals(
 def test_a_model_without_a_tokenizer_is_refused(published: Path, exported: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     source_model(published).save_pretrained(bare)
-    code, said = run(model_import, f"--source={bare}", artifacts=tmp_path / "artifacts")
+    code, said = run(model_import, source=bare, artifacts=tmp_path / "artifacts")
     assert code == 2 and "no tokenizer.json in" in said
     bigger = train_tokenizer([f"{text} and more words {i}" for i, text in enumerate(TEXTS)], 420)
     save_tokenizer(bigger, bare, model_max_length=512, template="nano3")
-    code, said = run(model_import, f"--source={bare}", artifacts=tmp_path / "artifacts")
+    code, said = run(model_import, source=bare, artifacts=tmp_path / "artifacts")
     assert code == 2 and f"tokens, the model only {source_model(published).config.vocab_size}" in said
 
 
@@ -298,7 +300,7 @@ def test_keys_that_mean_nothing_here_are_said(published: Path, exported: Path, t
     (folder / "manifest.sha256").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "expand": 2, "secret_sauce": 1}))
-    code, said = run(model_import, f"--source={folder}", artifacts=tmp_path / "artifacts")
+    code, said = run(model_import, source=folder, artifacts=tmp_path / "artifacts")
     assert code == 0 and "config.json: of no meaning here: secret_sauce\n" in said
 
 
@@ -318,9 +320,9 @@ def test_a_hub_model_comes_from_the_cache_without_network(
         (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    code, said = run(model_import, "--source=someone/a-model", artifacts=tmp_path / "artifacts")
+    code, said = run(model_import, source="someone/a-model", artifacts=tmp_path / "artifacts")
     assert code == 0, said
     version = Registry(tmp_path / "artifacts").resolve_verified("a-model")
     assert version.record["sources"][0]["name"] == f"https://huggingface.co/someone/a-model/tree/{commit}"
-    code, said = run(model_import, "--source=someone/another", artifacts=tmp_path / "artifacts")
+    code, said = run(model_import, source="someone/another", artifacts=tmp_path / "artifacts")
     assert code == 2 and "someone/another" in said and len(said.splitlines()) <= 2

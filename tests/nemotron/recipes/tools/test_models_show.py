@@ -108,9 +108,11 @@ def test_what_a_model_does_not_have_is_not_shown() -> None:
 
 def test_json_holds_the_numbers_of_a_real_model(registry: Registry) -> None:
     done = subprocess.run(
-        [sys.executable, models_show.__file__, "mine:1", "--json", "--seq-length=100"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, models_show.__file__, '{"name": "mine:1", "as_json": true, "seq_length": 100}'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     told = json.loads(done.stdout)
     model = NemotronH(TINY)
     assert config_from_dict(told["config"]) == TINY
@@ -130,7 +132,8 @@ def test_flops(number: float, said: str) -> None:
 
 def test_the_script_loads_no_torch() -> None:
     code = (
-        f"import runpy, sys\nsys.argv = ['models_show.py', 'nano3-30b']\n"
+        "import runpy, sys\n"
+        """sys.argv = ['models_show.py', '{"name": "nano3-30b", "as_json": false, "seq_length": 8192}']\n"""
         f"try:\n    runpy.run_path({models_show.__file__!r}, run_name='__main__')\n"
         "except SystemExit as leave:\n    assert not leave.code\n"
         "assert not {'torch', 'numpy', 'omegaconf', 'pydantic'} & set(sys.modules)"

@@ -28,4 +28,4 @@ def inspect(
       nemotron data inspect nano3-pretrain-data-tiny --samples 5
       nemotron data inspect nano3-sft-data-tiny --json
     """
-    become_tool("data_inspect.py", {"samples": samples, "json": as_json}, path)
+    become_tool("data_inspect.py", path=path, samples=samples, as_json=as_json)

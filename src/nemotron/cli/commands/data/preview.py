@@ -39,6 +39,14 @@ def preview(
       nemotron data preview chats.jsonl --tokenizer nano3-pretrain-data-tiny -n 1
       nemotron data preview pack-data-tiny
     """
-    options = {"number": number, "skip": skip, "sequences": sequences, "template": template}
-    options |= {"tokenizer": tokenizer, "columns": columns, "ids": ids}
-    become_tool("data_preview.py", options, source)
+    become_tool(
+        "data_preview.py",
+        source=source,
+        number=number,
+        skip=skip,
+        sequences=sequences,
+        template=template,
+        tokenizer=tokenizer,
+        columns=columns,
+        ids=ids,
+    )

@@ -48,17 +48,17 @@ def chat(
 
     version = Registry.default().resolve_verified(model or f"nano3-{stage}-model-{config}")
     fields = version.record["fields"]
-    options = {
-        "model": version.path,
-        "tokenizer": fields.get("tokenizer_path"),
-        "recorded-template": fields.get("chat_template"),
-        "producer": (version.record.get("producer") or {}).get("name"),
-        "template": template,
-        "no-thinking": not thinking,
-        "complete": stage == "pretrain" and model is None,
-        "temperature": temperature,
-        "max-new-tokens": max_new_tokens,
-        "seed": seed,
-        "prompt": prompt,
-    }
-    become_tool("chat.py", options)
+    become_tool(
+        "chat.py",
+        model=version.path,
+        tokenizer=fields.get("tokenizer_path"),
+        recorded_template=fields.get("chat_template"),
+        producer=(version.record.get("producer") or {}).get("name"),
+        template=template,
+        thinking=thinking,
+        complete=stage == "pretrain" and model is None,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        prompt=prompt,
+    )

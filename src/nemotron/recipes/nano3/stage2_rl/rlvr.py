@@ -10,7 +10,6 @@
 #
 # [tool.runspec.config]
 # dir = "./config"
-# default = "default"
 # format = "omegaconf"
 # schema = "schema.py:RLConfig"
 #

@@ -1,0 +1,35 @@
+"""How a tool gets its options: `nemotron` has read them and hands them over as JSON, so each is defined once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nemo_runspec.errors import UserError, run_main
+from nemotron.kit.commands import command_hint
+
+Options = TypeVar("Options")
+
+
+def run_tool(main: Callable[[Options], None], options: type[Options]) -> int:
+    """Call `main` with the options that stand on the command line as one JSON object, and return the exit code.
+
+    Their defaults and limits stand in the command's file. Whoever starts a script by hand gives all of them:
+    python data_inspect.py '{"path": "my-folder", "samples": 3, "as_json": false}'
+
+    Args:
+        options: a dataclass of them.
+    """
+    return run_main(lambda: main(_read(options)), command_hint)
+
+
+def _read(options: Any) -> Any:
+    try:
+        return options(**json.loads(sys.argv[1]))
+    except (IndexError, ValueError, TypeError) as error:
+        names = ", ".join(field.name for field in fields(options))
+        raise UserError(f"{Path(sys.argv[0]).name}: {error}", f"give one JSON object with {names}") from None

@@ -132,7 +132,7 @@ def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float,
             packed = chat_pack.pack_split(
                 "train", train, sequences, longest, "best_fit_decreasing", 0, 1 << 22, folder / "packing"
             )
-            job = chat_pack.RowsTask(folder / "spool", tuple(s.name for s in plan.shards), folder / "packing")
+            job = chat_pack.RowsJob(folder / "spool", tuple(s.name for s in plan.shards), folder / "packing")
             written = chat_pack.write_rows(plan, [packed], job, folder / "rows", engine)
         seconds = clock.read()
     return *seconds, written["train"].tokens

@@ -94,7 +94,7 @@ def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, fl
     from nemotron.data_prep.sources.planning import SourceInput, make_plan
     from nemotron.data_prep.sources.reading import Reading
     from nemotron.data_prep.tokens.encoding import plain_tokenizer
-    from nemotron.data_prep.tokens.task import SourceRules, TokenizeCounts, TokenizeJob, tokenize_shard
+    from nemotron.data_prep.tokens.tokenization import SourceRules, TokenizeCounts, TokenizeJob, tokenize_shard
     from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
     from nemotron.data_prep.work.shards import freeze, run_shards
 

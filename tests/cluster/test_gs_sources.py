@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.remote import open_remote
+from nemotron.data_prep.sources.locations import list_files, open_binary
 
 pytestmark = pytest.mark.cluster
 
@@ -147,7 +146,7 @@ def test_one_row_group_is_read_without_the_rest(bucket: Bucket) -> None:
     bucket.put("x.parquet", sink.getvalue())
     (file,) = list_files(["gs://test/x.parquet"])
     assert file.version == str(bucket.last)
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         assert pq.ParquetFile(stream).read_row_group(17).equals(table.slice(17_000, 1000))
     assert bucket.sent < file.size / 8
 
@@ -155,7 +154,7 @@ def test_one_row_group_is_read_without_the_rest(bucket: Bucket) -> None:
 def test_an_object_that_changes_is_noticed(bucket: Bucket) -> None:
     bucket.put("x.jsonl", b"a" * 300_000)
     (file,) = list_files(["gs://test/x.jsonl"])
-    stream = open_remote(file)
+    stream = open_binary(file)
     assert stream.read(10) == b"a" * 10
     bucket.put("x.jsonl", b"b" * 300_000)
     with pytest.raises(RunFailed, match=r"gs://test/x\.jsonl changed after it was listed"):

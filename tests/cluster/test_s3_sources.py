@@ -17,11 +17,9 @@ import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.locations import list_files, open_binary
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.sources.remote import open_remote
 
 from .s3 import S3, s3_fixture, s3_server_fixture  # noqa: F401
 
@@ -96,7 +94,7 @@ def test_one_row_group_asks_for_ranges_only(folder: str, s3: S3) -> None:
     put(f"{folder}/x.parquet", sink.getvalue())
     (file,) = list_files([f"{folder}/x.parquet"])
     fetched: list[int] = []
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         raw = stream.raw  # type: ignore[attr-defined]
         fetch = raw._fetch
         raw._fetch = lambda begin, end: fetched.append(end - begin) or fetch(begin, end)
@@ -107,7 +105,7 @@ def test_one_row_group_asks_for_ranges_only(folder: str, s3: S3) -> None:
 
 
 def sizes(file: SourceFile) -> int:
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         return len(stream.read())
 
 
@@ -122,19 +120,19 @@ def test_forked_workers_read_what_their_parent_listed(folder: str) -> None:
 def test_an_object_that_changes_is_noticed(folder: str) -> None:
     put(f"{folder}/x.jsonl", b"a" * 300_000)
     (file,) = list_files([f"{folder}/x.jsonl"])
-    stream = open_remote(file)
+    stream = open_binary(file)
     assert stream.read(10) == b"a" * 10
     put(f"{folder}/x.jsonl", b"b" * 300_000)
     with pytest.raises(RunFailed, match=r"/x\.jsonl changed after it was listed"):
         stream.seek(200_000)
         stream.read(10)
     with pytest.raises(RunFailed, match="changed after it was listed"):
-        open_remote(file)
+        open_binary(file)
     (again,) = list_files([f"{folder}/x.jsonl"])
     assert again.version != file.version
     fsspec.filesystem("s3", use_listings_cache=False).rm(f"{folder}/x.jsonl")
     with pytest.raises(RunFailed, match="changed after it was listed"):
-        open_remote(again)
+        open_binary(again)
 
 
 def test_refusals_are_one_line(folder: str) -> None:
@@ -170,4 +168,4 @@ def test_a_store_out_of_reach_is_one_line(folder: str, monkeypatch: pytest.Monke
     fsspec.filesystem("s3").clear_instance_cache()
     assert "Could not connect to the endpoint" in refusal(f"{folder}/train.jsonl")
     with pytest.raises(RunFailed, match="Could not connect to the endpoint"):
-        open_remote(SourceFile(f"{folder}/x.jsonl", 1, "v", "jsonl"))
+        open_binary(SourceFile(f"{folder}/x.jsonl", 1, "v", "jsonl"))

@@ -197,7 +197,7 @@ def _epochs(
 
 
 @dataclass(frozen=True, slots=True)
-class RowsTask:
+class RowsJob:
     """What the tasks that write rows share: where the spool is, the names of its shards, where the packing is."""
 
     spool: Path
@@ -274,7 +274,7 @@ def pack_split(
     return PackedSplit(split, bins, digest.hexdigest(), shards)
 
 
-def rows_shard(shard: Shard[RowsWork], task: RowsTask, output: ShardOutput) -> RowsCounts:
+def rows_shard(shard: Shard[RowsWork], task: RowsJob, output: ShardOutput) -> RowsCounts:
     """A task: some rows of a split as one Parquet file."""
     split, begin, end = shard.work.split, shard.work.begin, shard.work.end
     packing = {
@@ -311,7 +311,7 @@ def rows_shard(shard: Shard[RowsWork], task: RowsTask, output: ShardOutput) -> R
 
 
 def write_rows(
-    tokenized: Plan[ChatWork], packed: Sequence[PackedSplit], task: RowsTask, folder: Path, engine: Engine
+    tokenized: Plan[ChatWork], packed: Sequence[PackedSplit], task: RowsJob, folder: Path, engine: Engine
 ) -> dict[str, RowsCounts]:
     """Write the rows of all splits below `folder`, `SPLIT/00000.parquet` and so on; returns the counts by split.
 

@@ -27,10 +27,9 @@ from nemotron.data_prep.chat.conversations import (
     training_spans,
 )
 from nemotron.data_prep.chat.encoding import encode_conversations
-from nemotron.data_prep.sources.documents import Split, stable_hash
+from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
-from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.sources.reader import place, read_piece, where
+from nemotron.data_prep.sources.reader import pieces_of, place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
 from nemotron.data_prep.work.batches import batches
@@ -301,16 +300,14 @@ def _spans(
             outcomes[OVERLAPS] += 1
             continue
         if source.split_column is None:
-            draw = stable_hash("split", seed, key) / 2**64
-            valid, test = source.valid_fraction, source.test_fraction
-            split = 1 if draw < valid else 2 if draw < valid + test else 0
+            split = split_of(key, source.valid_fraction, settings.seed, source.test_fraction)
         else:
-            split = SPLITS.index(conversation.split)
+            split = conversation.split
         for number, span in enumerate(training_spans(conversation, settings.template)):
             if number:
                 outcomes[EARLIER_TURNS] += 1
             span_key = key if len(span.messages) == len(conversation.messages) else span.key()
-            yield Span(span, split, stable_hash("pack", seed, span_key, *effort), len(span_key))
+            yield Span(span, SPLITS.index(split), stable_hash("pack", seed, span_key, *effort), len(span_key))
 
 
 @lru_cache(maxsize=1)

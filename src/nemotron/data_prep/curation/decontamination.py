@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from nemotron.data_prep.curation.deduplication.text_hashes import window_polynomials
 from nemotron.data_prep.curation.step import DocumentShard, DocumentWriter, StepTable, output_name, read_documents
 from nemotron.data_prep.work.shards import Plan, ShardOutput
 
-REASON = "overlaps evaluation text"
+REASON = "overlaps evaluation or held-out text"
 MIN_WORDS = 5
 WORD = re.compile(r"\w+")
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication is a bijection on 64 bits
 
 
 def words(text: str) -> list[str]:
@@ -52,17 +52,6 @@ def word_hashes(text: str) -> np.ndarray:
     return np.array(hashes, dtype=np.uint64)
 
 
-def gram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
-    """uint64 hash of every run of `n` words; empty when there are fewer. `hashes`: from `word_hashes`."""
-    count = len(hashes) - n + 1
-    if count <= 0:
-        return np.empty(0, dtype=np.uint64)
-    total = np.zeros(count, dtype=np.uint64)
-    for offset in range(n):  # polynomial hash, modulo 2**64
-        total = total * _BASE + hashes[offset : offset + count]
-    return total
-
-
 def protect(texts: Iterable[str], n: int = 13) -> dict[int, np.ndarray]:
     """The protected grams of texts that training must not contain: gram length -> sorted unique uint64 hashes.
 
@@ -73,7 +62,7 @@ def protect(texts: Iterable[str], n: int = 13) -> dict[int, np.ndarray]:
         hashes = word_hashes(text)
         if len(hashes) >= MIN_WORDS:
             length = min(n, len(hashes))
-            grams.setdefault(length, []).append(gram_hashes(hashes, length))
+            grams.setdefault(length, []).append(window_polynomials(hashes, length))
     return {length: np.unique(np.concatenate(arrays)) for length, arrays in grams.items()}
 
 
@@ -82,7 +71,7 @@ def hits(text: str, protected: Mapping[int, np.ndarray]) -> np.ndarray:
     hashes = word_hashes(text)
     shared = [np.empty(0, dtype=np.uint64)]
     for length, known in protected.items():
-        grams = gram_hashes(hashes, length)
+        grams = window_polynomials(hashes, length)
         places = np.searchsorted(known[:-1], grams)  # always a valid index: the last one has no successor
         shared.append(np.unique(grams[known[places] == grams]))
     return np.concatenate(shared)
@@ -149,7 +138,7 @@ def _passage(text: str, lengths: tuple[int, ...], guilty: frozenset[int]) -> str
     """The first run of words that is shared with a protected text."""
     tokens, hashes = words(text), word_hashes(text)
     for length in lengths:
-        for place, gram in enumerate(gram_hashes(hashes, length).tolist()):
+        for place, gram in enumerate(window_polynomials(hashes, length).tolist()):
             if gram in guilty:
                 return " ".join(tokens[place : place + length])
     return ""

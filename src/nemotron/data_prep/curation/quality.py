@@ -32,7 +32,8 @@ import numpy as np
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics
-from nemotron.data_prep.curation.decontamination import gram_hashes, word_hashes
+from nemotron.data_prep.curation.decontamination import word_hashes
+from nemotron.data_prep.curation.deduplication.text_hashes import window_polynomials
 from nemotron.data_prep.curation.step import (
     DocumentShard,
     DocumentWriter,
@@ -121,7 +122,7 @@ def hashed_words(text: str, hash_bits: int, max_words: int) -> tuple[np.ndarray,
     A value is 1 + log(occurrences) before it is scaled.
     """
     words = word_hashes(text[: 40 * max_words])[:max_words]
-    hashes = np.concatenate([words, gram_hashes(words, 2)])
+    hashes = np.concatenate([words, window_polynomials(words, 2)])
     # The highest bits: of a polynomial hash, they depend on all of it.
     indices, counts = np.unique(hashes >> np.uint64(64 - hash_bits), return_counts=True)
     values = 1.0 + np.log(counts)

@@ -1,1 +1,1 @@
-"""Prompts of reinforcement learning: NeMo Gym records, and blends with placeholders filled."""
+"""Prompts of reinforcement learning: NeMo Gym records, and published prompts with placeholders filled."""

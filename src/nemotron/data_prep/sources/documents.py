@@ -7,7 +7,7 @@ import re
 import unicodedata
 from typing import Literal
 
-Split = Literal["train", "valid"]
+Split = Literal["train", "valid", "test"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2060\ufeff\ud800-\udfff]")
 # Entered at the first blank of a run only: from each of them, a run of n would take n * n / 2 steps.
@@ -20,12 +20,15 @@ def stable_hash(*parts: str) -> int:
     return int.from_bytes(hashlib.blake2b("\x00".join(parts).encode(), digest_size=8).digest(), "big")
 
 
-def split_of(key: str, valid_fraction: float, seed: int) -> Split:
-    """Deterministic split by the hash of `key`; about `valid_fraction` of all keys are held out.
+def split_of(key: str, valid_fraction: float, seed: int, test_fraction: float = 0.0) -> Split:
+    """Deterministic split by the hash of `key`; about these fractions of all keys are held out.
 
     Equal keys always land in the same split, whatever else is in the data and in whatever order it is read.
     """
-    return "valid" if stable_hash("split", str(seed), key) < valid_fraction * 2**64 else "train"
+    draw = stable_hash("split", str(seed), key)
+    if draw < valid_fraction * 2**64:
+        return "valid"
+    return "test" if draw < (valid_fraction + test_fraction) * 2**64 else "train"
 
 
 def normalise(text: str) -> str:

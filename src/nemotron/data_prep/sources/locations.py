@@ -1,8 +1,23 @@
-"""The files behind what a user names: paths, globs, folders of mixed files, and addresses of stores and the Hub.
+"""The files behind what a user names, and a file's bytes: on this machine, on object stores, the web and the Hub.
+
+    notes/                a path, a glob (`*`, `**`, `?`, `[ab]`) or a folder of this machine
+    s3://BUCKET/KEY       the same three of an object store, through s3fs (pip install -e '.[s3]'): stores.py
+    gs://BUCKET/KEY       the same through gcsfs (pip install -e '.[gs]')
+    https://HOST/PATH     one file of a web server; http:// only for this machine: web.py
+    hf://ORG/NAME         a dataset of the Hugging Face Hub: hub.py
 
 A file's name says its format. Of a file on this machine its first bytes say the compression: a `.jsonl` that is gzip
 inside is read as gzip, a `.jsonl.gz` that was unpacked on its way as plain. What is in a folder and is not read (other
 suffixes, hidden files) is counted, by suffix.
+
+Remote files are read in ranges of bytes (ranges.py), without a copy on this machine. Credentials come from where the
+client libraries look for them: environment, their own files, the machine's role. An address with credentials in it
+(`https://user:password@…`) is refused. A signed address is kept whole in plans, since reading needs it; messages, row
+ids and lineage show it without its query string.
+
+A file that changes is noticed by its version, which is compared with every range that is read: the ETag of S3, the
+generation of Google Cloud Storage, on the web the ETag or else Last-Modified. Where a web server sends neither, only a
+change of length is noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +35,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 from urllib.parse import unquote
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, nearest
 from nemo_runspec.user_files import files_below, files_of, local_path
 from nemotron.data_prep.sources.files import (
     COMPRESSIBLE,
@@ -34,6 +49,10 @@ from nemotron.data_prep.sources.files import (
     format_of,
     redact,
 )
+from nemotron.data_prep.sources.ranges import StoredObject, range_stream
+from nemotron.data_prep.sources.stores import CREDENTIALS, find_in_store, store_fetch
+
+SCHEMES = ("s3", "gs", "https", "http", "hf")
 
 _KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
     "jsonl": ".jsonl",
@@ -92,10 +111,16 @@ def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:
         OSError: a file of this machine is gone, cannot be read, or is another than the one that was listed.
         RunFailed: the same of a remote one, or its store does not answer.
     """
-    if not file.is_local:
-        from nemotron.data_prep.sources.remote import open_remote
+    if file.uri.startswith("hf://"):
+        from nemotron.data_prep.sources.hub import open_hub_file
 
-        return open_remote(file, end)
+        return open_hub_file(file, end)
+    if file.uri.startswith(("https://", "http://")):
+        from nemotron.data_prep.sources.web import web_fetch
+
+        return range_stream(file, web_fetch(file), end)
+    if not file.is_local:
+        return range_stream(file, store_fetch(file), end)
     stream = open(file.uri, "rb", buffering=1 << 18)  # noqa: PTH123, SIM115  the caller closes it
     status = os.fstat(stream.fileno())
     if (status.st_size, str(status.st_mtime_ns)) != (file.size, file.version):
@@ -203,8 +228,6 @@ def _without_links(files: Sequence[SourceFile], counts: Counter[str]) -> list[So
 
 
 def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> list[SourceFile]:
-    from nemotron.data_prep.sources.remote import find_objects
-
     objects = find_objects(location)
     files = []
     for stored in objects:
@@ -219,6 +242,32 @@ def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> l
     if not files:
         raise _nothing_readable(redact(location), formats, counts)
     return files
+
+
+def find_objects(location: str) -> list[StoredObject]:
+    """What an address stands for, sorted by name: one file, the files that a glob matches, or all files of a folder.
+
+    UserError, in one line: an unknown kind of address, nothing is there, access is denied, there are no credentials, no
+    such host or no client library.
+    """
+    scheme, _, rest = location.partition("://")
+    if scheme not in SCHEMES:
+        near = nearest(scheme, SCHEMES)
+        raise UserError(
+            f"{redact(location)}: cannot read from {scheme}://",
+            f"did you mean {near}://?" if near else f"known: {', '.join(f'{name}://' for name in SCHEMES)}",
+        )
+    if scheme == "hf":
+        from nemotron.data_prep.sources.hub import find_hub_objects
+
+        return find_hub_objects(location)
+    if "@" in rest.split("/", 1)[0]:
+        raise UserError(f"{redact(location)}: credentials have no place in an address", CREDENTIALS.get(scheme))
+    if scheme in ("https", "http"):
+        from nemotron.data_prep.sources.web import find_on_web
+
+        return [find_on_web(location)]
+    return find_in_store(location)
 
 
 # --- What is not read -------------------------------------------------------------------------------------------------

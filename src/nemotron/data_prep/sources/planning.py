@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from nemotron.data_prep.sources.files import Piece, SourceFile
-from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import pieces_of
 from nemotron.data_prep.work.shards import InputFile, Json, Plan, Shard
 
 MIN_SHARD_BYTES = 2**20

@@ -1,15 +1,17 @@
-"""A piece of a file -> its records, with a policy for those that cannot be read; and the exact place of a record."""
+"""Files cut into pieces; a piece to its records, with a policy for those that cannot be read; a record's place."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
-from nemotron.data_prep.sources.files import Piece
-from nemotron.data_prep.sources.json_lines import lines_before, read_json_lines
+from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
+from nemotron.data_prep.sources.lines import lines_before, read_json_lines, read_text
 from nemotron.data_prep.sources.reading import (
     DAMAGED,
     EMPTY,
@@ -18,17 +20,72 @@ from nemotron.data_prep.sources.reading import (
     NOT_TEXT,
     UNREADABLE,
     Bad,
+    DamagedError,
     Reading,
     ReadReport,
     Row,
     lacking,
 )
-from nemotron.data_prep.sources.streams import DamagedError
-from nemotron.data_prep.sources.text import read_text
 
 _KINDS = {"jsonl": "JSON Lines", "parquet": "Parquet", "arrow": "Arrow", "text": "text", "warc": "WARC"}
 # Bytes of a file that are read to find the line number of a sample; further on, the sample is named by its piece.
 _CHEAP = 64 << 20
+
+
+# --- Pieces -----------------------------------------------------------------------------------------------------------
+
+
+def whole(file: SourceFile) -> Piece:
+    """A file in one piece."""
+    if not can_be_cut(file):
+        return Piece(file, 0, 1, file.size)
+    return Piece(file, 0, file.size if file.format == "jsonl" else TO_THE_END, file.size)
+
+
+def can_be_cut(file: SourceFile) -> bool:
+    """Whether a file of this format can be read in pieces."""
+    return (file.format == "jsonl" and file.compression == "none") or file.format in ("parquet", "arrow")
+
+
+def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
+    """Cut a file into pieces of about `target_bytes`, the same every time.
+
+    A file that cannot be opened or understood is one piece: its reader meets the error and has a policy for it.
+    """
+    if target_bytes < 1:
+        raise ValueError(f"target_bytes {target_bytes} must be at least 1")
+    if not can_be_cut(file) or file.size <= target_bytes:
+        return [whole(file)]
+    if file.format == "jsonl":
+        count = math.ceil(file.size / target_bytes)
+        borders = [file.size * i // count for i in range(count + 1)]
+        return [Piece(file, begin, end, end - begin) for begin, end in pairwise(borders)]
+    from nemotron.data_prep.sources.tables import unit_sizes
+
+    try:
+        sizes = unit_sizes(file)
+    except RunspecError:
+        raise
+    except Exception:  # pyarrow raises errors of many types for damaged metadata
+        return [whole(file)]
+    return _grouped(file, sizes, target_bytes) or [whole(file)]
+
+
+def _grouped(file: SourceFile, sizes: list[int], target_bytes: int) -> list[Piece]:
+    """Neighbouring units together, until a piece has its size."""
+    pieces: list[Piece] = []
+    begin = size = 0
+    for number, unit in enumerate(sizes):
+        if size and size + unit > target_bytes:
+            pieces.append(Piece(file, begin, number, size))
+            begin, size = number, 0
+        size += unit
+    if begin < len(sizes):
+        pieces.append(Piece(file, begin, len(sizes), size))
+    return pieces
+
+
+# --- Records ----------------------------------------------------------------------------------------------------------
 
 
 def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row]:

@@ -31,6 +31,10 @@ NOT_ERRORS = (EMPTY, NO_PAGE, OTHER_STATUS, OTHER_CONTENT, OTHER_ENCODING, MALFO
 """Reasons that are counted under either policy and never stop the reading: they are normal in crawls and folders."""
 
 
+class DamagedError(Exception):
+    """The bytes of a file, or of the rest of it, are not what its format asks for."""
+
+
 class Row(NamedTuple):
     """One record. `index`: its number in the piece, from 0; skipped records are counted as well."""
 

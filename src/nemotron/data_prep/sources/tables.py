@@ -15,8 +15,17 @@ import pyarrow.parquet as pq
 from nemo_runspec.errors import RunspecError
 from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, first_line
 from nemotron.data_prep.sources.locations import open_binary
-from nemotron.data_prep.sources.reading import NO_VALUE, NOT_UTF8, TOO_LONG, Bad, Reading, ReadReport, Row, lacking
-from nemotron.data_prep.sources.streams import DamagedError
+from nemotron.data_prep.sources.reading import (
+    NO_VALUE,
+    NOT_UTF8,
+    TOO_LONG,
+    Bad,
+    DamagedError,
+    Reading,
+    ReadReport,
+    Row,
+    lacking,
+)
 
 _BATCH_BYTES = 8 << 20  # of rows that are Python objects at one time
 _BATCH_ROWS = 1024
@@ -58,7 +67,7 @@ def read_arrow(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
     """Rows of the piece's record batches: of an Arrow file (Feather, too), or of a whole stream."""
     with open_binary(piece.file) as stored:
         index = 0
-        for batch, size in (_file_batches if is_file_format(stored) else _stream_batches)(stored, piece):
+        for batch, size in (_file_batches if _is_file_format(stored) else _stream_batches)(stored, piece):
             report.bytes += size
             names: list[str] = _checked(getattr, batch.schema, "names")
             if bad := _missing(names, reading, batch.num_rows):
@@ -77,7 +86,7 @@ def read_arrow(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
                 index += part.num_rows
 
 
-def is_file_format(stored: BinaryIO) -> bool:
+def _is_file_format(stored: BinaryIO) -> bool:
     """Whether a stream of bytes is an Arrow file, which says where each batch is, rather than an Arrow stream."""
     stored.seek(0)
     begin = stored.read(len(_ARROW_MAGIC))
@@ -201,3 +210,17 @@ def rows_before(file: SourceFile, unit: int) -> int:
             return sum(metadata.row_group(i).num_rows for i in range(unit))
         reader = pa.ipc.open_file(stored)
         return sum(reader.get_batch(i).num_rows for i in range(unit))
+
+
+def unit_sizes(file: SourceFile) -> list[int]:
+    """Stored bytes of each row group or record batch of a file; [] for an Arrow stream, which has no table of them."""
+    with open_binary(file) as stored:
+        if file.format == "parquet":
+            metadata = pq.read_metadata(stored)
+            groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+            return [sum(group.column(j).total_compressed_size for j in range(group.num_columns)) for group in groups]
+        if not _is_file_format(stored):
+            return []
+        # The sizes of batches cannot be known without reading them: the file's bytes are divided evenly among them.
+        count = pa.ipc.open_file(stored).num_record_batches
+        return [file.size * (i + 1) // count - file.size * i // count for i in range(count)]

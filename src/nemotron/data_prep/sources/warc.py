@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.files import GZIP_MAGIC, ZSTD_MAGIC, Piece, SourceFile
+from nemotron.data_prep.sources.lines import decompressed
 from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import (
     DAMAGED,
@@ -29,11 +30,11 @@ from nemotron.data_prep.sources.reading import (
     OTHER_STATUS,
     TOO_LONG,
     Bad,
+    DamagedError,
     Reading,
     ReadReport,
     Row,
 )
-from nemotron.data_prep.sources.streams import DamagedError, decompressed
 
 _WITH_BODY = ("response", "resource", "conversion")
 _HTTP_VERSIONS = ("HTTP/1.0", "HTTP/1.1", "HTTP/2.0", "HTTP/2", "HTTP/3")

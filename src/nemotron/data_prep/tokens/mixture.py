@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.tokens.blend import resolve_phases
-from nemotron.data_prep.tokens.blend_file import Phase
+from nemotron.data_prep.tokens.blend import Phase, resolve_phases
 
 MIXTURE_FILE = "mixture.json"
 # Muennighoff et al., "Scaling Data-Constrained Language Models", 2023 (arXiv 2305.16264).

@@ -29,8 +29,7 @@ from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import whole
-from nemotron.data_prep.sources.reader import read_piece, where
+from nemotron.data_prep.sources.reader import read_piece, where, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.step import StepTable
-from nemotron.data_prep.tokens.blend_file import BLEND_FILE
+from nemotron.data_prep.tokens.blend import BLEND_FILE
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
 from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
@@ -289,8 +289,7 @@ def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Toke
 
 def _documents(location: str, num_samples: int) -> Report:
     from nemotron.data_prep.sources.locations import list_files
-    from nemotron.data_prep.sources.pieces import whole
-    from nemotron.data_prep.sources.reader import read_piece, row_id
+    from nemotron.data_prep.sources.reader import read_piece, row_id, whole
     from nemotron.data_prep.sources.reading import Reading, ReadReport
 
     passed_over: Counter[str] = Counter()

@@ -165,7 +165,7 @@ def run(
         for split, items in chosen.splits.items()
         if len(items)
     ]
-    task = chat_pack.RowsTask(folder / "spool", tuple(shard.name for shard in plan.shards), folder / "packing")
+    task = chat_pack.RowsJob(folder / "spool", tuple(shard.name for shard in plan.shards), folder / "packing")
     chat_pack.write_rows(plan, packed, task, folder / "rows", engine)
     return folder / "rows", outcomes, chosen
 

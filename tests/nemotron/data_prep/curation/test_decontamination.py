@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.decontamination import (
     drop_shard,
-    gram_hashes,
     hit_shard,
     hits,
     leaks_of,
     protect,
-    word_hashes,
 )
 from nemotron.data_prep.curation.step import collect, plan_step, write_documents
 from nemotron.data_prep.work.engines import SerialEngine
@@ -56,14 +53,6 @@ def test_boilerplate_is_no_overlap(tmp_path: Path, documents: int, kept: int) ->
     leaks = leaks_of(plan, tmp_path / "hits", protected, boilerplate_documents=3)
     table = collect(plan, tmp_path / "work", drop_shard, leaks, SerialEngine())
     assert (table.read.documents, table.kept.documents) == (documents, kept)
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 6))
-def test_grams_are_equal_exactly_where_words_are(words: list[str], n: int) -> None:
-    grams = gram_hashes(word_hashes(" ".join(words)), n)
-    spelled = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    assert len(grams) == len(spelled)
-    assert len(np.unique(grams)) == len(set(spelled))
 
 
 @given(st.text("ab c", max_size=60), st.text("ab c", max_size=60))

@@ -33,6 +33,8 @@ def test_normalise_is_idempotent_and_encodable(text: str) -> None:
 
 
 def test_split_of_is_stable_and_has_the_right_share() -> None:
-    splits = [split_of(str(i), 0.1, 0) for i in range(20_000)]
-    assert abs(splits.count("valid") / 20_000 - 0.1) < 4 * (0.09 / 20_000) ** 0.5  # four standard deviations
+    splits = [split_of(str(i), 0.1, 0, 0.2) for i in range(20_000)]
+    for name, share in (("valid", 0.1), ("test", 0.2)):  # to within four standard deviations
+        assert abs(splits.count(name) / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+    assert splits.count("valid") == [split_of(str(i), 0.1, 0) for i in range(20_000)].count("valid")
     assert stable_hash("a", "b") != stable_hash("ab")

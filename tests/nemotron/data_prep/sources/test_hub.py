@@ -23,11 +23,9 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources import hub as hub_module
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address
-from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.locations import list_files, open_binary
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.sources.remote import open_remote
 
 from .hub_server import PAGE, SIGNATURE, TOKEN, Hub, blob_id, running_hub
 
@@ -184,7 +182,7 @@ print(json.dumps(out))
 OURS = """
 import json, sys
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import pieces_of
 from nemotron.data_prep.sources.reader import read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 out = {}
@@ -273,7 +271,7 @@ def test_a_branch_that_moves_on_does_not_change_what_was_listed(hub: Hub) -> Non
     (old,) = list_files(["hf://org/n"])
     hub.repositories["org/n"].commit({"train.jsonl": jsonl("new")})
     (new,) = list_files(["hf://org/n@main"])
-    assert open_remote(old).read() == jsonl("old") and open_remote(new).read() == jsonl("new")
+    assert open_binary(old).read() == jsonl("old") and open_binary(new).read() == jsonl("new")
     assert (old.uri, old.version) != (new.uri, new.version)
 
 
@@ -284,14 +282,14 @@ def test_one_row_group_of_a_large_file_is_read_without_the_rest(hub: Hub) -> Non
     hub.add("org/n", {"train.parquet": sink.getvalue()})
     (file,) = list_files(["hf://org/n"])
     before = hub.bytes_sent
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         assert pq.ParquetFile(stream).read_row_group(17).equals(table.slice(17_000, 1000))
     assert hub.bytes_sent - before < file.size / 8
     assert not any(path.startswith("HEAD") for path in hub.requests), "no whole-file download by the client"
 
 
 def length(file: SourceFile) -> int:
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         return len(stream.read())
 
 
@@ -312,10 +310,10 @@ def test_a_hub_that_is_busy_or_hangs_up_is_asked_again(hub: Hub, monkeypatch: py
     hub.failures = 2
     (file,) = list_files(["hf://org/n"])
     hub.failures, hub.cut = 2, 1
-    assert open_remote(file).read() == data
+    assert open_binary(file).read() == data
     hub.failures = 1000
     with pytest.raises(RunFailed, match="the Hub answered 503"):
-        open_remote(file).read()
+        open_binary(file).read()
 
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------
@@ -390,11 +388,11 @@ def test_a_gated_dataset_needs_the_token_and_never_shows_it(hub: Hub, monkeypatc
     assert "hf_of_somebody_else" not in refusal("hf://org/gated")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     (file,) = list_files(["hf://org/gated"])
-    assert open_remote(file).read() == data
+    assert open_binary(file).read() == data
     assert TOKEN in hub.tokens and not hub.leaked, "the token must not go to the other host"
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(RunFailed, match="access denied: the dataset is gated"):
-        open_remote(file).read()
+        open_binary(file).read()
 
 
 # --- Without the Hub --------------------------------------------------------------------------------------------------
@@ -416,7 +414,7 @@ def test_offline_it_is_read_from_the_cache_or_refused(hub: Hub, monkeypatch: pyt
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for revision in ("", "@main", f"@{commit}"):
         assert list_files([f"hf://org/n{revision}"]) == online, "the same plan with and without the Hub"
-    assert b"".join(open_remote(file).read() for file in online) == files["train-1.jsonl"] + files["train-2.jsonl"]
+    assert b"".join(open_binary(file).read() for file in online) == files["train-1.jsonl"] + files["train-2.jsonl"]
     assert len(hub.requests) == asked
     (folder / "train-1.jsonl").unlink()
     assert "no complete copy" in refusal("hf://org/n"), "a part must not pass for the whole"
@@ -437,4 +435,4 @@ def test_a_file_of_the_cache_that_was_cut_is_noticed(hub: Hub) -> None:
     cached = Path(snapshot_download("org/n", repo_type="dataset")) / "train.jsonl"
     cached.resolve().write_bytes(b"{")
     with pytest.raises(RunFailed, match="copy in the local cache is not whole"):
-        open_remote(file)
+        open_binary(file)

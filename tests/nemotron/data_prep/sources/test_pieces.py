@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of, whole
-from nemotron.data_prep.sources.reader import read_piece, where
+from nemotron.data_prep.sources.reader import pieces_of, read_piece, where, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 
 from .written import arrow, every_format, json_lines, parquet, read

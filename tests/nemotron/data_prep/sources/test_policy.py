@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import whole
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_skipped
 
 from .written import arrow, every_format, json_lines, parquet, pieces, read, response, warc, zstd

@@ -24,11 +24,10 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources import ranges
 from nemotron.data_prep.sources import web as web_module
 from nemotron.data_prep.sources.files import SourceFile, redact
-from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.locations import find_objects, open_binary
 from nemotron.data_prep.sources.ranges import range_stream
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.sources.remote import find_objects, open_remote
 
 
 @dataclass
@@ -114,7 +113,7 @@ def test_a_file_is_listed_with_size_and_version_and_read_back(web: Web) -> None:
     (found,) = find_objects(f"{web.base}/data/a%20b.jsonl?token=s3cr3t")
     assert (found.uri, found.size) == (f"{web.base}/data/a%20b.jsonl?token=s3cr3t", 300_000)
     assert web.served() == 1, "listing must not download"
-    with open_remote(SourceFile(found.uri, found.size, found.version, "jsonl", "none")) as stream:
+    with open_binary(SourceFile(found.uri, found.size, found.version, "jsonl", "none")) as stream:
         assert stream.read() == data
 
 
@@ -160,7 +159,7 @@ def test_one_row_group_does_not_download_the_file(web: Web) -> None:
     web.files["/x.parquet"] = sink.getvalue()
     file = source(web, "/x.parquet")
     web.served()
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         part = pq.ParquetFile(stream).read_row_group(17)
     assert part.equals(table.slice(17_000, 1000))
     # A row group is a fortieth; footer and read-ahead come on top.
@@ -173,7 +172,7 @@ def test_a_range_of_lines_reads_little_behind_its_end(web: Web) -> None:
     file = source(web, "/x.jsonl")
     web.served()
     begin, end = len(b"".join(lines[:20_000])), len(b"".join(lines[:60_000]))
-    with open_remote(file, end) as stream:
+    with open_binary(file, end) as stream:
         stream.seek(begin)
         read = []
         while stream.tell() < end:
@@ -188,14 +187,14 @@ def test_what_passes_is_tried_again_and_what_does_not_is_one_line(web: Web) -> N
     web.files["/x.jsonl"] = data = b"a\n" * 1000
     file = source(web, "/x.jsonl")
     web.failing[:] = [503, 0, 500]
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         assert stream.read() == data
     web.failing[:] = [503] * 9
-    with open_remote(file) as stream, pytest.raises(RunFailed, match=r"/x\.jsonl: the server answered 503"):
+    with open_binary(file) as stream, pytest.raises(RunFailed, match=r"/x\.jsonl: the server answered 503"):
         stream.read()
     assert len(web.failing) == 9 - 5, "retries are bounded"
     web.failing[:] = [400] * 2
-    with open_remote(file) as stream, pytest.raises(RunFailed, match="the server answered 400"):
+    with open_binary(file) as stream, pytest.raises(RunFailed, match="the server answered 400"):
         stream.read()
     assert len(web.failing) == 1, "what will not pass is not tried again"
 
@@ -205,7 +204,7 @@ def test_a_file_that_changes_is_noticed(web: Web, headers: tuple[str, ...]) -> N
     web.headers = headers
     web.files["/x.jsonl"] = b"a" * 200_000
     file = source(web, "/x.jsonl")
-    stream = open_remote(file)
+    stream = open_binary(file)
     assert stream.read(10) == b"a" * 10
     # Without headers only another length tells; Last-Modified of this server follows the length, too.
     web.files["/x.jsonl"] = b"b" * (200_000 if "ETag" in headers else 200_001)
@@ -218,7 +217,7 @@ def test_an_empty_file_is_empty(web: Web) -> None:
     web.files["/x.jsonl"] = b""
     file = source(web, "/x.jsonl")
     assert file.size == 0
-    assert open_remote(file).read() == b""
+    assert open_binary(file).read() == b""
 
 
 def test_a_signed_address_is_not_shown(web: Web) -> None:
@@ -237,7 +236,7 @@ def test_a_signed_address_is_not_shown(web: Web) -> None:
             find_objects(web.base + location)
         messages.append(str(caught.value))
     with pytest.raises(RunFailed) as failed:
-        open_remote(file).read()
+        open_binary(file).read()
     messages.append(str(failed.value))
     with pytest.raises(UserError, match="credentials have no place") as caught:
         find_objects("https://somebody:s3cr3t@host.example/x.jsonl")
@@ -266,7 +265,7 @@ def test_errors_name_what_is_wrong(web: Web, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_redirect_is_followed(web: Web) -> None:
     web.files["/x.jsonl"] = b"a\n" * 10
-    with open_remote(source(web, "/moved/x.jsonl")) as stream:
+    with open_binary(source(web, "/moved/x.jsonl")) as stream:
         assert stream.read() == b"a\n" * 10
 
 

@@ -18,8 +18,7 @@ from warcio.warcwriter import WARCWriter
 
 from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.sources.reader import read_piece, where
+from nemotron.data_prep.sources.reader import pieces_of, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.step import SUFFIX, StepTable, write_documents
-from nemotron.data_prep.tokens.blend import add_shares, average_weights, resolve_phases, sample_texts
-from nemotron.data_prep.tokens.blend_file import Phase
+from nemotron.data_prep.tokens.blend import Phase, add_shares, average_weights, resolve_phases, sample_texts
 
 
 def phase(until: float, **weights: float) -> Phase:

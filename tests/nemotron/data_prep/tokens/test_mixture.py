@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.tokens.blend_file import Phase
+from nemotron.data_prep.tokens.blend import Phase
 from nemotron.data_prep.tokens.mixture import SourceTokens, plan_mixture
 from nemotron.stack.training import blend as stack
 

@@ -14,7 +14,7 @@ from nemo_runspec.config.script import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.ingestion import FileSource
 from nemotron.data_prep.tokens import blend
-from nemotron.data_prep.tokens.blend_file import Phase
+from nemotron.data_prep.tokens.blend import Phase
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}

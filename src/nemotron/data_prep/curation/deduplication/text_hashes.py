@@ -50,10 +50,16 @@ def code_points(texts: Sequence[str]) -> tuple[NDArray[np.uint32], I64]:
 
 
 def window_hashes(values: U64, size: int, base: int = BASES[0]) -> U64:
-    """Hash of every window of `size` consecutive values, by doubling: some 2 log2(size) vector operations.
+    """Hash of every window of `size` consecutive values, which are mixed ones.
 
-    `values` are mixed ones. Returns len(values) - size + 1 hashes, none if there are fewer values than that.
+    Returns len(values) - size + 1 hashes, none if there are fewer values than that.
     """
+    return mix(window_polynomials(values, size, base))
+
+
+def window_polynomials(values: U64, size: int, base: int = BASES[0]) -> U64:
+    """As `window_hashes`, not mixed: the highest bits alone depend on all values. By doubling, which takes some
+    2 log2(size) vector operations."""
     count = len(values) - size + 1
     if count <= 0:
         return np.empty(0, dtype=np.uint64)
@@ -64,7 +70,7 @@ def window_hashes(values: U64, size: int, base: int = BASES[0]) -> U64:
         if bit == "1":
             hashes = hashes[:-1] * np.uint64(base) + values[length:]
             length += 1
-    return mix(hashes[:count])
+    return hashes[:count]
 
 
 def span_hashes(values: U64, starts: I64, ends: I64, base: int = BASES[0]) -> U64:

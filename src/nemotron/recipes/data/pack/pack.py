@@ -124,7 +124,7 @@ def main() -> None:
             ]  # fmt: skip
 
         # --- Rows, a shard a Parquet file -----------------------------------------------------------------------------
-        job = chat_pack.RowsTask(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
+        job = chat_pack.RowsJob(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
         with run.phase("write"):
             totals = chat_pack.write_rows(plan, packed, job, work / "rows", engine)
         for split in packed:

@@ -46,12 +46,18 @@ from nemotron.data_prep.sources.locations import described, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.sources.warc import require_extra
-from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Phase, write_blend_file
+from nemotron.data_prep.tokens.blend import BLEND_FILE, Phase, write_blend_file
 from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokens.indexed_dataset import token_dtype
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
-from nemotron.data_prep.tokens.streams import link_streams, skipped_table, tokenize_sources
-from nemotron.data_prep.tokens.task import NOT_UNREADABLE, SourceRules, TokenizeJob
+from nemotron.data_prep.tokens.tokenization import (
+    NOT_UNREADABLE,
+    SourceRules,
+    TokenizeJob,
+    link_streams,
+    skipped_table,
+    tokenize_sources,
+)
 from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze

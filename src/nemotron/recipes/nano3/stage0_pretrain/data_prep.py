@@ -67,10 +67,9 @@ from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
-from nemotron.data_prep.tokens.blend_file import BLEND_FILE, Blend, Phase, write_blend_file
+from nemotron.data_prep.tokens.blend import BLEND_FILE, Blend, Phase, write_blend_file
 from nemotron.data_prep.tokens.indexed_dataset import token_dtype
-from nemotron.data_prep.tokens.streams import link_streams, tokenize_sources
-from nemotron.data_prep.tokens.task import SourceRules, TokenizeJob
+from nemotron.data_prep.tokens.tokenization import SourceRules, TokenizeJob, link_streams, tokenize_sources
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze

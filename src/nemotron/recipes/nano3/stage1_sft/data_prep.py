@@ -38,14 +38,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.chat import pack, spool
 from nemotron.data_prep.chat.conversations import CONVERSATION_FORMATS, Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
-from nemotron.data_prep.sources.documents import Split
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import file_digests, list_files
 from nemotron.data_prep.sources.reading import Reading
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
 
 SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
+Split = Literal["train", "valid"]  # tasks of the third split are for evaluation only
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def main() -> None:
                 for split, numbers in chosen.splits.items()
                 if len(numbers)
             ]
-            task = pack.RowsTask(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
+            task = pack.RowsJob(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
             totals = pack.write_rows(plan, packed, task, work / "rows", engine)
         for of_split in packed:
             print(f"{of_split.split}: {of_split.bins.report()}", file=sys.stderr)

@@ -45,8 +45,7 @@ from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import file_digests, list_files
-from nemotron.data_prep.sources.pieces import whole
-from nemotron.data_prep.sources.reader import read_piece, row_id
+from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl

@@ -46,25 +46,24 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.rl.blend import (
+from nemotron.data_prep.rl.gym_records import server_of
+from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
+from nemotron.data_prep.rl.steps import (
     KEYS,
     RECORDS,
-    BlendJob,
     FetchCounts,
     FetchWork,
+    PromptsJob,
     ReadCounts,
-    ResolveCounts,
     ResolveWork,
     fetch_shard,
     read_shard,
     resolve_shard,
 )
-from nemotron.data_prep.rl.gym_records import server_of
-from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
 from nemotron.data_prep.sources.documents import split_of
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import file_digests, list_files
-from nemotron.data_prep.sources.pieces import pieces_of
+from nemotron.data_prep.sources.reader import pieces_of
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
@@ -93,7 +92,7 @@ def main() -> None:
             print_complete({"data": RLPrompts.load(version.ref)})
             return
         work = run.dir / "work"
-        job = BlendJob(references, reading, cfg.check_fields, work / "read", work / "fetched")
+        job = PromptsJob(references, reading, cfg.check_fields, work / "read", work / "fetched")
 
         # --- Plan: the blend's files at one commit, cut into pieces; changed inputs are refused ----------------------
         with run.phase("plan"):
@@ -146,17 +145,17 @@ def main() -> None:
         resolved_dir = work / "resolved"
         freeze(resolve_plan, resolved_dir)
         with run.phase("resolve"), Progress("resolve", total_bytes, "records") as progress:
-            resolve_receipts: list[Receipt[ResolveCounts]] = []
-            results = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine, ResolveCounts)
+            resolve_receipts: list[Receipt[ReadReport]] = []
+            results = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine, ReadReport)
             for piece, (result, was_done) in zip(pieces, results, strict=True):
-                progress.add(rows=result.counts.report.records, bytes=piece.size, was_done=was_done)
+                progress.add(rows=result.counts.records, bytes=piece.size, was_done=was_done)
                 resolve_receipts.append(result)
 
         # --- Split: the last rows, or a share by hash; what is held out keeps its like out of training ----------------
         report = ReadReport()
-        for counts in [receipt.counts for receipt in read_receipts] + [receipt.counts for receipt in resolve_receipts]:
-            report.add(counts.report)
-        report.records = num_records = sum(receipt.counts.report.records for receipt in resolve_receipts)
+        for part in [r.counts.report for r in read_receipts] + [r.counts for r in resolve_receipts]:
+            report.add(part)
+        report.records = num_records = sum(receipt.counts.records for receipt in resolve_receipts)
         print(f"{report}", file=sys.stderr)
         if num_records <= cfg.valid_rows:
             raise UserError(f"valid_rows={cfg.valid_rows} leaves nothing to train on: there are {num_records} records")
@@ -248,7 +247,7 @@ def inputs_of(files: Iterable[SourceFile]) -> list[InputFile]:
     return [InputFile(file.uri, file.size, file.version) for file in files]
 
 
-def keys_of(receipts: Iterable[Receipt[ResolveCounts]], folder: Path) -> Iterator[tuple[str, str, str | None]]:
+def keys_of(receipts: Iterable[Receipt[ReadReport]], folder: Path) -> Iterator[tuple[str, str, str | None]]:
     """(agent, key of the prompt, key of the question) of every record, in order."""
     for receipt in receipts:
         with (folder / KEYS.format(receipt.shard)).open(encoding="utf-8") as file:
@@ -257,7 +256,7 @@ def keys_of(receipts: Iterable[Receipt[ResolveCounts]], folder: Path) -> Iterato
                 yield agent, prompt, question
 
 
-def lines_of(receipts: Iterable[Receipt[ResolveCounts]], folder: Path) -> Iterator[bytes]:
+def lines_of(receipts: Iterable[Receipt[ReadReport]], folder: Path) -> Iterator[bytes]:
     """Every record as it is written, in order."""
     for receipt in receipts:
         with (folder / RECORDS.format(receipt.shard)).open("rb") as file:

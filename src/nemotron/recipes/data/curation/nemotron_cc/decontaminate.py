@@ -41,8 +41,7 @@ from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, l
 from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import whole
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe

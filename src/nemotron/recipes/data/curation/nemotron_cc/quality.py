@@ -47,8 +47,7 @@ from nemotron.data_prep.curation import quality
 from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import whole
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe

@@ -1,30 +1,34 @@
-"""A task: the documents of one shard to token streams, one for each split."""
+"""Documents to token streams, one for each split: the work of one shard, and what all shards made together."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.extraction import page_text
+from nemotron.data_prep.sources.documents import Split, split_of
 from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.planning import SourceWork
 from nemotron.data_prep.sources.reader import place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.tokens.blend import SourceFiles, empty_source
 from nemotron.data_prep.tokens.encoding import LONG_CHARS, Encoder, plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.work.batches import batches
-from nemotron.data_prep.work.shards import Shard, ShardOutput
+from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import Plan, Receipt, Shard, ShardOutput, publish_file, run_shards
 
-SPLITS = ("train", "valid", "test")
-_TRAIN, _VALID, _TEST = range(3)
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+_TRAIN = 0
 # Reasons of a skip, beside the reader's own.
 EMPTY_TEXT = "empty text"
 NO_WORDS = "a word of more than some 100,000 characters"
@@ -94,21 +98,12 @@ class TokenizeCounts:
     capped: bool
 
 
+# --- One shard --------------------------------------------------------------------------------------------------------
+
+
 def stream_name(source: str, shard: str, split: str) -> str:
     """Prefix of a shard's files, below the folder of the plan and below that of the artifact."""
     return f"tokens/{source}/{split}-{shard.rpartition('-')[2]}"
-
-
-def split_number(data: bytes, seed: int, valid: float, test: float) -> int:
-    """Where a text (as UTF-8) belongs, an index of SPLITS: by its hash, so that equal texts are on one side."""
-    if valid == 0 and test == 0:
-        return _TRAIN
-    # As `documents.split_of`, which knows no test split.
-    key = b"split\0%d\0" % seed
-    draw = int.from_bytes(hashlib.blake2b(key + data, digest_size=8).digest(), "big")
-    if draw < valid * 2**64:
-        return _VALID
-    return _TEST if draw < (valid + test) * 2**64 else _TRAIN
 
 
 def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutput) -> TokenizeCounts:
@@ -197,12 +192,11 @@ def _documents(
                 at = place(piece, row.index) if report.has_room(reason) else ""
                 report.skip(reason, at, detail)
                 continue
-            data = text.encode()
             if rules.split_column is None:
-                split = split_number(data, seed, rules.valid, rules.test)
+                split = split_of(text, rules.valid, seed, rules.test)
             else:
-                split = SPLITS.index(row.value[rules.split_column])
-            yield _Document(text, len(data), split, piece, row.index)
+                split = row.value[rules.split_column]
+            yield _Document(text, len(text.encode()), SPLITS.index(split), piece, row.index)
             num_documents += 1
             if num_documents == max_documents:
                 return
@@ -224,3 +218,92 @@ def _encode(
         report.records -= 1
         report.skip(NO_WORDS, at, what)
     return encoded
+
+
+# --- All shards -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SourceStreams:
+    """One source. `files` goes into blend.json; `lengths` is a histogram for each split, as in `SplitCounts`.
+
+    `capped`: shards that ended at their share of max_documents or max_tokens.
+    """
+
+    files: SourceFiles = field(default_factory=empty_source)
+    read: ReadReport = field(default_factory=ReadReport)
+    lengths: dict[str, dict[str, int]] = field(default_factory=lambda: {split: {} for split in SPLITS})
+    shards: int = 0
+    capped: int = 0
+
+    def add(self, work: SourceWork, receipt: Receipt[TokenizeCounts]) -> None:
+        """Take in a shard; in the plan's order."""
+        files: dict[str, Any] = self.files  # type: ignore[assignment]  # keys are put together
+        for split in SPLITS:
+            name, counts = stream_name(work.source, receipt.shard, split), receipt.counts.splits[split]
+            if f"{name}.idx" in receipt.outputs:
+                files[split].append(name)
+            for key in ("tokens", "bytes", "documents"):
+                files[key if split == "train" else f"{split}_{key}"] += getattr(counts, key)
+            for upper, count in counts.lengths.items():
+                self.lengths[split][upper] = self.lengths[split].get(upper, 0) + count
+        self.read.add(receipt.counts.read)
+        self.shards += 1
+        self.capped += receipt.counts.capped
+
+    def sorted_lengths(self) -> dict[str, dict[str, int]]:
+        """The histograms, shortest first."""
+        return {
+            split: {upper: counts[upper] for upper in sorted(counts, key=int)} for split, counts in self.lengths.items()
+        }
+
+
+def tokenize_sources(
+    plan: Plan[SourceWork], folder: Path, job: TokenizeJob, engine: Engine
+) -> dict[str, SourceStreams]:
+    """Do a frozen plan's shards in `folder`, and return its sources in its order. Shows on stderr how far it is."""
+    streams: dict[str, SourceStreams] = {}
+    total_bytes = sum(shard.work.stored_bytes for shard in plan.shards)
+    with Progress("tokenize", total_bytes, "documents") as progress:
+        receipts = run_shards(plan, folder, tokenize_shard, job, engine, TokenizeCounts)
+        for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
+            streams.setdefault(shard.work.source, SourceStreams()).add(shard.work, receipt)
+            splits = receipt.counts.splits.values()
+            progress.add(
+                rows=sum(counts.documents for counts in splits),
+                tokens=sum(counts.tokens for counts in splits),
+                bytes=shard.work.stored_bytes,
+                was_done=was_done,
+            )
+    return streams
+
+
+def link_streams(streams: dict[str, SourceStreams], folder: Path, output_dir: Path) -> None:
+    """Give the files a second name in `output_dir`, so that they stay where a run that is stopped now would look."""
+    for source in streams.values():
+        for split in SPLITS:
+            for prefix in source.files[split]:
+                for suffix in (".bin", ".idx"):
+                    publish_file(folder / f"{prefix}{suffix}", output_dir / f"{prefix}{suffix}")
+
+
+def skipped_table(streams: dict[str, SourceStreams]) -> str:
+    """What was read and what was not, source by source, for people; with an example of each reason."""
+    lines = [f"{'documents of source':<24} {'train':>12} {'valid':>10} {'test':>10} {'MB of text':>11}  not used"]
+    for name, source in streams.items():
+        train, valid, test = (source.files[key] for key in ("documents", "valid_documents", "test_documents"))
+        num_bytes = sum(source.files[key] for key in ("bytes", "valid_bytes", "test_bytes"))
+        notes = [", ".join(f"{count} {reason}" for reason, count in sorted(source.read.skipped.items()))]
+        if source.capped:
+            notes.append(f"{source.capped} of {source.shards} shards end at their share of the cap")
+        skipped = "; ".join(filter(None, notes)) or "-"
+        counts = f"{train:>12,} {valid:>10,} {test:>10,} {num_bytes / 1e6:>11.1f}"
+        lines.append(f"{name:<24} {counts}  {skipped}")
+    shown: set[str] = set()
+    for source in streams.values():
+        for sample in source.read.samples:
+            reason = sample["reason"].partition(": ")[0]
+            if reason not in shown and sample["where"]:
+                shown.add(reason)
+                lines.append(f"  e.g. {sample['where']}: {sample['reason']}")
+    return "\n".join(lines)

@@ -16,10 +16,17 @@ from nemotron.data_prep.sources.documents import split_of
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading
-from nemotron.data_prep.tokens import encoding, task
+from nemotron.data_prep.tokens import encoding, tokenization
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
-from nemotron.data_prep.tokens.streams import SourceStreams, link_streams, skipped_table, tokenize_sources
-from nemotron.data_prep.tokens.task import SourceRules, TokenizeCounts, TokenizeJob, split_number
+from nemotron.data_prep.tokens.tokenization import (
+    SourceRules,
+    SourceStreams,
+    TokenizeCounts,
+    TokenizeJob,
+    link_streams,
+    skipped_table,
+    tokenize_sources,
+)
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.work.shards import Receipt, freeze, read_receipt
@@ -91,7 +98,7 @@ def test_counts_are_those_of_the_files(tmp_path: Path) -> None:
     held = {"train": 0, "valid": 0, "test": 0}
     for split, key in (("train", ""), ("valid", "valid_"), ("test", "test_")):
         documents = documents_of(tmp_path / "work", files[split])  # type: ignore[literal-required]
-        texts = [t for t in TEXTS if ("train", "valid", "test")[split_number(t.encode(), 7, 0.2, 0.1)] == split]
+        texts = [text for text in TEXTS if split_of(text, 0.2, 7, 0.1) == split]
         assert all(document[0] == 1 and document[-1] == 2 for document in documents)
         assert [SMALL.decode(document[1:-1], skip_special_tokens=False) for document in documents] == texts
         assert files[f"{key}documents"] == len(texts)  # type: ignore[literal-required]
@@ -103,13 +110,6 @@ def test_counts_are_those_of_the_files(tmp_path: Path) -> None:
         assert sum(histogram.values()) == len(documents)
         held[split] = len(documents)
     assert 80 < held["valid"] < 160 and 30 < held["test"] < 90  # 120 and 60 expected
-
-
-def test_the_split_is_that_of_other_preparations() -> None:
-    for text in TEXTS:
-        name = ("train", "valid", "test")[split_number(text.encode(), 5, 0.1, 0.2)]
-        assert (split_of(text, 0.1, 5) == "valid") == (name == "valid")
-        assert split_number(text.encode(), 5, 0, 0) == 0
 
 
 def test_engine_and_workers_do_not_change_a_byte(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
     source = streams["web"]
     assert (source.files["documents"], source.read.records) == (2, 2)
     assert sum(source.read.skipped.values()) == 4
-    assert source.read.skipped[task.EMPTY_TEXT] == 1
+    assert source.read.skipped[tokenization.EMPTY_TEXT] == 1
     places = {sample["where"].rpartition("/")[2] for sample in source.read.samples}
     assert places == {f"in.jsonl:{line}" for line in (2, 3, 4, 5)}
     table = skipped_table(streams)
@@ -187,15 +187,15 @@ def test_caps_hold_and_come_from_all_shards(tmp_path: Path) -> None:
     read = streams["a"].read
     used = streams["a"].files["documents"] + streams["a"].files["valid_documents"]
     assert read.records == used
-    assert read.skipped[task.BEYOND_CAP] > 0
+    assert read.skipped[tokenization.BEYOND_CAP] > 0
 
 
 def test_a_long_text_is_encoded_in_windows_to_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = " ".join(random.Random(1).choices(WORDS, k=4000))
     file = write(tmp_path / "in.jsonl", ["short", long, "x" * 9000, "end"])
     whole, _ = run(tmp_path / "whole", {"a": file})
-    monkeypatch.setattr(task, "LONG_CHARS", 5000)
-    monkeypatch.setattr(task, "_BATCH_CHARS", 2500)
+    monkeypatch.setattr(tokenization, "LONG_CHARS", 5000)
+    monkeypatch.setattr(tokenization, "_BATCH_CHARS", 2500)
     monkeypatch.setattr(encoding.Encoder.encode_long, "__defaults__", (((2048, 512),),))
     with pytest.raises(UserError, match=r"in\.jsonl:3: a word of more than .* in a text of 9,000 characters"):
         run(tmp_path / "stop", {"a": file})
@@ -203,7 +203,7 @@ def test_a_long_text_is_encoded_in_windows_to_the_same_tokens(tmp_path: Path, mo
     parts, _ = run(tmp_path / "parts", {"a": file}, rules=skipping)
     documents = documents_of(tmp_path / "whole", whole["a"].files["train"])
     assert documents_of(tmp_path / "parts", parts["a"].files["train"]) == [documents[i] for i in (0, 1, 3)]
-    assert parts["a"].read.skipped == {task.NO_WORDS: 1}
+    assert parts["a"].read.skipped == {tokenization.NO_WORDS: 1}
 
 
 def test_linked_files_are_whole_and_stay_where_they_were(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Tasks that turn a blend of RL prompts with placeholders into whole records: read, fetch, resolve.
+"""The three steps that turn RL prompts with placeholders into whole records: read, fetch, resolve.
 
-`read_shard` brings a piece of the blend here and notes which rows of other collections it points to; `fetch_shard`
+`read_shard` brings a piece of the prompts here and notes which rows of other collections it points to; `fetch_shard`
 brings those rows of one collection; `resolve_shard` fills them in and checks every record. Between them lie files in
 the work folder, so that nothing is asked of the Hub twice and a run that was killed goes on.
 """
@@ -18,8 +18,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.rl.gym_records import agent_of, problem_of, prompt_key, question_key
 from nemotron.data_prep.rl.placeholders import UNRESOLVED, Reference, fill, is_placeholder, pointer_of
 from nemotron.data_prep.sources.files import Piece, SourceFile
-from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.sources.reader import read_piece, row_id, where
+from nemotron.data_prep.sources.reader import pieces_of, read_piece, row_id, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
 from nemotron.data_prep.work.shards import Shard, ShardOutput
 
@@ -29,7 +28,7 @@ _PIECE_BYTES = 64 << 20  # of a collection, read at a time
 
 
 @dataclass(frozen=True, slots=True)
-class BlendJob:
+class PromptsJob:
     """What every task knows. `read_dir`, `fetched_dir`: where the tasks before wrote."""
 
     references: Mapping[str, Reference]
@@ -65,22 +64,15 @@ class FetchCounts:
 
 @dataclass(frozen=True, slots=True)
 class ResolveWork:
-    """A piece of the blend. `rows`: as in `ReadCounts`; `fetched`: location -> the file that holds them."""
+    """A piece of the prompts. `rows`: as in `ReadCounts`; `fetched`: location -> the file that holds them."""
 
     piece: Piece
     rows: Mapping[str, Sequence[int]]
     fetched: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveCounts:
-    """What `resolve_shard` returns."""
-
-    report: ReadReport
-
-
-def read_shard(shard: Shard[Piece], job: BlendJob, output: ShardOutput) -> ReadCounts:
-    """A piece of the blend -> lines `[index, record]`.
+def read_shard(shard: Shard[Piece], job: PromptsJob, output: ShardOutput) -> ReadCounts:
+    """A piece of the prompts -> lines `[index, record]`.
 
     UserError: a record that cannot be read, or a placeholder that points nowhere, under `stop`.
     """
@@ -101,7 +93,7 @@ def read_shard(shard: Shard[Piece], job: BlendJob, output: ShardOutput) -> ReadC
     return ReadCounts(report, needed)
 
 
-def fetch_shard(shard: Shard[FetchWork], job: BlendJob, output: ShardOutput) -> FetchCounts:
+def fetch_shard(shard: Shard[FetchWork], job: PromptsJob, output: ShardOutput) -> FetchCounts:
     """The rows of a collection that are pointed to -> lines `ROW<tab>JSON`; it is read up to the last of them."""
     wanted = set(shard.work.rows)
     # Nothing is skipped: a row's number is its place.
@@ -119,7 +111,7 @@ def fetch_shard(shard: Shard[FetchWork], job: BlendJob, output: ShardOutput) -> 
     return FetchCounts(len(wanted), num_present)
 
 
-def resolve_shard(shard: Shard[ResolveWork], job: BlendJob, output: ShardOutput) -> ResolveCounts:
+def resolve_shard(shard: Shard[ResolveWork], job: PromptsJob, output: ShardOutput) -> ReadReport:
     """What `read_shard` wrote of a piece -> records, one a line, and beside each `[agent, prompt key, question key]`.
 
     UserError: a placeholder that cannot be filled in, or a record that lacks what Gym asks for, under `stop`.
@@ -153,7 +145,7 @@ def resolve_shard(shard: Shard[ResolveWork], job: BlendJob, output: ShardOutput)
                 raise UserError(f"{where(piece, row.index)}: {problem[1]}", hint)
             else:
                 report.skip(problem[0], row_id(piece, row.index), problem[1])
-    return ResolveCounts(report)
+    return report
 
 
 def _read_rows(path: Path) -> Iterator[Row]:

@@ -1,0 +1,265 @@
+"""Files of lines: stored bytes are decompressed as a stream, cut into lines of bounded length, and read as records.
+
+JSON Lines: one object a line, UTF-8. Plain text: one document a file, a long one cut at blank lines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from nemotron.data_prep.sources.files import MAGIC_BYTES, Compression, Piece, SourceFile, compression_of
+from nemotron.data_prep.sources.locations import open_binary
+from nemotron.data_prep.sources.reading import (
+    MALFORMED,
+    NOT_AN_OBJECT,
+    NOT_UTF8,
+    TOO_LONG,
+    Bad,
+    DamagedError,
+    Reading,
+    ReadReport,
+    Row,
+)
+
+_BUFFER = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+UTF16 = Bad(None, NOT_UTF8, "the file is UTF-16", "iconv -f UTF-16 -t UTF-8 FILE makes a file that is read")
+
+DOCUMENT_CHARS = 100_000
+"""A document ends at the first blank line after so many characters."""
+
+
+# --- Stored bytes -> content -> lines ---------------------------------------------------------------------------------
+
+
+class Content(NamedTuple):
+    """A file's content. `stored` tells (`.tell()`) how far its stored bytes have been read."""
+
+    stream: BinaryIO
+    stored: BinaryIO
+
+
+@contextlib.contextmanager
+def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None) -> Iterator[Content]:
+    """Open a file and decompress it. `cut`: it was cut into pieces as a plain file, so it must not be compressed.
+
+    Raises:
+        DamagedError: also later, by every read.
+        OSError: it cannot be opened or read.
+    """
+    with open_binary(file, end) as stored:
+        compression = file.compression
+        if not (cut and file.is_local):  # the first bytes of a local file were looked at when it was listed
+            begin = stored.read(MAGIC_BYTES)
+            stored.seek(0)
+            if begin == b"PAR1":
+                raise DamagedError("its bytes are Parquet; it needs the suffix .parquet")
+            if not begin and compression != "none":
+                raise DamagedError("not a byte in it")
+            compression = compression_of(begin) if len(begin) == MAGIC_BYTES else compression
+            if cut and compression != "none":
+                suffix = ".gz" if compression == "gzip" else ".zst"
+                raise DamagedError(f"its bytes are {compression}; it needs the suffix {suffix}")
+        yield Content(decompressed(stored, compression), stored)
+
+
+def decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:
+    if compression == "none":
+        return stored
+    if compression == "gzip":
+        import gzip
+
+        inner: Any = gzip.GzipFile(fileobj=stored, mode="rb")
+    else:
+        import pyarrow as pa
+
+        inner = pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), "zstd")
+    return cast(BinaryIO, io.BufferedReader(_Decompressing(inner), _BUFFER))
+
+
+class _Decompressing(io.RawIOBase):
+    """A decompressor as a raw stream that raises DamagedError."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        try:
+            data = self._inner.read(len(buffer))
+        except (EOFError, zlib.error) as error:
+            raise DamagedError(str(error).splitlines()[0]) from error
+        except OSError as error:
+            if error.strerror is not None:  # of the disk, not of the format
+                raise
+            raise DamagedError(str(error).splitlines()[0]) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class Line(NamedTuple):
+    """A line with its end; `data` None where it is too long. `offset`: of its first byte in the content."""
+
+    offset: int
+    data: bytes | None
+    size: int
+
+
+def lines(stream: BinaryIO, max_bytes: int, begin: int = 0, end: int | None = None) -> Iterator[Line]:
+    """Lines that begin from `begin` to before `end`; one that is longer than `max_bytes` is not held in memory."""
+    offset = begin
+    if begin:
+        stream.seek(begin - 1)  # if the byte before is a line's end, a line begins here
+        offset = begin - 1
+        while part := stream.readline(_BUFFER):
+            offset += len(part)
+            if part.endswith(b"\n"):
+                break
+    while end is None or offset < end:
+        # Two for the end of the line, one to know that it is too long.
+        data = stream.readline(max_bytes + 3)
+        if not data:
+            return
+        size = len(data)
+        if size > max_bytes and len(data.rstrip(b"\r\n")) > max_bytes:
+            ended = data.endswith(b"\n")
+            del data
+            while not ended and (part := stream.readline(_BUFFER)):
+                size += len(part)
+                ended = part.endswith(b"\n")
+            yield Line(offset, None, size)
+        else:
+            yield Line(offset, data, size)
+        offset += size
+
+
+# --- JSON Lines -------------------------------------------------------------------------------------------------------
+
+
+def read_json_lines(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+    """The objects of a piece. `Row.index` counts its lines, blank ones too."""
+    plain = piece.file.compression == "none"
+    cut = plain and (piece.begin, piece.end) != (0, piece.file.size)
+    end = piece.end if plain else None
+    with open_content(piece.file, cut=cut, end=end) as content:
+        before = piece.begin if plain else 0
+        for index, line in enumerate(lines(content.stream, reading.max_record_bytes, before if plain else 0, end)):
+            if plain:
+                report.bytes += line.size
+            elif (at := content.stored.tell()) > before:
+                report.bytes += at - before
+                before = at
+            if line.data is None:
+                detail = f"{line.size} bytes, more than {reading.max_record_bytes}"
+                yield Bad(index, TOO_LONG, detail)
+            elif (data := line.data.removeprefix(_BOM) if line.offset == 0 else line.data).strip():
+                item = parse_line(data)
+                if line.offset == 0 and is_utf16(data):
+                    item = UTF16
+                if isinstance(item, Bad):
+                    yield replace(item, index=index)
+                else:
+                    yield Row(index, item)
+
+
+def is_utf16(begin: bytes) -> bool:
+    """Whether a file's first bytes are the byte order mark of UTF-16."""
+    return begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+def parse_line(data: bytes) -> dict[str, object] | Bad:
+    """The object of one line, or what is wrong with it."""
+    try:
+        value = json.loads(data.rstrip(b"\r\n").decode())
+        # json takes an escaped half of a surrogate pair, which is no text: UTF-8 cannot hold it.
+        is_text = b"\\" not in data or _is_unicode(value)
+    except UnicodeDecodeError as error:
+        return Bad(None, NOT_UTF8, f"byte {error.start} of the line")
+    except json.JSONDecodeError as error:
+        return Bad(None, MALFORMED, f"{error.msg} (column {error.colno})")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
+        return Bad(None, MALFORMED, str(error))
+    if not isinstance(value, dict):
+        return Bad(None, NOT_AN_OBJECT, f"expected a JSON object, found {type(value).__name__}")
+    if not is_text:
+        return Bad(None, MALFORMED, "half of a surrogate pair")
+    return value
+
+
+def _is_unicode(value: object) -> bool:
+    """Whether all strings in a JSON value can be written."""
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return False
+        return True
+    if isinstance(value, dict):
+        return all(_is_unicode(name) and _is_unicode(item) for name, item in value.items())
+    return not isinstance(value, list) or all(map(_is_unicode, value))
+
+
+def lines_before(file: SourceFile, position: int) -> int:
+    """How many lines begin before a byte of a plain file, the one that `position` falls into included."""
+    count, last = 0, b"\n"
+    with open_content(file) as content:
+        left = position
+        while left and (chunk := content.stream.read(min(left, 1 << 20))):
+            count += chunk.count(b"\n")
+            left -= len(chunk)
+            last = chunk[-1:]
+    return count + (position > 0 and last != b"\n")
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+def read_text(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+    """Documents of a text file: {"text", "path"}. Line ends become `\\n`."""
+    index = 0
+    document: list[str] = []
+    chars = size = 0
+    wrong: tuple[str, str] | None = None  # reason and detail: what makes the document unreadable
+    with open_content(piece.file) as content:
+        before = 0
+        for line in lines(content.stream, reading.max_record_bytes):
+            at = content.stored.tell()
+            report.bytes, before = report.bytes + at - before, at
+            size += line.size
+            if size > reading.max_record_bytes or line.data is None:
+                wrong = TOO_LONG, f"no blank line in {reading.max_record_bytes} bytes"
+            elif wrong is None:
+                try:
+                    text = line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8")
+                    document.append(text.replace("\r\n", "\n").replace("\r", "\n"))
+                    chars += len(document[-1])
+                except UnicodeDecodeError as error:
+                    utf16 = line.offset == 0 and is_utf16(line.data)
+                    wrong = NOT_UTF8, UTF16.detail if utf16 else f"byte {line.offset + error.start}"
+            if wrong is not None:
+                document.clear()
+                chars = max(chars, size)
+            if chars >= DOCUMENT_CHARS and line.data is not None and line.data.isspace():
+                yield _document(piece, index, document, wrong)
+                index += 1
+                document, chars, size, wrong = [], 0, 0, None
+    # Blank lines after the last cut are the end of that document, and not another one.
+    if wrong or (document and not (index and all(map(str.isspace, document)))):
+        yield _document(piece, index, document, wrong)
+
+
+def _document(piece: Piece, index: int, lines: list[str], wrong: tuple[str, str] | None) -> Row | Bad:
+    if wrong is not None:
+        return Bad(index, *wrong, hint=UTF16.hint if wrong == (NOT_UTF8, UTF16.detail) else None)
+    return Row(index, {"text": "".join(lines), "path": piece.file.name})

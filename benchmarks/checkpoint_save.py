@@ -65,8 +65,8 @@ def measure(config: NemotronHConfig, folder: Path) -> None:
     stall: dict[str, list[float]] = {"sync": [], "async": []}
     writing = []
     with (
-        Checkpoints(folder / "sync", {}, keep_last=1) as in_loop,
-        Checkpoints(folder / "async", {}, keep_last=1, async_save=True) as in_background,
+        Checkpoints(folder / "sync", "run", keep_last=1) as in_loop,
+        Checkpoints(folder / "async", "run", keep_last=1, async_save=True) as in_background,
     ):
         for save in range(1, ROUNDS + 2):
             for kind, checkpoints in (("sync", in_loop), ("async", in_background)):

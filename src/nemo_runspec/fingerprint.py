@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 LENGTH = 10
 # Of the `run` group: names, places and what the job asks its executor for, not content.
 _NOT_CONTENT_OF_RUN = ("name", "root", "env")
-# Of the config: what is printed how often, which run to go on from, and how it is spread over processes (whose number
-# does not count either).
-_NOT_CONTENT = ("logger", "resume", "dist")
 
 
 def fingerprint(
@@ -35,14 +32,13 @@ def fingerprint(
     """Ten hex digits over config, script and inputs.
 
     Args:
-        config: the resolved config, plain values. `run.name`, `run.root`, `run.env`, `logger`, `resume` and `dist`
-            do not count.
+        config: what counts of the resolved config (`content_of`). `run.name`, `run.root` and `run.env` do not count.
         script: the script; its bytes count.
         input_digests: payload digest of each input, by its key in `run`; it takes the place of the reference there.
         input_paths: payload directory of each input, by the same keys; where a value of the config is a path in one of
             them (`${art:data,path}`), the digest takes the directory's place.
     """
-    canonical = {key: value for key, value in config.items() if key not in _NOT_CONTENT}
+    canonical = dict(config)
     for key, path in (input_paths or {}).items():
         canonical = _replace_path(canonical, path, f"art:{input_digests[key]}")
     run = {key: value for key, value in canonical.get("run", {}).items() if key not in _NOT_CONTENT_OF_RUN}
@@ -79,6 +75,28 @@ def plain(config: Any) -> dict[str, Any]:
     return dict(values)
 
 
+def content_of(config: Any, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The plain values of a config without those that change nothing of what a run computes.
+
+    These are `resume` (which run to go on from) and what the schema class of `config` lists in `neutral_keys`: dotted
+    keys, each of a value or of a whole group.
+
+    Args:
+        values: take these instead of those of `config`: an earlier state of the same config.
+    """
+    values = plain(config) if values is None else values
+    for key in ("resume", *getattr(config, "neutral_keys", ())):
+        values = _without(values, key.split("."))
+    return dict(values)
+
+
+def _without(values: Mapping[str, Any], key: list[str]) -> dict[str, Any]:
+    below = values.get(key[0])
+    if len(key) > 1 and isinstance(below, Mapping):
+        return {**values, key[0]: _without(below, key[1:])}
+    return {name: value for name, value in values.items() if [name] != key}
+
+
 def inputs_of(config: Any) -> dict[str, Version]:
     """The input artifacts that a config's `run` group names, by key.
 
@@ -95,11 +113,14 @@ def inputs_of(config: Any) -> dict[str, Version]:
 
 
 def config_fingerprint(config: Any, spec: Runspec, inputs: Mapping[str, Version] | None = None) -> str:
-    """The fingerprint of a run of `spec`'s script with a validated `config`; `inputs` are looked up unless given."""
+    """The fingerprint of a run of `spec`'s script with a validated `config`; `inputs` are looked up unless given.
+
+    `config` is an instance of the script's schema where it has one: the class says what does not count (`content_of`).
+    """
     inputs = inputs_of(config) if inputs is None else inputs
     digests = {key: version.digest for key, version in inputs.items()}
     paths = {key: str(version.path) for key, version in inputs.items()}
-    values = plain(config)
+    values = content_of(config)
     for root in {version.registry.local_root for version in inputs.values()}:
         # What lies in yet another payload: the mirror of a registry is elsewhere on another machine.
         values = _replace_path(values, str(root), "art:", but=tuple(paths.values()))

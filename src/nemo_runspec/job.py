@@ -188,7 +188,7 @@ def build_job_config(
     if len(versions) < len(resolved.inputs):
         digits = None
     else:
-        digits = config_fingerprint(resolved.data, spec, versions)
+        digits = config_fingerprint(resolved.model or resolved.data, spec, versions)
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
     return Job(resolved, RunInfo(job_name(resolved.run["name"]), folder, digits), env, tuple(argv))
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from nemo_runspec import parse
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
-from nemo_runspec.fingerprint import fingerprint, run_dir_for
+from nemo_runspec.fingerprint import content_of, fingerprint, run_dir_for
 
 CONFIG: dict[str, Any] = {
     "run": {"data": "d:3", "name": "n", "root": None, "config": "tiny"},
     "train": {"lr": 1e-3, "steps": 5},
     "path": "/store/d/3/payload/x",
-    "logger": {"log_interval": 5},
 }
 DIGESTS = {"data": "ab" * 32}
 PATHS = {"data": "/store/d/3/payload"}
@@ -49,17 +49,28 @@ def test_ten_hex_digits_that_depend_on_config_script_and_inputs(script: Path) ->
     assert len(seen) == 6
 
 
-def test_names_places_and_logging_do_not_count(script: Path) -> None:
+def test_names_and_places_do_not_count(script: Path) -> None:
     base = fingerprint(CONFIG, script, DIGESTS, PATHS)
     assert fingerprint(changed(run={"name": "m", "root": "/x"}), script, DIGESTS, PATHS) == base
-    assert fingerprint(changed(logger={"log_interval": 1}), script, DIGESTS, PATHS) == base
-    assert fingerprint({**CONFIG, "resume": "/some/run"}, script, DIGESTS, PATHS) == base
-    assert fingerprint({**CONFIG, "dist": {"use_torch_fsdp2": True}}, script, DIGESTS, PATHS) == base
     # The same content as version 9 of another registry.
     moved = {**changed(run={"data": "d:9"}), "path": "/other/d/9/payload/x"}
     assert fingerprint(moved, script, DIGESTS, {"data": "/other/d/9/payload"}) == base
     # A neighbour whose name begins alike is another path.
     assert fingerprint({**CONFIG, "path": "/store/d/3/payload2/x"}, script, DIGESTS, PATHS) != base
+
+
+def test_what_a_schema_calls_neutral_does_not_count() -> None:
+    class Config(BaseModel):
+        neutral_keys: ClassVar = ("logger", "checkpoint.save_interval", "absent.key")
+        lr: float = 0.1
+        logger: dict[str, int] = {"log_interval": 5}
+        checkpoint: dict[str, Any] = {"save_interval": 10, "path": "/w"}
+        resume: str | None = None
+
+    content = {"lr": 0.1, "checkpoint": {"path": "/w"}}
+    assert content_of(Config()) == content_of(Config(resume="/some/run", logger={})) == content
+    assert content_of(Config(checkpoint={"path": "/v"})) == {"lr": 0.1, "checkpoint": {"path": "/v"}}
+    assert content_of(Config(), {"lr": 0.2, "logger": {}}) == {"lr": 0.2}
 
 
 @given(st.permutations(list(CONFIG)))

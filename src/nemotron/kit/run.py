@@ -31,7 +31,7 @@ from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
 from nemo_runspec.errors import RunFailed, UserError
-from nemo_runspec.fingerprint import config_fingerprint, inputs_of, plain, run_dir_for
+from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_dir_for
 from nemo_runspec.runspec import Runspec, parse
 from nemo_runspec.variables import FRESH
 from nemo_runspec.write import write_in_one_step
@@ -204,10 +204,10 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     config = plain(cfg)
     resume = config.pop("resume", None)  # where to go on, not what to compute
     inputs = inputs_of(config)
-    fingerprint = config_fingerprint(config, spec, inputs)
+    fingerprint = config_fingerprint(cfg, spec, inputs)
     directory = run_dir_for(config, spec, fingerprint)
     if resume:
-        directory = _resume_dir(Path(resume), config, fingerprint)
+        directory = _resume_dir(Path(resume), cfg, fingerprint)
     run = Run(spec, config, directory, fingerprint)
     if run.rank == 0:
         for role, version in inputs.items():
@@ -323,7 +323,7 @@ def _launch() -> str:
     return "/".join(parts)
 
 
-def _resume_dir(directory: Path, config: dict[str, Any], fingerprint: str) -> Path:
+def _resume_dir(directory: Path, cfg: Any, fingerprint: str) -> Path:
     """Check that the run in `directory` is one of this config, script and inputs; say what differs if it is not."""
     directory = directory.expanduser().absolute()
     state = read_state(directory)
@@ -333,7 +333,7 @@ def _resume_dir(directory: Path, config: dict[str, Any], fingerprint: str) -> Pa
         return directory
     path = directory / "config.yaml"
     then = read_yaml(path.read_text(encoding="utf-8"), shown(path))[0] if path.exists() else {}
-    differences = _differences(then or {}, escape_interpolation(config))
+    differences = _differences(content_of(cfg, then or {}), escape_interpolation(content_of(cfg)))
     what = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
     raise UserError(
         f"resume={directory}: that run has fingerprint {state.get('fingerprint')}, this one {fingerprint}",

@@ -36,9 +36,11 @@ class StopRequested(SystemExit):
 class StopFlag:
     """`with StopFlag() as stop:` around work that calls `stop.poll()` wherever it can be left.
 
-    The first signal decides. A second SIGINT a second later or more raises KeyboardInterrupt at once, for the user who
-    will not wait. On leaving, the handlers are put back, and StopRequested becomes the error that `run_main` shows.
-    Must be entered on the main thread (ValueError otherwise, from `signal.signal`).
+    The first signal decides how the process ends. A Ctrl-C a second later or more, whatever the first signal was,
+    raises KeyboardInterrupt at once, for the user who will not wait. Other signals that follow change nothing: a
+    scheduler repeats its own (SIGUSR1, then SIGTERM at the limit) while the checkpoint is still being written. On
+    leaving, the handlers are put back, and StopRequested becomes the error that `run_main` shows. Must be entered on
+    the main thread (ValueError otherwise, from `signal.signal`).
 
     `checkpoint`: the newest one, for that error; whoever saves checkpoints sets it.
     """
@@ -80,13 +82,14 @@ class StopFlag:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        # Ctrl-C reaches the whole process group, and a launcher may forward it once more: that is one wish, not two.
-        if number == signal.SIGINT == self.received and now - self._received_at > 1.0:
-            raise KeyboardInterrupt
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
             if os.environ.get("RANK", "0") == "0":  # print() must not be re-entered by a handler that interrupts it
-                os.write(2, f"\n{self.received.name}: stopping once the work so far is saved\n".encode())
+                text = f"\n{self.received.name}: stopping once the work so far is saved (Ctrl-C: at once)\n"
+                os.write(2, text.encode())
+        # Ctrl-C reaches the whole process group, and a launcher may forward it once more: that is one wish, not two.
+        elif number == signal.SIGINT and now - self._received_at > 1.0:
+            raise KeyboardInterrupt
 
 
 def stop_at_once() -> None:

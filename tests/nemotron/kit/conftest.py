@@ -26,6 +26,8 @@ SCRIPT = '''
 '''
 
 SCHEMA = """
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 class Run(BaseModel):
@@ -38,8 +40,10 @@ class Run(BaseModel):
 
 class ToyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    neutral_keys: ClassVar = ("save_interval",)
     run: Run
     lr: float = 0.1
+    save_interval: int = 10
     resume: str | None = None
 """
 

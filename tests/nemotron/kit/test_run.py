@@ -182,10 +182,10 @@ def test_resume_names_a_directory_and_another_config_is_refused_with_the_differe
     with opened(script) as run:
         (run.dir / "checkpoint").write_text("")
     moved = run.dir.rename(tmp_path / "moved")
-    with opened(script, f"resume={moved}") as again:
+    with opened(script, f"resume={moved}", "save_interval=20") as again:
         assert again.dir == moved and again.resumed and (moved / "checkpoint").exists()
     with pytest.raises(UserError) as refused:
-        opened(script, f"resume={moved}", "lr=0.7")
+        opened(script, f"resume={moved}", "save_interval=5", "lr=0.7")
     assert refused.value.hint == "different: lr: 0.1 there, 0.7 here"
     script.write_text(script.read_text() + "# changed\n")
     with pytest.raises(UserError) as refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ MixedPrecision: TypeAlias = Annotated[Literal["fp32", "bf16_mixed"], Field(descr
 Resume: TypeAlias = Annotated[
     Path | None, Field(description="run directory to go on in, if not the one of this config and these inputs")
 ]
+# What may change between a run and the one that goes on from its checkpoints, since no number depends on it: what is
+# saved and logged how often, and how the model is spread over processes. It is no part of the run's fingerprint.
+NEUTRAL_KEYS = ("checkpoint.save_interval", "checkpoint.keep_last", "checkpoint.async_save", "logger", "dist")
 
 
 class TrainedModelConfig(Group):
@@ -55,7 +58,7 @@ class TrainConfig(Group):
 
 
 class DistConfig(Group):
-    """How the model is spread over the processes of torchrun; no part of the run's fingerprint."""
+    """How the model is spread over the processes of torchrun."""
 
     use_torch_fsdp2: bool = Field(
         False, description="each process holds a slice of weights, gradients and moments (FSDP2) instead of all of them"
@@ -75,7 +78,7 @@ class CheckpointConfig(Group):
 
 
 class LoggerConfig(Group):
-    """What is written while it runs; no part of the run's fingerprint."""
+    """What is written while it runs."""
 
     log_interval: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
 
@@ -88,6 +91,8 @@ class RngConfig(Group):
 
 class TrainingConfig(Group):
     """Training on tokens, pretraining and SFT alike; a stage narrows what is its own."""
+
+    neutral_keys: ClassVar = NEUTRAL_KEYS
 
     run: ModelRunConfig
     model: TrainedModelConfig

@@ -94,7 +94,10 @@ def model_bits_per_byte(
 
 
 def trigram_baseline(
-    trained_tokens: np.ndarray | None, documents: Sequence[np.ndarray], byte_lengths: np.ndarray
+    trained_tokens: np.ndarray | None,
+    documents: Sequence[np.ndarray],
+    byte_lengths: np.ndarray,
+    poll: Callable[[], None] = lambda: None,
 ) -> tuple[float | None, np.ndarray]:
     """The trigram's bits per byte on held-out documents, and the stream that it was scored on, for the model as well.
 
@@ -105,16 +108,21 @@ def trigram_baseline(
         trained_tokens: [N] as `train_tokens` of `trigram_bits_per_byte`; None: no baseline.
         documents: token ids of the held-out documents, one array each; at least one.
         byte_lengths: [V] bytes of each token.
+        poll: called between counting, fitting and scoring, and while fitting; raises to stop.
     """
     fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
     stream = np.concatenate(scored or fit)
     if trained_tokens is None or len(trained_tokens) == 0 or not scored:
         return None, stream
-    return trigram_bits_per_byte(trained_tokens, np.concatenate(fit), stream, byte_lengths).bits_per_byte, stream
+    return trigram_bits_per_byte(trained_tokens, np.concatenate(fit), stream, byte_lengths, poll).bits_per_byte, stream
 
 
 def trigram_bits_per_byte(
-    train_tokens: np.ndarray, fit_tokens: np.ndarray, tokens: np.ndarray, byte_lengths: np.ndarray
+    train_tokens: np.ndarray,
+    fit_tokens: np.ndarray,
+    tokens: np.ndarray,
+    byte_lengths: np.ndarray,
+    poll: Callable[[], None] = lambda: None,
 ) -> BitsPerByte:
     """Bits per byte of the interpolated trigram baseline on the same held-out stream.
 
@@ -123,8 +131,11 @@ def trigram_bits_per_byte(
         fit_tokens: tokens of other documents, neither counted nor scored; they set the interpolation weights.
         tokens: [T] the held-out stream to score.
         byte_lengths: [V] bytes of each token.
+        poll: as in `trigram_baseline`.
     """
+    poll()
     trigram = InterpolatedTrigram(train_tokens, len(byte_lengths))
-    trigram.fit(fit_tokens)
+    trigram.fit(fit_tokens, poll=poll)
+    poll()
     stream = np.asarray(tokens, dtype=np.int64)
     return bits_per_byte_of(float(trigram.nll(stream).sum()), len(stream) - 1, int(byte_lengths[stream[1:]].sum()))

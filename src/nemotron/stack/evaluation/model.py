@@ -113,7 +113,13 @@ def evaluate_model(
         show_progress=show_progress,
     )  # fmt: skip
     return evaluate_tasks(
-        generate_fn, tasks, template=template, thinking=thinking, samples=settings.samples, seed=settings.seed
+        generate_fn,
+        tasks,
+        template=template,
+        thinking=thinking,
+        samples=settings.samples,
+        seed=settings.seed,
+        poll=poll,
     )
 
 

@@ -6,7 +6,7 @@ The model is a callable, so everything here runs without one. Legend: T tasks, S
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -223,6 +223,7 @@ def evaluate_tasks(
     samples: int = 4,
     seed: int = 0,
     max_error_rate: float = 0.01,
+    poll: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Generate and verify one greedy response a task, and `samples` sampled ones at temperature 1.
 
@@ -232,6 +233,7 @@ def evaluate_tasks(
         samples: sampled responses a task; 0 evaluates greedily only.
         max_error_rate: a larger share of responses that no verifier could decide raises RunFailed: then the scores
             would be those of another set of tasks.
+        poll: called before the verdicts of each task, which may take long; raises to stop.
 
     Returns:
         the scores, with all completions.
@@ -240,10 +242,10 @@ def evaluate_tasks(
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
-    verdicts = [
-        [_verdict(task, completion, template, thinking) for completion in (first, *several)]
-        for task, first, several in zip(tasks, greedy, sampled, strict=True)
-    ]
+    verdicts: list[list[Verdict]] = []
+    for task, first, several in zip(tasks, greedy, sampled, strict=True):
+        poll()
+        verdicts.append([_verdict(task, completion, template, thinking) for completion in (first, *several)])
     scores_TS = np.array([[verdict.score for verdict in row] for row in verdicts], dtype=float)
     scores_TS = scores_TS.reshape(len(tasks), 1 + samples)
     greedy_T, sampled_TS = scores_TS[:, 0], scores_TS[:, 1:]

@@ -8,6 +8,8 @@ trigrams, one never seen must not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 _ORDERS = 3
@@ -36,13 +38,15 @@ class InterpolatedTrigram:
         self._trigrams, self._trigram_counts = np.unique(triples, return_counts=True)
         self.weights = np.full((2 * _BUCKETS, _ORDERS), 1 / _ORDERS)
 
-    def fit(self, tokens: np.ndarray, iterations: int = 30) -> None:
+    def fit(self, tokens: np.ndarray, iterations: int = 30, poll: Callable[[], None] = lambda: None) -> None:
         """Fit the interpolation weights by EM to maximise the likelihood of `tokens`, which must not have been counted.
 
         Each bucket has one pseudo-count an order, so that a bucket met rarely or never keeps all its weights above 0.
+        `poll` is called before each iteration; it raises to stop.
         """
         orders_NK, bucket_N = self._orders(_checked(tokens, self._vocab_size))
         for _ in range(iterations):
+            poll()
             joint_NK = self.weights[bucket_N] * orders_NK
             posterior_NK = joint_NK / joint_NK.sum(axis=1, keepdims=True)
             mass = np.stack(

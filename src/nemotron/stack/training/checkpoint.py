@@ -4,7 +4,7 @@
                               optimizer.safetensors   AdamW moments and step counts, by parameter name
                               best.safetensors        the best weights so far, where a run tracks them
                               rng.safetensors         random states of every rank, as byte tensors
-                              state.json              step, loop state (cursor, counters), config, sha256 of the files
+                              state.json              step, loop state (cursor, counters), fingerprint, sha256 of files
     checkpoints/latest                                name of the newest complete one
 
 A checkpoint is written into a directory aside, fsynced file by file, then renamed: whoever sees `step-N` sees all of
@@ -37,10 +37,6 @@ from nemo_runspec.errors import UserError
 from nemotron.stack.training.distributed import from_rank_0, full_tensor, message_device
 from nemotron.stack.training.sharding import shard_like
 
-# Keys that may differ between the run that wrote a checkpoint and the one that goes on: they do not touch the numbers.
-# Names and places of the inputs among them, because `open_run` compares the inputs themselves, by digest.
-NEUTRAL_KEYS = ("run", "dataset.path", "data.path", "policy.model_name", "resume", "logger", "checkpoint", "dist")
-
 STATE_FILE = "state.json"
 
 
@@ -60,15 +56,15 @@ class Checkpoints:
 
     Args:
         root: the directory that holds them.
-        config: the run's, JSON-able; another one cannot go on from them (NEUTRAL_KEYS apart).
+        fingerprint: the run's, of its config, script and inputs; a run with another one cannot go on from them.
         keep_last: all but the newest so many (at least 1) are deleted.
         async_save: write in a background thread. `save` then returns as soon as everything is copied to CPU memory,
             which holds one such copy from then on. At most one is being written: the next `save` waits for it. An
             error while writing (disk full) is raised by the next `save`, by `wait`, or at exit.
     """
 
-    def __init__(self, root: Path, config: Mapping[str, Any], keep_last: int = 2, async_save: bool = False) -> None:
-        self.root, self.config, self.keep_last, self.async_save = root, config, keep_last, async_save
+    def __init__(self, root: Path, fingerprint: str, keep_last: int = 2, async_save: bool = False) -> None:
+        self.root, self.fingerprint, self.keep_last, self.async_save = root, fingerprint, keep_last, async_save
         self.last = root  # the checkpoint saved or loaded last, for messages
         self._copies: dict[str, torch.Tensor] = {}
         self._writer: threading.Thread | None = None
@@ -104,9 +100,8 @@ class Checkpoints:
         self.last = path
         if not self._writes:
             return path
-        record = {"step": step, "state": dict(state), "config": dict(self.config)}
-        # Loop state and config change while the thread writes; their text does not.
-        text = json.dumps(record)
+        # The loop's state changes while the thread writes; its text does not.
+        text = json.dumps({"step": step, "state": dict(state), "fingerprint": self.fingerprint})
         if self.async_save:
             # A daemon: a second Ctrl-C does not wait for the disk.
             self._writer = threading.Thread(target=self._write, args=(path, files, text), daemon=True)
@@ -123,7 +118,7 @@ class Checkpoints:
         if step < 0:
             return None
         path = _directory(self.root, step)
-        restored = load_checkpoint(path, model, optimizer, self.config)
+        restored = load_checkpoint(path, model, optimizer, self.fingerprint)
         self.last = path
         return restored
 
@@ -222,26 +217,20 @@ def latest_checkpoint(root: Path) -> Path | None:
     return complete[-1]
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any]
-) -> Restored:
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, fingerprint: str) -> Restored:
     """Fill `model`, `optimizer` and the random states from the checkpoint directory `path`.
 
     Tensors land where, and sharded as, the parameters are that they belong to. A rank that the saving run did not have
     keeps its random state.
 
     Raises:
-        UserError: `config` differs from the one it was written with, apart from NEUTRAL_KEYS (names keys and both
-            values); a file is missing, damaged, or does not belong there; a tensor is missing, unknown, or of another
-            shape or type than the model's. The hint names the older checkpoint to fall back on.
+        UserError: it was written by a run of another `fingerprint`; a file is missing, damaged, or does not belong
+            there; a tensor is missing, unknown, or of another shape or type than the model's. The hint names the older
+            checkpoint to fall back on.
     """
     record = _read_record(path)
-    changes = config_changes(record["config"], config)
-    if changes:
-        raise UserError(
-            f"checkpoint {path} was written with another config: " + "; ".join(changes),
-            "put the old values back, or start without resume=",
-        )
+    if record["fingerprint"] != fingerprint:
+        raise _refusal(path, STATE_FILE, f"is of run {record['fingerprint']}, not of this one, {fingerprint}")
     _verify_files(path, record["files"])
     current = model.state_dict()
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in current.items()}
@@ -252,31 +241,6 @@ def load_checkpoint(
     _restore_rng(dict(_read_tensors(path, "rng.safetensors")))
     best = dict(_read_tensors(path, "best.safetensors")) if "best.safetensors" in record["files"] else {}
     return Restored(record["step"], record["state"], best)
-
-
-def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`key old -> new` for every leaf that differs between two nested configs, NEUTRAL_KEYS left out, sorted by key."""
-    before, after = _leaves(old), _leaves(new)
-    return [
-        f"{key} {_show(before, key)} -> {_show(after, key)}"
-        for key in sorted(before.keys() | after.keys())
-        if _show(before, key) != _show(after, key)
-        and not any(key == neutral or key.startswith(neutral + ".") for neutral in NEUTRAL_KEYS)
-    ]
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            leaves.update(_leaves(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
-
-
-def _show(leaves: Mapping[str, Any], key: str) -> str:
-    return json.dumps(leaves[key], default=str) if key in leaves else "(absent)"
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

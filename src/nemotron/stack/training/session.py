@@ -4,9 +4,9 @@
         restored = session.resume("pretrain", steps, model, optimizer)
         step = restored.step if restored else 0
         while True:
-            with session.head_of_step(step, model, optimizer, {"loader": loader.state_dict()}):
+            with session.head_of_step(step, {"loader": loader.state_dict()}):
                 ...                         # validation, rollouts: whatever changes no weight
-            if step == steps:
+            if step == session.last_step:
                 break
             ...                             # the update
             step += 1
@@ -45,27 +45,27 @@ class SessionConfig(Protocol):
     def checkpoint(self) -> CheckpointConfig: ...
     @property
     def mixed_precision(self) -> Literal["fp32", "bf16_mixed"]: ...
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 @contextlib.contextmanager
 def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
     """Join the other ranks, open the run of `script`, and listen to signals for as long as the `with` block lasts."""
     ranks = start_distributed()
-    settings = cfg.checkpoint
+    settings, folder = cfg.checkpoint, "checkpoints"
     with (
         open_run(cfg, script=script) as run,
         StopFlag() as stop,
-        Checkpoints(
-            run.dir / "checkpoints", cfg.model_dump(mode="json"), settings.keep_last, settings.async_save
-        ) as checkpoints,
+        Checkpoints(run.dir / folder, run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
         yield Session(ranks, run, stop, checkpoints, settings.save_interval, cfg.mixed_precision == "bf16_mixed")
 
 
 @dataclass
 class Session:
-    """One training run as this rank sees it. `progress` is there from `resume` on."""
+    """One training run as this rank sees it. From `resume` on it also has what is trained, and for how long.
+
+    last_step: the number of updates after which training ends.
+    """
 
     ranks: Ranks
     run: Run
@@ -73,6 +73,9 @@ class Session:
     checkpoints: Checkpoints
     save_interval: int
     bf16: bool
+    model: nn.Module = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    last_step: int = field(init=False)
     progress: Progress = field(init=False)
 
     @property
@@ -83,45 +86,55 @@ class Session:
     def resume(self, label: str, steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored | None:
         """Fill `model` and `optimizer` from the newest checkpoint of a run that was stopped, and show progress from it.
 
-        Records that were logged after that checkpoint are dropped: their steps are done again. None where there is
-        nothing to resume: a fresh run, or one that was killed before its first checkpoint.
+        They are what later checkpoints save; `steps` is the last step, unless the stopped run chose another one with
+        `end_at`. Records that were logged after that checkpoint are dropped: their steps are done again. None where
+        there is nothing to resume: a fresh run, or one that was killed before its first checkpoint.
         """
+        self.model, self.optimizer = model, optimizer
         restored = self.checkpoints.load_latest(model, optimizer) if self.run.resumed else None
         self.run.metrics.truncate(restored.state["num_records"] if restored else 0)
+        self.last_step = restored.state["last_step"] if restored else steps
         if restored is not None:
             self.stop.checkpoint = self.checkpoints.last
             if self.ranks.is_main:
-                print(f"resumed at step {restored.step} of {steps}", file=sys.stderr)
+                print(f"resumed at step {restored.step} of {self.last_step}", file=sys.stderr)
         peak = measure_peak_flops(self.ranks.device, torch.bfloat16 if self.bf16 else torch.float32)
         self.progress = Progress(
-            steps, label=label, start=restored.step if restored else 0, peak_flops=peak * self.ranks.world_size,
+            self.last_step, label=label, start=restored.step if restored else 0,
+            peak_flops=peak * self.ranks.world_size,
             stream=sys.stderr if self.ranks.is_main else io.StringIO(),
         )  # fmt: skip
         return restored
 
+    def end_at(self, step: int) -> None:
+        """Make `step` the last one. All ranks call it, in the head of a step that is not after it."""
+        self.last_step = self.progress.total = step
+
     @contextlib.contextmanager
     def head_of_step(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
-        best_model: Mapping[str, torch.Tensor] | None = None,
-    ) -> Iterator[None]:  # fmt: skip
+        self, step: int, state: Mapping[str, Any], best_model: Mapping[str, torch.Tensor] | None = None
+    ) -> Iterator[None]:
         """Around the part of a step that changes no weight, after `step` updates: save, then leave if a signal came.
 
         A checkpoint is saved first where one is due: every `save_interval` steps and at the last. A signal, before the
-        block or in it, saves one as well, which is what StopRequested then leaves behind. All ranks enter it together.
+        block or in it, saves one as well, which is what StopRequested then leaves behind; so does a block that makes
+        this step the last one. All ranks enter it together.
         """
-        state = {**state, "num_records": self.run.metrics.num_records}
+        state = {**state, "last_step": self.last_step, "num_records": self.run.metrics.num_records}
 
-        def save() -> None:
-            self.stop.checkpoint = self.checkpoints.save(step, model, optimizer, state, best_model)
+        def save() -> None:  # nothing, where it is on disk already
+            self.stop.checkpoint = self.checkpoints.save(step, self.model, self.optimizer, state, best_model)
 
-        if step > 0 and (step % self.save_interval == 0 or step == self.progress.total):
+        if step > 0 and (step % self.save_interval == 0 or step == self.last_step):
             save()
         try:
             self.poll()
             yield
         except StopRequested:
-            save()  # nothing, where it is on disk already
+            save()
             raise
+        if step == self.last_step:
+            save()
 
     def poll(self) -> None:
         """Raise StopRequested on every rank if a signal has come to one of them. All ranks call it equally often."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from nemo_runspec.errors import RunFailed
-from nemotron.stack.environments import FAMILIES, Task, generate_tasks
-from nemotron.stack.evaluation import Completion, GenerateFn, compare, evaluate_tasks, prompt_text
+from nemotron.kit.stop import StopRequested
+from nemotron.stack.environments import FAMILIES, Task, Verdict, generate_tasks
+from nemotron.stack.evaluation import Completion, GenerateFn, compare, evaluate_tasks, prompt_text, scoring
 
 TASKS = [task for family in FAMILIES for task in generate_tasks(family, "eval", 40)]
 
@@ -105,6 +107,20 @@ def test_the_reason_of_a_failed_verification_is_the_one_that_was_found() -> None
     with pytest.raises(RunFailed) as caught:
         evaluate_tasks(plain, [broken], samples=0, template=None)
     assert caught.value.hint == "first: math: ValueError: invalid literal for int() with base 10: 'twelve'"
+
+
+def test_it_can_be_left_between_the_verdicts_of_two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts: list[Task] = []
+    monkeypatch.setattr(scoring, "verify", lambda task, *_, **__: verdicts.append(task) or Verdict("score", 1.0))
+
+    def poll() -> None:
+        if len(verdicts) >= 3:
+            raise StopRequested(signal.SIGTERM)
+
+    generate = answers(dict.fromkeys(FAMILIES, 1.0))
+    with pytest.raises(StopRequested):
+        evaluate_tasks(generate, TASKS, template="nano3", samples=0, poll=poll)
+    assert verdicts == TASKS[:3]
 
 
 def test_a_gain_is_found_in_the_family_that_has_it_and_a_loss_is_named() -> None:

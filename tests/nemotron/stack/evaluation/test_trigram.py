@@ -79,6 +79,14 @@ def test_the_score_approaches_the_entropy_of_the_source() -> None:
     assert score.bytes == score.tokens == 5001
 
 
+@pytest.mark.parametrize("polls", [1, 20, 32])
+def test_it_can_be_left_before_counting_while_fitting_and_before_scoring(polls: int) -> None:
+    tokens = np.arange(40) % 8
+    left = iter([None] * (polls - 1))
+    with pytest.raises(StopIteration):
+        trigram_bits_per_byte(tokens, tokens, tokens, np.ones(8, dtype=np.int64), poll=lambda: next(left))
+
+
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
     with pytest.raises(ValueError, match=r"0 \.\. 4"):
         InterpolatedTrigram(np.array([0, 1, 5]), vocab_size=5)

@@ -24,8 +24,9 @@ from nemotron.stack.training.session import Session
 
 def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) -> Session:
     run: Any = SimpleNamespace(dir=folder, resumed=resumed, metrics=MetricsLog(folder / "metrics.jsonl"))
-    session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", {}), save_interval, bf16=False)
-    session.progress = Progress(10)
+    session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", "abc"), save_interval, bf16=False)
+    session.model, session.last_step, session.progress = torch.nn.Linear(2, 1), 10, Progress(10)
+    session.optimizer = build_optimizer(session.model, 0.1)
     return session
 
 
@@ -34,15 +35,10 @@ def saved(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
 
 
-def make_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    model = torch.nn.Linear(2, 1)
-    return model, build_optimizer(model, 0.1)
-
-
 @pytest.mark.parametrize(("step", "due"), [(0, False), (3, False), (4, True), (8, True), (9, False), (10, True)])
 def test_a_checkpoint_is_saved_at_the_head_where_it_is_due(tmp_path: Path, step: int, due: bool) -> None:
     session = make_session(tmp_path)
-    with session.head_of_step(step, *make_model(), {}):
+    with session.head_of_step(step, {}):
         assert saved(tmp_path) == ([step] if due else [])  # before what stands in the block
     assert (session.stop.checkpoint is not None) == due
 
@@ -51,13 +47,13 @@ def test_a_checkpoint_is_saved_at_the_head_where_it_is_due(tmp_path: Path, step:
 def test_a_signal_in_the_head_saves_the_state_before_it(tmp_path: Path, step: int) -> None:
     session = make_session(tmp_path)
     session.run.metrics.log(step, loss=1.0)
-    with pytest.raises(StopRequested), session.head_of_step(step, *make_model(), {"cursor": 7}):
+    with pytest.raises(StopRequested), session.head_of_step(step, {"cursor": 7}):
         session.run.metrics.log(step, valid_loss=2.0)
         session.stop.received = signal.SIGTERM
         session.poll()
     assert saved(tmp_path) == [step] and session.stop.checkpoint is not None
     again = make_session(tmp_path, resumed=True)
-    restored = again.resume("test", 10, *make_model())
+    restored = again.resume("test", 10, again.model, again.optimizer)
     assert restored is not None and restored.step == step and restored.state["cursor"] == 7
     # The validation is done again, so its record is gone; that of the update before it stays.
     assert [set(record) - {"time"} for record in again.run.metrics.read()] == [{"step", "loss"}]
@@ -66,15 +62,38 @@ def test_a_signal_in_the_head_saves_the_state_before_it(tmp_path: Path, step: in
 def test_a_signal_between_two_steps_is_answered_before_the_block(tmp_path: Path) -> None:
     session = make_session(tmp_path)
     session.stop.received = signal.SIGINT
-    with pytest.raises(StopRequested), session.head_of_step(5, *make_model(), {}):
+    with pytest.raises(StopRequested), session.head_of_step(5, {}):
         pytest.fail("the block was entered")
     assert saved(tmp_path) == [5]
+
+
+@pytest.mark.parametrize(("end", "steps_saved"), [(5, [5]), (7, [])])
+def test_a_head_that_makes_its_step_the_last_one_is_saved(tmp_path: Path, end: int, steps_saved: list[int]) -> None:
+    """As early stopping does where no decay follows; done again, the head comes to the same end."""
+    session = make_session(tmp_path)
+    with session.head_of_step(5, {}):
+        session.end_at(end)
+    assert saved(tmp_path) == steps_saved
+    again = make_session(tmp_path, resumed=True)
+    restored = again.resume("test", 10, again.model, again.optimizer)
+    assert (restored and restored.step, again.last_step) == (5 if steps_saved else None, 10)
+
+
+def test_a_resumed_run_ends_where_the_stopped_one_was_going_to(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    with session.head_of_step(3, {}):
+        session.end_at(7)
+    with session.head_of_step(4, {}):
+        pass
+    again = make_session(tmp_path, resumed=True)
+    assert again.resume("test", 10, again.model, again.optimizer) is not None
+    assert again.last_step == again.progress.total == 7
 
 
 def test_a_fresh_run_drops_the_records_of_one_that_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:
     make_session(tmp_path).run.metrics.log(1, loss=1.0)
     session = make_session(tmp_path, resumed=True)
-    assert session.resume("test", 10, *make_model()) is None
+    assert session.resume("test", 10, session.model, session.optimizer) is None
     assert session.run.metrics.read() == []
 
 

@@ -79,7 +79,7 @@ def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
     directory = out / run.get("directory", run["name"])
     metrics = MetricsLog(directory / f"metrics{ranks.rank}.jsonl")
     opened: Any = SimpleNamespace(dir=directory, resumed=run.get("resume", False), metrics=metrics)
-    with Checkpoints(directory / "checkpoints", cfg.model_dump(mode="json"), cfg.checkpoint.keep_last) as checkpoints:
+    with Checkpoints(directory / "checkpoints", "the same run", cfg.checkpoint.keep_last) as checkpoints:
         stop = StopAfter(metrics, run.get("stop_after"))
         session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, bf16=False)
         try:

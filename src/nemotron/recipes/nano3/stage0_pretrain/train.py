@@ -146,7 +146,7 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
     while True:
         # ---- the head of a step: save where that is due, validate; nothing in it changes a weight. Here a signal is
         # answered with a checkpoint, on every rank; one that comes during an update waits for the next head.
-        with session.head_of_step(step, model, optimizer, {"loader": loader.state_dict()}):
+        with session.head_of_step(step, {"loader": loader.state_dict()}):
             if step > 0 and (step % cfg.train.eval_interval == 0 or step == steps):
                 metrics = validate(cfg, session, model, data)
                 session.run.metrics.log(step, **metrics)
@@ -253,7 +253,7 @@ def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH
     trained = data.loader.trained_tokens() if cfg.evaluation.trigram_baseline else None
     text: dict[str, Any] = {}
     for source, documents in held_out_documents(cfg.dataset.path).items():
-        trigram, scored = trigram_baseline(trained, documents, lengths)
+        trigram, scored = trigram_baseline(trained, documents, lengths, poll)
         score = model_bits_per_byte(
             model, scored, lengths, seq_len=cfg.dataset.seq_length, batch_size=cfg.train.micro_batch_size, poll=poll
         )

@@ -89,7 +89,7 @@ def main() -> None:
             return
         pack = data.pack
         published = publish_model(
-            session.run, model, data.base.path, {"valid_loss": best.loss, "steps": best.ends_at}, step=best.step,
+            session.run, model, data.base.path, {"valid_loss": best.loss, "steps": session.last_step}, step=best.step,
             tokens=best.step * cfg.train.global_batch_size * pack.seq_len, dataset_path=pack.path,
             chat_template=pack.chat_template,
         )  # fmt: skip
@@ -132,9 +132,8 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
 
 @dataclass
 class Best:
-    """The best validation so far, how many since then were no better, and when training ends (steps)."""
+    """The best validation so far, and how many since then were no better."""
 
-    ends_at: int
     loss: float = math.inf
     step: int = 0
     since: int = 0
@@ -152,28 +151,27 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     flops_per_step = tokens_per_step * training_flops_per_token(model.config, data.pack.seq_len)
 
     # ---- resume: the same command after a crash goes on here, to the same weights
-    step, best, best_weights = 0, Best(ends_at=cfg.train.train_iters), dict[str, torch.Tensor]()
-    if (restored := session.resume("sft", best.ends_at, model, optimizer)) is not None:
+    step, best, best_weights = 0, Best(), dict[str, torch.Tensor]()
+    if (restored := session.resume("sft", cfg.train.train_iters, model, optimizer)) is not None:
         step, best, best_weights = restored.step, Best(**restored.state["best"]), restored.best_model
-        session.progress.total = best.ends_at
         loader.load_state_dict(restored.state["loader"])
 
     model.train()
     while True:
         # ---- the head of a step: save where that is due, validate; nothing in it changes a weight
         state = {"loader": loader.state_dict(), "best": asdict(best)}
-        with session.head_of_step(step, model, optimizer, state, best_weights):
-            if step > 0 and (step % cfg.train.eval_interval == 0 or step == best.ends_at):
+        with session.head_of_step(step, state, best_weights):
+            if step > 0 and (step % cfg.train.eval_interval == 0 or step == session.last_step):
                 valid_loss = validate(cfg, session, model, data)
                 if valid_loss < best.loss:
                     best_weights = whole_weights(model, ranks)
                 note_validation(cfg, session, best, step, valid_loss)
-        if step == best.ends_at:
+        if step == session.last_step:
             break
 
         # ---- gradients. Loss: mean over the trained tokens of the global batch, wherever they are: every answer token
         # weighs the same
-        lr = lr_at(step, best.ends_at, cfg.optimizer, cfg.scheduler)
+        lr = lr_at(step, session.last_step, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
         batch = loader.next_batch(batch_size).to(ranks.device)
         trained_tokens = batch.loss_mask_BL.sum().float()
@@ -207,7 +205,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         if not math.isfinite(loss_nats):
             raise RunFailed(f"loss is {loss_nats} at step {step}", "a smaller optimizer.lr or a longer warm-up helps")
         session.progress.update(step, tokens=tokens_per_step, flops=flops_per_step, loss=loss_nats, lr=lr)
-        if step % cfg.logger.log_interval == 0 or step == best.ends_at:
+        if step % cfg.logger.log_interval == 0 or step == session.last_step:
             session.run.metrics.log(
                 step, **sums, lr=lr, grad_norm=grad_norm, trained_tokens=trained_tokens, epochs=loader.epochs
             )
@@ -252,8 +250,8 @@ def note_validation(cfg: SFTConfig, session: Session, best: Best, step: int, los
     session.progress.note(f"step {step}: validation loss {loss:.4f}, best {best.loss:.4f} at step {best.step}")
     decay = cfg.scheduler.lr_wsd_decay_iters if cfg.scheduler.lr_decay_style == "WSD" else 0
     patience_lost = 0 < cfg.train.early_stop_patience <= best.since and step >= cfg.scheduler.lr_warmup_iters
-    if patience_lost and step + decay < best.ends_at:
-        best.ends_at = session.progress.total = step + decay
+    if patience_lost and step + decay < session.last_step:
+        session.end_at(step + decay)
         session.progress.note(f"step {step}: no improvement in {best.since} validations; the last {decay} steps begin")
 
 

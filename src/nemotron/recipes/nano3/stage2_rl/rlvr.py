@@ -158,7 +158,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     while True:
         # ---- 1. What changes no weight: save where that is due, validate, draw the rollouts. Where a signal cuts this
         # short, the rollouts are dropped, and a resumed run draws the same ones.
-        with session.head_of_step(step, model, optimizer, {"num_samples": samples.num_records}):
+        with session.head_of_step(step, {"num_samples": samples.num_records}):
             if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
                 metrics = validate(cfg, session, model, data)
                 session.run.metrics.log(step, **metrics)

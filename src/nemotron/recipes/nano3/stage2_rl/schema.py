@@ -8,7 +8,7 @@ nemotron.kit.schemas.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -99,7 +99,7 @@ class CheckpointConfig(training.CheckpointConfig):
 
 
 class LoggerConfig(Group):
-    """What is written while it runs; no part of the run's fingerprint."""
+    """What is written while it runs."""
 
     log_samples: int = Field(4, ge=0, description="rollouts of each step kept in rollouts.jsonl")
 
@@ -113,6 +113,8 @@ class RunConfig(ModelRunConfig):
 
 class RLConfig(Group):
     """`nemotron nano3 rl`."""
+
+    neutral_keys: ClassVar = training.NEUTRAL_KEYS
 
     run: RunConfig
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)

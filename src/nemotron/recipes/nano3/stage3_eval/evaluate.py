@@ -95,7 +95,7 @@ def main() -> None:
     tasks = held_out_tasks(cfg.tasks.per_family, cfg.tasks)
     with open_run(cfg, script=__file__) as run, StopFlag() as stop:
         with run.phase("baselines"):
-            baselines = score_baselines(cfg, run, tasks)
+            baselines = score_baselines(cfg, run, tasks, stop)
         held_out = HeldOut(tasks, held_out_text(cfg))
         evaluations: dict[str, Evaluation] = {}
         reasoning_off: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def main() -> None:
         raise RunFailed(f"{len(missed)} of {len(checks)} numbers are outside their bands", "; ".join(missed))
 
 
-def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task]) -> dict[str, dict[str, Any]]:
+def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task], stop: StopFlag) -> dict[str, dict[str, Any]]:
     """Per family: the best constant answer, the nearest-neighbour look-up, and how much of the task space was seen.
 
     The last two are None where no training data is given that lists its tasks. `seen_fraction` counts all tasks listed
@@ -154,6 +154,7 @@ def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task]) -> dict[str, d
             seen += read_tasks(run.inputs[role].path)
     baselines: dict[str, dict[str, Any]] = {}
     for family in FAMILIES:
+        stop.poll()
         held_out = [task for task in tasks if task.family == family]
         trained = [task for task in seen if task.family == family]
         constant = best_constant_answer(held_out)

@@ -20,9 +20,7 @@ Tool = Mapping[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
 NO_ANSWER = "no assistant turn"
-IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 THINK, END_THINK = "<think>", "</think>"
-_NANO2_END = "<SPECIAL_12>"
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
@@ -113,14 +111,19 @@ def render_with_mask(
     )
 
 
+def response_of(text: str, template: str) -> str:
+    """What a model wrote in its turn: `text` up to the token with which `template` ends a turn."""
+    stop = load_template(template).stop
+    return text.partition(stop)[0] if stop else text
+
+
 def parse_response(text: str) -> tuple[str | None, str]:
-    """Split what the model wrote after the generation prompt into `(reasoning, answer)`.
+    """Split a response (`response_of`) into `(reasoning, answer)`.
 
     Reasoning ends at the first `</think>`. Without that tag the whole text is the answer and reasoning is None, unless
-    the text itself opens `<think>`: then it was cut off while reasoning and the answer is empty. Text after
-    `<|im_end|>` (`<SPECIAL_12>` of nano2) is ignored, as are blanks around both parts.
+    the text itself opens `<think>`: then it was cut off while reasoning and the answer is empty. Blanks around both
+    parts are ignored.
     """
-    text = text.split(IM_END, 1)[0].split(_NANO2_END, 1)[0]
     opened = THINK in text
     reasoning, closed, answer = text.partition(END_THINK)
     if not closed:

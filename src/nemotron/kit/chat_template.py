@@ -91,10 +91,18 @@ class ChatTemplate:
         return tuple(sorted(set(_TURN_TOKEN.findall(text))))
 
     @cached_property
-    def stop(self) -> str:
-        """The token with which the model ends its turn. UserError for a template without generation marks."""
-        (answer,) = self._trained(1)
-        return answer.partition(_PROBE)[2].strip()
+    def stop(self) -> str | None:
+        """The token with which the model ends its turn: what it writes after its answer.
+
+        Of a template without generation marks, the first turn token after the answer; None where there is none.
+        """
+        segments = self._conversation(1)
+        marked = [text for text, is_trained in segments if is_trained]
+        after = "".join(marked or [text for text, _ in segments]).rpartition(_PROBE)[2]
+        if marked:
+            return after.strip() or None
+        token = _TURN_TOKEN.search(after)
+        return token[0] if token else None
 
     @cached_property
     def keeps_turns(self) -> bool:
@@ -106,11 +114,14 @@ class ChatTemplate:
         """Whether an earlier answer with reasoning looks as it was written."""
         return len(self._trained(2, reasoning_content="because")) == 2
 
-    def _trained(self, turns: int, **fields: str) -> list[str]:
-        """Trained segments of a conversation of `turns` answers, `fields` in the first of them."""
+    def _conversation(self, turns: int, **fields: str) -> list[Segment]:
+        """A conversation of `turns` answers, `fields` in the first of them."""
         user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}
-        segments = self.segments([user, {**answer, **fields}] + [user, answer] * (turns - 1))
-        trained = [text for text, is_trained in segments if is_trained]
+        return self.segments([user, {**answer, **fields}] + [user, answer] * (turns - 1))
+
+    def _trained(self, turns: int, **fields: str) -> list[str]:
+        """Trained segments of `_conversation`. UserError for a template without generation marks."""
+        trained = [text for text, is_trained in self._conversation(turns, **fields) if is_trained]
         if not trained:
             raise UserError(
                 f"chat template {self.name} does not mark what the model writes",
@@ -136,21 +147,58 @@ def load_template(template: str) -> ChatTemplate:
     return ChatTemplate(template, (_FOLDER / f"{template}.jinja").read_text(encoding="utf-8").rstrip("\n"), {})
 
 
+def has_template(folder: Path) -> bool:
+    """Whether a tokenizer's folder holds a chat template."""
+    return (folder / "chat_template.jinja").is_file() or "chat_template" in _tokenizer_config(folder)
+
+
+def stop_tokens(folder: Path, template: str | None) -> tuple[str, ...]:
+    """The tokens that end a response of a model whose tokenizer is in `folder`: the end of a turn and of a document.
+
+    The end of a turn is that of `template`, for None (plain text) that of the folder's own template, if it can be used.
+    The end of a document is what the tokenizer names as its `eos_token`, or `</s>`, which Nemotron models have.
+    """
+    end_of_turn = None
+    if template is not None:
+        end_of_turn = load_template(template).stop
+    elif has_template(folder):
+        with suppress(UserError):
+            end_of_turn = load_template(str(folder.absolute())).stop
+    end_of_document = _token_text(_tokenizer_config(folder).get("eos_token")) or "</s>"
+    return tuple(dict.fromkeys(token for token in (end_of_turn, end_of_document) if token))
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json` of a folder; empty where there is none."""
+    path = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return config
+
+
+def _token_text(token: Any) -> str | None:
+    """A special token of `tokenizer_config.json`, written as text or as `{"content": text, …}`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
 def _read(location: str) -> ChatTemplate:
     path = Path(location).expanduser()
     try:
         if not path.is_dir():
             return ChatTemplate(location, path.read_text(encoding="utf-8"), {})
-        config_file, file = path / "tokenizer_config.json", path / "chat_template.jinja"
-        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+        config, file = _tokenizer_config(path), path / "chat_template.jinja"
         source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"chat template {location} cannot be read: {error}") from error
     if not isinstance(source, str):
         raise UserError(f"chat template {location}: the tokenizer there has none, or several")
-    tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    contents = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
-    return ChatTemplate(location, source, {name: token for name, token in contents.items() if token is not None})
+    tokens = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return ChatTemplate(location, source, {name: token for name, token in tokens.items() if token is not None})
 
 
 class _Mark(str):

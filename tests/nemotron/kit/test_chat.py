@@ -18,6 +18,7 @@ from nemotron.kit.chat import (
     normalize_messages,
     normalize_tools,
     parse_response,
+    response_of,
     template_source,
 )
 from nemotron.kit.chat_template import TEMPLATES
@@ -275,13 +276,12 @@ def test_a_switch_that_a_template_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
-        ("two and two\n</think>\n4<|im_end|>", ("two and two", "4")),
+        ("two and two\n</think>\n4", ("two and two", "4")),
         ("<think>\ntwo\n</think>\n4", ("two", "4")),
-        ("4<|im_end|>", (None, "4")),
+        ("4", (None, "4")),
         ("<think></think>4", (None, "4")),
         ("<think>\nstill at it", ("still at it", "")),
         ("a</think>b</think>c", ("a", "b</think>c")),
-        ("4<|im_end|>\n<|im_start|>user\n5", (None, "4")),
         ("", (None, "")),
     ],
 )
@@ -293,7 +293,7 @@ def test_parse_response(response: str, expected: tuple[str | None, str]) -> None
 def test_parse_inverts_render(reasoning: str, answer: str) -> None:
     messages = [USER, {"role": "assistant", "content": answer, "reasoning_content": reasoning}]
     response = render(messages).removeprefix(render([USER], add_generation_prompt=True))
-    assert parse_response(response) == (reasoning.strip() or None, answer.strip())
+    assert parse_response(response_of(response, "nano3")) == (reasoning.strip() or None, answer.strip())
 
 
 def test_misspelt_template_is_refused_with_the_nearest_name() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask, template_source
-from nemotron.kit.chat_template import TEMPLATES, load_template
+from nemotron.kit.chat_template import TEMPLATES, load_template, stop_tokens
 
 OWN = """{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
 {% if message.role == "assistant" %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}
@@ -59,6 +60,31 @@ def test_what_a_template_keeps_of_earlier_turns(tmp_path: Path) -> None:
     assert [form.stop for form in kept.values()] == ["<SPECIAL_12>", "<|im_end|>", "<|im_end|>", "<|end|>"]
 
 
+UNMARKED = OWN.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "source", "eos_token", "expected"),
+    [
+        ("nano3", None, None, ("<|im_end|>", "</s>")),  # a tokenizer that says nothing
+        ("nano2", OWN, "<SPECIAL_12>", ("<SPECIAL_12>",)),
+        ("own", OWN, {"content": "<eos>"}, ("<|end|>", "<eos>")),
+        ("own", UNMARKED, "<eos>", ("<|end|>", "<eos>")),
+        ("own", "{{ messages[-1].content }}", "<eos>", ("<eos>",)),  # nothing ends a turn
+        (None, OWN, "<eos>", ("<|end|>", "<eos>")),  # plain text: the tokenizer's own template
+        (None, "{{ raise_exception('no') }}", "<eos>", ("<eos>",)),
+        (None, None, "<eos>", ("<eos>",)),
+    ],
+)
+def test_what_ends_a_response(
+    template: str | None, source: str | None, eos_token: Any, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = {"eos_token": eos_token} if eos_token else {}
+    config |= {"chat_template": source} if source else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert stop_tokens(tmp_path, str(tmp_path) if template == "own" else template) == expected
+
+
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
@@ -82,5 +108,5 @@ def test_a_template_that_is_missing_or_unmarked_is_refused(tmp_path: Path) -> No
         load_template(str(tmp_path))
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
     with pytest.raises(UserError, match="does not mark what the model writes") as raised:
-        _ = load_template(str(tmp_path)).stop
+        _ = load_template(str(tmp_path)).keeps_turns
     assert raised.value.hint is not None and "{% generation %}" in raised.value.hint

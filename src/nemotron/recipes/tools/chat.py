@@ -20,15 +20,14 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import IM_END, generation_prompt, parse_response, render
-from nemotron.kit.chat_template import TEMPLATES
+from nemotron.kit.chat import generation_prompt, parse_response, render
+from nemotron.kit.chat_template import TEMPLATES, stop_tokens
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
 
 HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit"
-END_OF_TEXT = "</s>"
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,21 @@ class Options:
 class Speaker:
     """A model that continues text, and talks under a chat template (a family's name or a path).
 
-    `temperature` 0 is greedy; at others `seed` decides which tokens are drawn.
+    `stops`: the tokens that end what it says. `temperature` 0 is greedy; at others `seed` decides which tokens are
+    drawn.
     """
 
     generate: GenerateFn
     template: str
+    stops: tuple[str, ...]
     temperature: float = 0.0
     seed: int = 0
 
     def complete(self, text: str) -> str:
         """The continuation of `text`, without the token that ended it; other special tokens are kept."""
         (completion,) = self.generate([text], temperature=self.temperature, seed=self.seed)
-        return completion.text.removesuffix(IM_END).removesuffix(END_OF_TEXT)
+        stop = next((stop for stop in self.stops if completion.text.endswith(stop)), "")
+        return completion.text.removesuffix(stop)
 
     def answer(self, messages: list[dict[str, str]], thinking: bool) -> dict[str, str]:
         """The assistant's next message: content, and reasoning_content when it reasoned."""
@@ -145,13 +147,16 @@ def main(options: Options) -> None:
         raise UserError(f"no config.json in {options.model}", "give a model")
     folder = Path(options.tokenizer or options.model)
     tokenizer = load_tokenizer(folder)
-    template = options.template or chat_template_of(folder, options.recorded_template, options.producer)
-    if template is None and not options.complete:
-        hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
-        raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
+    template = None
+    if not options.complete:
+        template = options.template or chat_template_of(folder, options.recorded_template, options.producer)
+        if template is None:
+            hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
+            raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
     model = load_model(Path(options.model), tokenizer)
-    generate = model_generate_fn(model, tokenizer, max_new_tokens=options.max_new_tokens)
-    speaker = Speaker(generate, template or "", options.temperature, options.seed)
+    generate = model_generate_fn(model, folder, template, max_new_tokens=options.max_new_tokens)
+    stops = stop_tokens(folder, template)
+    speaker = Speaker(generate, template or "", stops, options.temperature, options.seed)
 
     if options.prompt is None and sys.stdin.isatty():
         converse(speaker, options.thinking, options.complete)

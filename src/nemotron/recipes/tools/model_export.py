@@ -22,7 +22,7 @@ import torch
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import Model
-from nemotron.kit.chat import IM_END, template_source
+from nemotron.kit.chat import template_source
 from nemotron.kit.chat_template import TEMPLATES
 from nemotron.kit.lineage import walk
 from nemotron.recipes.tools.model_card import model_card
@@ -35,7 +35,7 @@ from nemotron.recipes.tools.model_files import (
 )
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation import load_tokenizer
+from nemotron.stack.evaluation import load_tokenizer, stop_token_ids
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config, read_config
 from nemotron.stack.models.published.hub import (
@@ -79,7 +79,7 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     }
     main_dtype = tensors["lm_head.weight"].dtype
     write_directory(folder, hub_config(config, main_dtype, others), tensors, max_shard_size)
-    write_generation_config(model.path, folder, others)
+    write_generation_config(model, folder, others)
     registry = model.version.registry
     shown_dtype = str(main_dtype).removeprefix("torch.")
     card = model_card(model.version, walk(model.ref, registry), registry, config, shown_dtype)
@@ -131,14 +131,14 @@ def read_others(source: Path, folder: Path, tokenizer_config: dict[str, Any]) ->
     return others | {key: values[key] for key in KEPT_KEYS if key in values}
 
 
-def write_generation_config(source: Path, folder: Path, others: dict[str, Any]) -> None:
-    """The artifact's own generation_config.json, else one that stops where our decoding does: </s> and <|im_end|>."""
-    if (source / GENERATION_FILE).is_file():
-        shutil.copyfile(source / GENERATION_FILE, folder / GENERATION_FILE)
+def write_generation_config(model: Model, folder: Path, others: dict[str, Any]) -> None:
+    """The artifact's own generation_config.json, else one that stops where our decoding does."""
+    if (model.path / GENERATION_FILE).is_file():
+        shutil.copyfile(model.path / GENERATION_FILE, folder / GENERATION_FILE)
         return
     ids = {key: value for key, value in others.items() if key.endswith("_token_id")}
-    eos, end_of_turn = ids.get("eos_token_id"), load_tokenizer(folder).token_to_id(IM_END)
-    stops = [*(eos if isinstance(eos, list) else [eos]), end_of_turn]
+    eos = ids.get("eos_token_id")
+    stops = [*(eos if isinstance(eos, list) else [eos]), *stop_token_ids(folder, model.chat_template)]
     ids["eos_token_id"] = list(dict.fromkeys(stop for stop in stops if stop is not None))
     (folder / GENERATION_FILE).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
 

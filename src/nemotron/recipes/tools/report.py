@@ -23,7 +23,7 @@ from markupsafe import Markup
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
-from nemotron.kit.chat import END_THINK, IM_END, parse_response
+from nemotron.kit.chat import END_THINK, parse_response
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import format_lineage, walk
 from nemotron.kit.metrics import format_seconds, read_metrics
@@ -189,7 +189,7 @@ def spoken(generation: dict[str, Any]) -> Markup:
     mark = Markup('<span class="{}">{}</span> ').format(*(("good", "✓") if generation["right"] else ("bad", "✗")))
     text = generation["text"].removesuffix("</s>")
     # A chat prompt ends with <think>, so the text begins within it; without the closing tag it is all answer.
-    reasoning, answer = parse_response(text) if END_THINK in text else (None, text.removesuffix(IM_END).strip())
+    reasoning, answer = parse_response(text) if END_THINK in text else (None, text.strip())
     thought = Markup('<span class="thought">{}</span>\n').format(reasoning) if reasoning else Markup("")
     return mark + thought + (answer or Markup('<span class="thought">(nothing)</span>'))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from nemotron.kit.chat_template import TEMPLATES
+from nemotron.kit.chat_template import TEMPLATES, has_template
 
 
 def chat_template_of(tokenizer: Path, recorded: str | None, producer: str | None) -> str | None:
@@ -23,11 +22,7 @@ def chat_template_of(tokenizer: Path, recorded: str | None, producer: str | None
     """
     if producer is not None and recorded is not None:
         return recorded
-    try:
-        config = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    if (tokenizer / "chat_template.jinja").is_file() or (isinstance(config, dict) and "chat_template" in config):
+    if has_template(tokenizer):
         return str(tokenizer.absolute())
     family = (producer or "").partition("/")[0]
     return recorded or (family if family in TEMPLATES else None)

@@ -118,7 +118,7 @@ def answer_of(response: str, thinking: bool | None = None) -> str:
     """The answer in what a model generated after the generation prompt; empty if it stopped before answering.
 
     Args:
-        response: generated text; anything from `<|im_end|>` on is cut.
+        response: text generated after the generation prompt, without the token that ended the turn.
         thinking: True when the generation prompt opened `<think>`, so that only what follows `</think>` is an answer;
             False when it did not; None when not known: what follows `</think>` if there is one, else all of it.
     """

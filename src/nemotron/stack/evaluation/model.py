@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.chat_template import stop_tokens
 from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import FAMILIES, Task, best_constant_answer, generate_tasks
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
@@ -34,14 +35,17 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         raise UserError(f"{path} is not a tokenizer: {failure}") from None
 
 
-def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
-    """The tokens that end a response: the end of a turn and the end of a document, as far as the tokenizer has them."""
-    return [index for token in ("<|im_end|>", "</s>") if (index := tokenizer.token_to_id(token)) is not None]
+def stop_token_ids(tokenizer_dir: Path, template: str | None) -> list[int]:
+    """Ids of the tokens that end a response (`kit.chat_template.stop_tokens`), as far as the tokenizer has them."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    ids = [tokenizer.token_to_id(token) for token in stop_tokens(tokenizer_dir, template)]
+    return [index for index in ids if index is not None]
 
 
 def model_generate_fn(
     model: NemotronH,
-    tokenizer: Tokenizer,
+    tokenizer_dir: Path,
+    template: str | None,
     *,
     max_new_tokens: int = 64,
     batch_size: int = 256,
@@ -51,12 +55,13 @@ def model_generate_fn(
     """A `GenerateFn` of a model: tokenises prompts, decodes in batches of about equal length, keeps special tokens.
 
     Args:
+        template: the chat template of the prompts, whose end of turn ends a completion; None: plain text.
         max_new_tokens: a completion that is longer is cut, and counts as not finished.
         batch_size: completions decoded at once.
         poll: called at every decoding step; raises to stop (a signal arrived).
         show_progress: a line on stderr with responses, tokens/s and the time left.
     """
-    stops = stop_token_ids(tokenizer)
+    tokenizer, stops = load_tokenizer(tokenizer_dir), stop_token_ids(tokenizer_dir, template)
 
     def generate_fn(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
         encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(prompts), add_special_tokens=False)]
@@ -95,7 +100,7 @@ def model_generate_fn(
 
 def evaluate_model(
     model: NemotronH,
-    tokenizer: Tokenizer,
+    tokenizer_dir: Path,
     tasks: Sequence[Task],
     settings: ResponsesConfig,
     *,
@@ -109,8 +114,8 @@ def evaluate_model(
     The same arguments give the same evaluation, so two models that are given the same tasks can be compared in pairs.
     """
     generate_fn = model_generate_fn(
-        model, tokenizer, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size, poll=poll,
-        show_progress=show_progress,
+        model, tokenizer_dir, template, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size,
+        poll=poll, show_progress=show_progress,
     )  # fmt: skip
     return evaluate_tasks(
         generate_fn,
@@ -134,7 +139,7 @@ def held_out_tasks(per_family: int, settings: ResponsesConfig) -> list[Task]:
 
 def score_tasks(
     model: NemotronH,
-    tokenizer: Tokenizer,
+    tokenizer_dir: Path,
     settings: EvaluationConfig,
     *,
     template: str | None,
@@ -147,7 +152,7 @@ def score_tasks(
     tasks = held_out_tasks(settings.tasks_per_family, settings)
     if not tasks:
         return {}
-    evaluation = evaluate_model(model, tokenizer, tasks, settings, template=template, poll=poll, show_progress=True)
+    evaluation = evaluate_model(model, tokenizer_dir, tasks, settings, template=template, poll=poll, show_progress=True)
     constants = {
         family: best_constant_answer([task for task in tasks if task.family == family]).score for family in FAMILIES
     }

@@ -49,28 +49,32 @@ class Replies:
         return [Completion(self.replies.pop(0), 1, 0.0, True) for _ in prompts]
 
 
+def speaker(model: Replies, template: str = "nano3") -> chat.Speaker:
+    return chat.Speaker(model, template, stops=("<|im_end|>", "</s>"))
+
+
 def test_reasoning_and_answer_are_told_apart() -> None:
     model = Replies("1 + 1\n</think>\n2<|im_end|>")
-    message = chat.Speaker(model, "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
     assert message == {"role": "assistant", "content": "2", "reasoning_content": "1 + 1"}
     assert model.prompts == ["<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"]
 
 
 def test_without_thinking_the_tags_stand_empty_in_the_prompt() -> None:
     model = Replies("2<|im_end|>")
-    message = chat.Speaker(model, "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
+    message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
     assert message == {"role": "assistant", "content": "2"}
     assert model.prompts[0].endswith("<|im_start|>assistant\n<think></think>")
 
 
 def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
-    message = chat.Speaker(Replies("1 + "), "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
     assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""])
 def test_a_completion_comes_without_the_token_that_ended_it(end: str) -> None:
-    assert chat.Speaker(Replies(f"return x{end}"), "nano3").complete("def f(x): ") == "return x"
+    assert speaker(Replies(f"return x{end}")).complete("def f(x): ") == "return x"
 
 
 def test_a_conversation_keeps_its_turns_without_their_reasoning(
@@ -78,7 +82,7 @@ def test_a_conversation_keeps_its_turns_without_their_reasoning(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n\n/help\n2 + 2?\n/quit\nnever read\n"))
     model = Replies("1 + 1\n</think>\n2<|im_end|>", "</think>\n4<|im_end|>")
-    chat.converse(chat.Speaker(model, "nano3"), thinking=True)
+    chat.converse(speaker(model), thinking=True)
     captured = capsys.readouterr()
     assert captured.out.replace("> ", "").split() == ["2", "4"]
     assert "1 + 1\n" in captured.err
@@ -92,7 +96,7 @@ def test_ctrl_c_at_the_prompt_leaves_a_conversation(
 ) -> None:
     monkeypatch.setattr("builtins.input", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        chat.converse(chat.Speaker(Replies(), "nano3"), thinking=True)
+        chat.converse(speaker(Replies()), thinking=True)
     assert capsys.readouterr().err == f"{chat.HELP}\n\n"
 
 
@@ -135,7 +139,7 @@ def test_a_model_is_talked_to_under_the_template_that_it_was_trained_with(model_
     template = chat_template_of(tmp_path, "nano3", None)  # from elsewhere: its tokenizer knows
     assert template == str(tmp_path)
     model = Replies("yes")
-    chat.Speaker(model, template).answer([{"role": "user", "content": "hello"}], thinking=True)
+    speaker(model, template).answer([{"role": "user", "content": "hello"}], thinking=True)
     assert model.prompts == ["[hello]"]
 
 

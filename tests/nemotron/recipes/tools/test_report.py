@@ -50,7 +50,7 @@ METRICS: dict[str, Any] = {
             "prompt": "1 < 2 & <b>bold</b>?",
             "demonstration": "yes",
             "base": {"text": "<script>alert(1)</script>", "right": False},
-            "sft": {"text": "<think>\nhm\n</think>\nyes<|im_end|>", "right": True},
+            "sft": {"text": "<think>\nhm\n</think>\nyes", "right": True},
         }
     ],
     "bands": [
@@ -180,15 +180,14 @@ def test_what_models_and_documents_say_is_text_and_never_markup(registry: Regist
     assert "<script>" not in page and "<b>bold" not in page and "<top>" not in page
     text = Reader(page).text
     assert "<script>alert(1)</script>" in text
-    assert "<|im_end|>" not in text
     assert "stdlib_code near duplicate 321 0.45" in text
     assert "near duplicate stdlib_code os.py:3 def walk(<top>)" in text
 
 
 def test_reasoning_and_answer_are_told_apart() -> None:
     thought = '<span class="thought">1 &lt; 2</span>\n'
-    assert report.spoken({"text": "<think>\n1 < 2\n</think>\nyes<|im_end|>", "right": True}).endswith(thought + "yes")
-    assert report.spoken({"text": "1 < 2\n</think>\nyes<|im_end|>", "right": True}).endswith(thought + "yes")
+    assert report.spoken({"text": "<think>\n1 < 2\n</think>\nyes", "right": True}).endswith(thought + "yes")
+    assert report.spoken({"text": "1 < 2\n</think>\nyes", "right": True}).endswith(thought + "yes")
     assert report.spoken({"text": "2+2=5\n7</s>", "right": False}) == '<span class="bad">✗</span> 2+2=5\n7'
     assert "(nothing)" in report.spoken({"text": "</s>", "right": False})
 

@@ -87,7 +87,7 @@ def test_a_demonstration_is_right_as_the_chat_template_renders_it(family: str) -
     for task in generate_tasks(family, "train", 200):
         for thinking in (True, False):
             segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking, template="nano3")
-            response = "".join(text for text, trained in segments if trained)
+            response = chat.response_of("".join(text for text, trained in segments if trained), "nano3")
             assert verify(task, response, thinking=thinking).status == "score"
             assert verify(task, response).status == "score"
         assert plain_text(task).startswith(plain_prompt(task))
@@ -146,8 +146,8 @@ def test_the_prompts_that_no_training_text_may_contain() -> None:
 
 
 def test_where_the_answer_begins() -> None:
-    assert answer_of("2+3=5\n</think>\n5<|im_end|>\n", thinking=True) == "5"
-    assert answer_of("5<|im_end|>", thinking=False) == "5"
+    assert answer_of("2+3=5\n</think>\n5\n", thinking=True) == "5"
+    assert answer_of("5", thinking=False) == "5"
     assert answer_of("2+3=5\n</think>\n5") == "5"
     assert answer_of("5", thinking=True) == ""  # the reasoning was never closed
     assert answer_of("5") == "5"

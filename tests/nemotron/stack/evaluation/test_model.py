@@ -25,21 +25,31 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
+def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tokenizer lies."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer, small_model: Callable[..., NemotronH]) -> NemotronH:
     return small_model("M*E", vocab_size=tokenizer.get_vocab_size())
 
 
-def test_completions_come_in_the_order_of_the_prompts(model: NemotronH, tokenizer: Tokenizer) -> None:
-    together = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=4)(PROMPTS, temperature=0.0, seed=0)
-    alone = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=1)
+def test_completions_come_in_the_order_of_the_prompts(model: NemotronH, folder: Path) -> None:
+    together = model_generate_fn(model, folder, "nano3", max_new_tokens=6, batch_size=4)(
+        PROMPTS, temperature=0.0, seed=0
+    )
+    alone = model_generate_fn(model, folder, "nano3", max_new_tokens=6, batch_size=1)
     assert [done.text for done in together] == [alone([p], temperature=0.0, seed=0)[0].text for p in PROMPTS]
     assert len({done.text for done in together}) > 2
     assert all(done.num_tokens == 6 or done.finished for done in together)
     assert all(0 < done.entropy < torch.log(torch.tensor(300.0)) for done in together)
 
 
-def test_samples_of_a_prompt_stand_together_and_the_seed_decides(model: NemotronH, tokenizer: Tokenizer) -> None:
-    generate = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=8)
+def test_samples_of_a_prompt_stand_together_and_the_seed_decides(model: NemotronH, folder: Path) -> None:
+    generate = model_generate_fn(model, folder, "nano3", max_new_tokens=6, batch_size=8)
     greedy = generate(PROMPTS, temperature=0.0, seed=0, samples=3)
     assert [done.text for done in greedy] == [
         done.text for done in generate(PROMPTS, temperature=0.0, seed=0) for _ in range(3)
@@ -49,31 +59,30 @@ def test_samples_of_a_prompt_stand_together_and_the_seed_decides(model: Nemotron
     assert len({done.text for done in first[:3]}) > 1
 
 
-def test_progress_counts_responses(model: NemotronH, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
-    generate = model_generate_fn(model, tokenizer, max_new_tokens=6, batch_size=4, show_progress=True)
+def test_progress_counts_responses(model: NemotronH, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate = model_generate_fn(model, folder, "nano3", max_new_tokens=6, batch_size=4, show_progress=True)
     generate(PROMPTS, temperature=1.0, seed=0, samples=2)
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("sampled   4/12   33%") and last.startswith("sampled  12/12  100%") and "tok/s" in last
 
 
-def test_a_signal_stops_generation(model: NemotronH, tokenizer: Tokenizer) -> None:
+def test_a_signal_stops_generation(model: NemotronH, folder: Path) -> None:
     def poll() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        model_generate_fn(model, tokenizer, max_new_tokens=6, poll=poll)(PROMPTS, temperature=0.0, seed=0)
+        model_generate_fn(model, folder, "nano3", max_new_tokens=6, poll=poll)(PROMPTS, temperature=0.0, seed=0)
 
 
-def test_a_model_on_disk_scores_as_the_one_in_memory(model: NemotronH, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_model_on_disk_scores_as_the_one_in_memory(model: NemotronH, folder: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     tasks = generate_tasks("multiple_choice", "eval", 4)
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = NemotronH.from_pretrained(tmp_path)
     settings = ResponsesConfig(samples=2, max_new_tokens=5)
-    on_disk = evaluate_model(loaded, load_tokenizer(tmp_path), tasks, settings, template="nano3")
-    in_memory = evaluate_model(model, tokenizer, tasks, settings, template="nano3")
+    on_disk = evaluate_model(loaded, folder, tasks, settings, template="nano3")
+    in_memory = evaluate_model(model, folder, tasks, settings, template="nano3")
     assert on_disk.greedy_completions == in_memory.greedy_completions
     assert on_disk.sampled_completions == in_memory.sampled_completions
 

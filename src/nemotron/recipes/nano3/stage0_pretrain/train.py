@@ -48,7 +48,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Tokenizer
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
@@ -106,7 +105,6 @@ class Data:
 
     loader: BlendLoader
     tokenizer_dir: Path
-    tokenizer: Tokenizer
     byte_lengths_V: torch.Tensor
 
 
@@ -119,8 +117,7 @@ def open_data(cfg: PretrainConfig, ranks: Ranks) -> Data:
     if loader.vocab_size > cfg.model.vocab_size:
         raise UserError(f"model.vocab_size {cfg.model.vocab_size} is smaller than the tokenizer's {loader.vocab_size}")
     tokenizer_dir = blend.tokenizer_path or blend.path
-    tokenizer = load_tokenizer(tokenizer_dir)
-    return Data(loader, tokenizer_dir, tokenizer, torch.from_numpy(token_byte_lengths(tokenizer)))
+    return Data(loader, tokenizer_dir, torch.from_numpy(token_byte_lengths(load_tokenizer(tokenizer_dir))))
 
 
 def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, Any]]:
@@ -261,7 +258,7 @@ def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH
         text[source] |= {"trigram_bits_per_byte": trigram} if trigram is not None else {}
         beside = f" (trigram {trigram:.3f})" if trigram is not None else ""
         print(f"{source}: {score.bits_per_byte:.3f} bits per byte{beside}", file=sys.stderr)
-    scores = score_tasks(model, data.tokenizer, cfg.evaluation, template=None, poll=poll)
+    scores = score_tasks(model, data.tokenizer_dir, cfg.evaluation, template=None, poll=poll)
     return Results(metrics={"text": text, **scores}).save()
 
 

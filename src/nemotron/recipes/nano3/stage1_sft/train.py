@@ -54,7 +54,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.stack.evaluation import load_tokenizer, score_tasks
+from nemotron.stack.evaluation import score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.distributed import (
     Ranks,
@@ -96,9 +96,8 @@ def main() -> None:
         with session.run.phase("evaluate"):
             # Under the chat template, reasoning on.
             scores = score_tasks(
-                model, load_tokenizer(data.base.path), cfg.evaluation, template=pack.chat_template,
-                poll=session.stop.poll,
-            )  # fmt: skip
+                model, data.base.path, cfg.evaluation, template=pack.chat_template, poll=session.stop.poll
+            )
             results = Results(metrics={"valid_loss": best.loss, **scores}).save()
     print_complete({"model": published, "results": results})
 

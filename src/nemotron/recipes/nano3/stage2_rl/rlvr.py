@@ -58,6 +58,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, MetricsLog, Results, RLPrompts, print_complete, read_pipe
+from nemotron.kit.chat import response_of
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import Task, verify
@@ -101,7 +102,9 @@ def main() -> None:
             step=steps, dataset_path=data.prompts.path, chat_template=data.template,
         )  # fmt: skip
         with session.run.phase("evaluate"):
-            scores = score_tasks(model, data.tokenizer, cfg.evaluation, template=data.template, poll=session.stop.poll)
+            scores = score_tasks(
+                model, data.initial.path, cfg.evaluation, template=data.template, poll=session.stop.poll
+            )
             results = Results(metrics=scores).save()
     print_complete({"model": published, "results": results})
 
@@ -113,6 +116,7 @@ class Data:
     initial: Checkpoint
     template: str
     tokenizer: Tokenizer
+    stop_ids: list[int]
     prompts: RLPrompts
     source: PromptSource
     valid: list[Task]
@@ -129,7 +133,9 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed)
     pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
-    return Data(initial, initial.chat_template, load_tokenizer(initial.path), prompts, source, valid)
+    template = initial.chat_template
+    stop_ids = stop_token_ids(initial.path, template)
+    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)
 
 
 def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
@@ -223,7 +229,8 @@ def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data,
     errors: list[str] = []
 
     def reward(index: int, completion_ids: list[int]) -> float | None:
-        verdict = verify(tasks[index], data.tokenizer.decode(completion_ids, skip_special_tokens=False), thinking)
+        text = data.tokenizer.decode(completion_ids, skip_special_tokens=False)
+        verdict = verify(tasks[index], response_of(text, data.template), thinking)
         if verdict.status == "error":  # not a zero: left out of baseline and loss, and counted
             errors.append(verdict.reason)
             return None
@@ -237,7 +244,7 @@ def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data,
             reward,
             samples_per_prompt=cfg.grpo.num_generations_per_prompt,
             max_new_tokens=generation.max_new_tokens,
-            stop_token_ids=stop_token_ids(data.tokenizer),
+            stop_token_ids=data.stop_ids,
             prompts_per_call=max(1, generation.batch_size // cfg.grpo.num_generations_per_prompt),
             generator=torch.Generator(device=ranks.device).manual_seed(int(seed)),
             poll=session.stop.poll,
@@ -350,7 +357,7 @@ def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> d
     )
     with session.dealt_out(), session.autocast:
         evaluation = evaluate_model(
-            model, data.tokenizer, data.valid[ranks.rank :: ranks.world_size], settings, template=data.template,
+            model, data.initial.path, data.valid[ranks.rank :: ranks.world_size], settings, template=data.template,
             thinking=cfg.env.enable_thinking, poll=session.stop.poll,
         )  # fmt: skip
     families = list(dict.fromkeys(task.family for task in data.valid))

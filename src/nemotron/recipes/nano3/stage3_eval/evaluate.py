@@ -193,18 +193,18 @@ def evaluate_role(
     artifact = Model.load(reference)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = NemotronH.from_pretrained(artifact.path).to(device)
-    tokenizer, template = load_tokenizer(artifact.path), artifact.chat_template
+    template = artifact.chat_template
 
     def score(samples: int, thinking: bool) -> Evaluation:
         settings = cfg.tasks.model_copy(update={"samples": samples})
         return evaluate_model(
-            model, tokenizer, held_out.tasks, settings, template=template, thinking=thinking, poll=stop.poll,
+            model, artifact.path, held_out.tasks, settings, template=template, thinking=thinking, poll=stop.poll,
             show_progress=True,
         )  # fmt: skip
 
     evaluation = score(cfg.tasks.base_samples if role == "base" else cfg.tasks.samples, thinking=True)
     without = score(0, thinking=False) if cfg.tasks.reasoning_off and template is not None else None
-    byte_lengths = token_byte_lengths(tokenizer)
+    byte_lengths = token_byte_lengths(load_tokenizer(artifact.path))
     bits = {
         source: model_bits_per_byte(
             model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=stop.poll

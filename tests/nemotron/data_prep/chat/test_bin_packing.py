@@ -182,11 +182,10 @@ def test_concatenation_cuts_the_stream_of_tokens(lengths: list[int], capacity: i
 @given(problems(), st.sampled_from(WHOLE))
 def test_what_is_reported(problem: tuple[list[int], int], algorithm: Algorithm) -> None:
     lengths, capacity = problem
-    bins = pack_lengths(iter(lengths), capacity, algorithm, seed=3)
+    bins = pack_lengths(lengths, capacity, algorithm, seed=3)
     assert sorted(bins.items.tolist()) == list(range(len(lengths)))
     assert all(0 < sum(lengths[item] for item in members) <= capacity for members in bins)
     assert bins.lengths.tolist() == [lengths[item] for item in bins.items]
-    assert bins[len(bins) - 1].tolist() == list(bins)[-1].tolist()
     report = bins.report()
     assert (report.items, report.pieces, report.tokens) == (len(lengths), len(lengths), sum(lengths))
     assert report.efficiency == pytest.approx(sum(lengths) / (len(bins) * capacity))
@@ -262,13 +261,13 @@ def test_a_seed_gives_the_same_bins_everywhere() -> None:
     assert first_fit_shuffle([1] * 8, 1, seed=1).items.tolist() != first_fit_shuffle([1] * 8, 1, seed=0).items.tolist()
 
 
-def test_too_long_is_refused_or_cut_and_counted() -> None:
-    for algorithm in WHOLE:
-        with pytest.raises(ValueError, match=r"item 1 has length 11, more than the capacity 10 \(2 such items\)"):
-            pack_lengths([3, 11, 4, 30], 10, algorithm)
-        report = pack_lengths([3, 11, 4, 30], 10, algorithm, too_long="cut").report()
-        assert (report.bins, report.tokens, report.cut_items, report.cut_tokens) == (3, 27, 2, 21)
-    assert "2 cut at their ends, 21 tokens lost" in str(report)
+@pytest.mark.parametrize("algorithm", WHOLE)
+def test_longer_than_a_bin_is_refused(algorithm: BinPacking) -> None:
+    with pytest.raises(ValueError, match="item 1 has length 11, more than the capacity 10"):
+        pack_lengths([3, 11, 4, 30], 10, algorithm)
+
+
+def test_the_report_says_how_many_pieces_concatenation_made() -> None:
     assert "4 sequences in 8 pieces, 48 tokens in 5 bins" in str(concatenate([3, 11, 4, 30], 10).report())
 
 
@@ -277,16 +276,10 @@ def test_too_long_is_refused_or_cut_and_counted() -> None:
     ("lengths", "capacity", "message"),
     [
         ([], 10, "no lengths"),
-        (np.array([], np.int32), 10, "no lengths"),
         ([3, 0], 10, "item 1 has length 0"),
         (np.array([3, -2, -3]), 10, "item 1 has length -2"),
         ([1.5], 10, "whole numbers, not float64"),
-        ([True], 10, "whole numbers, not bool"),
-        (np.ones((2, 2), np.int64), 10, r"shape \(2, 2\)"),
-        ([1], 0, "capacity must be a whole number above 0, not 0"),
-        ([1], -4, "capacity must be"),
-        ([1], 2.5, "capacity must be"),
-        ([1], True, "capacity must be"),
+        ([1], 0, "capacity must be at least 1, not 0"),
     ],
 )
 def test_what_is_refused(algorithm: Algorithm, lengths: object, capacity: int, message: str) -> None:
@@ -297,10 +290,6 @@ def test_what_is_refused(algorithm: Algorithm, lengths: object, capacity: int, m
 def test_misspelt_names_are_refused() -> None:
     with pytest.raises(ValueError, match="no packing algorithm 'first_fit_decresing'; did you mean first_fit_decreas"):
         pack_lengths([1], 1, "first_fit_decresing")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="too_long must be refuse or cut, not 'drop'"):
-        best_fit([1], 1, "drop")  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="bin 1 of 1"):
-        best_fit([1], 1)[1]
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, np.int32, np.uint64])
@@ -308,4 +297,3 @@ def test_misspelt_names_are_refused() -> None:
 def test_any_whole_number_type(algorithm: Algorithm, dtype: type[np.integer]) -> None:
     lengths = np.array([100, 30, 27, 99, 1, 64], dtype)
     assert as_lists(pack_lengths(lengths, 128, algorithm)) == as_lists(pack_lengths(lengths.tolist(), 128, algorithm))
-    assert pack_lengths(lengths, np.int32(128), algorithm).capacity == 128  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 from nemo_runspec.errors import did_you_mean
 from nemotron.data_prep.chat.bin_packing.bestfit import best_fit, best_fit_decreasing
-from nemotron.data_prep.chat.bin_packing.bins import Bins, BinsReport, Lengths, TooLong, lower_bound
+from nemotron.data_prep.chat.bin_packing.bins import Bins, BinsReport, Lengths, lower_bound
 from nemotron.data_prep.chat.bin_packing.concatenation import concatenate
 from nemotron.data_prep.chat.bin_packing.firstfit import first_fit_decreasing, first_fit_shuffle
 from nemotron.data_prep.chat.bin_packing.mffd import modified_first_fit_decreasing
@@ -45,24 +45,22 @@ __all__ = [
 ]
 
 
-def pack_lengths(
-    lengths: Lengths, capacity: int, algorithm: Algorithm, *, seed: int = 0, too_long: TooLong = "refuse"
-) -> Bins:
-    """Pack with the algorithm of that name. `seed` is that of `first_fit_shuffle`; to `concatenate` none is too long.
+def pack_lengths(lengths: Lengths, capacity: int, algorithm: Algorithm, *, seed: int = 0) -> Bins:
+    """Pack with the algorithm of that name. `seed` is that of `first_fit_shuffle`.
 
     ValueError for an unknown name, and for what `bins.check_lengths` refuses.
     """
     match algorithm:
         case "best_fit":
-            return best_fit(lengths, capacity, too_long)
+            return best_fit(lengths, capacity)
         case "best_fit_decreasing":
-            return best_fit_decreasing(lengths, capacity, too_long)
+            return best_fit_decreasing(lengths, capacity)
         case "first_fit_decreasing":
-            return first_fit_decreasing(lengths, capacity, too_long)
+            return first_fit_decreasing(lengths, capacity)
         case "first_fit_shuffle":
-            return first_fit_shuffle(lengths, capacity, seed, too_long)
+            return first_fit_shuffle(lengths, capacity, seed)
         case "modified_first_fit_decreasing":
-            return modified_first_fit_decreasing(lengths, capacity, too_long)
+            return modified_first_fit_decreasing(lengths, capacity)
         case "concatenate":
             return concatenate(lengths, capacity)
     raise ValueError(f"no packing algorithm {algorithm!r}; {did_you_mean(algorithm, get_args(Algorithm))}")

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from nemotron.data_prep.chat.bin_packing.bins import (
     Bins,
     Lengths,
-    TooLong,
     bins_of,
     check_lengths,
     longest_first,
@@ -18,22 +17,22 @@ from nemotron.data_prep.chat.bin_packing.bins import (
 )
 
 
-def best_fit(lengths: Lengths, capacity: int, too_long: TooLong = "refuse") -> Bins:
+def best_fit(lengths: Lengths, capacity: int) -> Bins:
     """Each sequence, in the order given, into the fullest bin that still holds it.
 
     With sequences in random order this wastes little more than the decreasing algorithms, and does not sort by length.
     """
-    checked = check_lengths(lengths, capacity, too_long)
-    bin_of, num_bins = _best_fit_runs(*runs_of(checked.values), checked.capacity)
-    return bins_of(checked, np.arange(len(bin_of)), bin_of, num_bins)
+    values = check_lengths(lengths, capacity)
+    bin_of, num_bins = _best_fit_runs(*runs_of(values), capacity)
+    return bins_of(values, capacity, np.arange(len(bin_of)), bin_of, num_bins)
 
 
-def best_fit_decreasing(lengths: Lengths, capacity: int, too_long: TooLong = "refuse") -> Bins:
+def best_fit_decreasing(lengths: Lengths, capacity: int) -> Bins:
     """The longest sequences first, each into the fullest bin that still holds it."""
-    checked = check_lengths(lengths, capacity, too_long)
-    order = longest_first(checked)
-    bin_of, num_bins = _best_fit_runs(*runs_of(checked.values[order]), checked.capacity)
-    return bins_of(checked, order, bin_of, num_bins)
+    values = check_lengths(lengths, capacity)
+    order = longest_first(values, capacity)
+    bin_of, num_bins = _best_fit_runs(*runs_of(values[order]), capacity)
+    return bins_of(values, capacity, order, bin_of, num_bins)
 
 
 class _Rooms:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Lengths = NDArray[np.integer] | Iterable[int]
-TooLong = Literal["refuse", "cut"]
+Lengths = NDArray[np.integer] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BinsReport:
     """How well sequences were packed. `efficiency` is tokens / (bins x capacity).
 
-    No packing of the same pieces can need fewer bins than `lower_bound`. `cut_items` sequences were longer than the
-    capacity and lost `cut_tokens` tokens at their ends: 0 unless that was asked for.
+    No packing of the same pieces can need fewer bins than `lower_bound`.
     """
 
     items: int
@@ -28,16 +25,13 @@ class BinsReport:
     bins: int
     lower_bound: int
     efficiency: float
-    cut_items: int
-    cut_tokens: int
 
     def __str__(self) -> str:
         """One line for people."""
         pieces = f" in {self.pieces} pieces" if self.pieces != self.items else ""
-        cut = f"; {self.cut_items} cut at their ends, {self.cut_tokens} tokens lost" if self.cut_items else ""
         return (
             f"{self.items} sequences{pieces}, {self.tokens} tokens in {self.bins} bins "
-            f"(at least {self.lower_bound} needed), {self.efficiency:.2%} full{cut}"
+            f"(at least {self.lower_bound} needed), {self.efficiency:.2%} full"
         )
 
 
@@ -59,19 +53,12 @@ class Bins:
     begins: NDArray[np.int64]  # [P]
     lengths: NDArray[np.int64]  # [P]
     offsets: NDArray[np.int64]  # [B + 1]
-    cut_items: int = 0
-    cut_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, number: int) -> NDArray[np.int64]:
-        """The sequences that bin `number` holds, in the order in which they were placed. IndexError past the last."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"bin {number} of {len(self)}")
-        return self.items[self.offsets[number] : self.offsets[number + 1]]
-
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        """The sequences of every bin, in the order in which they were placed."""
         return (self.items[begin:end] for begin, end in pairwise(self.offsets.tolist()))
 
     def report(self) -> BinsReport:
@@ -84,70 +71,45 @@ class Bins:
             bins=len(self),
             lower_bound=lower_bound(self.lengths, self.capacity),
             efficiency=tokens / (len(self) * self.capacity),
-            cut_items=self.cut_items,
-            cut_tokens=self.cut_tokens,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedLengths:
-    """Lengths between 1 and the capacity, int64 [N], and what had to be cut off to make them so."""
+def check_lengths(lengths: Lengths, capacity: int, *, are_cut: bool = False) -> NDArray[np.int64]:
+    """The lengths as an array [N].
 
-    values: NDArray[np.int64]
-    capacity: int
-    cut_items: int
-    cut_tokens: int
-
-
-def check_capacity(capacity: int) -> None:
-    """ValueError unless it is a whole number above 0."""
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-        raise ValueError(f"capacity must be a whole number above 0, not {capacity!r}")
-
-
-def check_lengths(lengths: Lengths, capacity: int, too_long: TooLong = "refuse") -> CheckedLengths:
-    """The lengths as an array. With `too_long="cut"` a length above the capacity counts as the capacity.
-
-    ValueError: capacity not a whole number above 0; no lengths; lengths that are not whole numbers, are below 1, or
-    exceed the capacity (named with their index).
+    ValueError: a capacity below 1; no lengths; lengths that are not whole numbers, are below 1, or exceed the capacity
+    (named with their index), unless they `are_cut`.
     """
-    check_capacity(capacity)
-    if too_long not in ("refuse", "cut"):
-        raise ValueError(f"too_long must be refuse or cut, not {too_long!r}")
-    given = lengths if isinstance(lengths, np.ndarray) else np.array(list(lengths))
-    if given.ndim != 1:
-        raise ValueError(f"lengths must be one-dimensional, not of shape {given.shape}")
-    if given.size == 0:
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1, not {capacity}")
+    values = np.asarray(lengths)
+    if not values.size:
         raise ValueError("no lengths: there is nothing to pack")
-    if given.dtype.kind not in "iu":
-        raise ValueError(f"lengths must be whole numbers, not {given.dtype}")
-    if given.min() < 1:
-        item = int(np.argmax(given < 1))
-        raise ValueError(f"item {item} has length {given[item]}; a sequence to pack has at least one token")
-    cut = given > capacity
-    if not cut.any():
-        return CheckedLengths(given.astype(np.int64), int(capacity), 0, 0)
-    item = int(np.argmax(cut))
-    if too_long == "refuse":
-        others = f" ({np.count_nonzero(cut)} such items)" if np.count_nonzero(cut) > 1 else ""
-        raise ValueError(f"item {item} has length {given[item]}, more than the capacity {capacity}{others}")
-    values = np.minimum(given, capacity).astype(np.int64)
-    return CheckedLengths(values, int(capacity), int(np.count_nonzero(cut)), int((given[cut] - capacity).sum()))
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"lengths must be whole numbers, not {values.dtype}")
+    if values.min() < 1:
+        item = int(np.argmax(values < 1))
+        raise ValueError(f"item {item} has length {values[item]}; a sequence to pack has at least one token")
+    if values.max() > capacity and not are_cut:
+        item = int(np.argmax(values > capacity))
+        raise ValueError(f"item {item} has length {values[item]}, more than the capacity {capacity}")
+    return values.astype(np.int64)
 
 
-def bins_of(checked: CheckedLengths, order: NDArray[np.int64], bin_of: NDArray[np.int64], num_bins: int) -> Bins:
+def bins_of(
+    lengths: NDArray[np.int64], capacity: int, order: NDArray[np.int64], bin_of: NDArray[np.int64], num_bins: int
+) -> Bins:
     """Bins from placements in the order in which they were made: item `order[i]` went into bin `bin_of[i]`."""
     items = order[np.argsort(bin_of, kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(bin_of, minlength=num_bins))]).astype(np.int64)
-    begins = np.zeros(len(items), np.int64)
-    return Bins(checked.capacity, items, begins, checked.values[items], offsets, checked.cut_items, checked.cut_tokens)
+    return Bins(capacity, items, np.zeros(len(items), np.int64), lengths[items], offsets)
 
 
-def longest_first(checked: CheckedLengths) -> NDArray[np.int64]:
+def longest_first(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     """Indices by decreasing length; equal ones in the order given."""
-    shortfall = checked.capacity - checked.values
+    shortfall = capacity - lengths
     # numpy sorts 16-bit integers by radix, in linear time.
-    return np.argsort(shortfall.astype(np.uint16) if checked.capacity <= 0xFFFF else shortfall, kind="stable")
+    return np.argsort(shortfall.astype(np.uint16) if capacity <= 0xFFFF else shortfall, kind="stable")
 
 
 def runs_of(values: NDArray[np.int64]) -> tuple[list[int], list[int]]:

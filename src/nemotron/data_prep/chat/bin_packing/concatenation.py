@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemotron.data_prep.chat.bin_packing.bins import Bins, Lengths, check_capacity, check_lengths
+from nemotron.data_prep.chat.bin_packing.bins import Bins, Lengths, check_lengths
 
 
 def concatenate(lengths: Lengths, capacity: int) -> Bins:
@@ -12,8 +12,7 @@ def concatenate(lengths: Lengths, capacity: int) -> Bins:
 
     The way of pretraining: what follows a cut has lost its beginning, so this is not for conversations.
     """
-    check_capacity(capacity)
-    values = check_lengths(lengths, np.iinfo(np.int64).max).values
+    values = check_lengths(lengths, capacity, are_cut=True)
     ends = np.cumsum(values)
     first_bins, last_bins = (ends - values) // capacity, (ends - 1) // capacity
     pieces = last_bins - first_bins + 1
@@ -23,4 +22,4 @@ def concatenate(lengths: Lengths, capacity: int) -> Bins:
     # A piece begins where its sequence does, or where its bin does.
     starts = np.where(nth == 0, (ends - values)[items], in_bin * capacity)
     offsets = np.append(0, np.cumsum(np.bincount(in_bin)))
-    return Bins(int(capacity), items, starts - (ends - values)[items], np.diff(starts, append=ends[-1]), offsets)
+    return Bins(capacity, items, starts - (ends - values)[items], np.diff(starts, append=ends[-1]), offsets)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from nemotron.data_prep.chat.bin_packing.bins import (
     Bins,
     Lengths,
-    TooLong,
     bins_of,
     check_lengths,
     longest_first,
@@ -18,26 +17,26 @@ from nemotron.data_prep.chat.bin_packing.bins import (
 )
 
 
-def first_fit_decreasing(lengths: Lengths, capacity: int, too_long: TooLong = "refuse") -> Bins:
+def first_fit_decreasing(lengths: Lengths, capacity: int) -> Bins:
     """The longest sequences first, each into the first bin that still holds it.
 
     At most 11/9 of the fewest bins possible, and 6/9 of a bin (Dósa 2007).
     """
-    checked = check_lengths(lengths, capacity, too_long)
-    order = longest_first(checked)
-    bin_of, num_bins = first_fit_runs(*runs_of(checked.values[order]), checked.capacity)
-    return bins_of(checked, order, bin_of, num_bins)
+    values = check_lengths(lengths, capacity)
+    order = longest_first(values, capacity)
+    bin_of, num_bins = first_fit_runs(*runs_of(values[order]), capacity)
+    return bins_of(values, capacity, order, bin_of, num_bins)
 
 
-def first_fit_shuffle(lengths: Lengths, capacity: int, seed: int, too_long: TooLong = "refuse") -> Bins:
+def first_fit_shuffle(lengths: Lengths, capacity: int, seed: int) -> Bins:
     """The sequences in a random order, which their number and `seed` alone decide, each into the first bin it fits.
 
     Bins get less full than after sorting, but come in no order of length. ValueError for a negative seed.
     """
-    checked = check_lengths(lengths, capacity, too_long)
-    order = shuffled(len(checked.values), seed)
-    bin_of, num_bins = _first_fit(checked.values[order].tolist(), checked.capacity)
-    return bins_of(checked, order, bin_of, num_bins)
+    values = check_lengths(lengths, capacity)
+    order = shuffled(len(values), seed)
+    bin_of, num_bins = _first_fit(values[order].tolist(), capacity)
+    return bins_of(values, capacity, order, bin_of, num_bins)
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from nemotron.data_prep.chat.bin_packing.bins import (
     Bins,
     Lengths,
-    TooLong,
     bins_of,
     check_lengths,
     longest_first,
@@ -19,7 +18,7 @@ from nemotron.data_prep.chat.bin_packing.bins import (
 from nemotron.data_prep.chat.bin_packing.firstfit import first_fit_runs
 
 
-def modified_first_fit_decreasing(lengths: Lengths, capacity: int, too_long: TooLong = "refuse") -> Bins:
+def modified_first_fit_decreasing(lengths: Lengths, capacity: int) -> Bins:
     """First-fit decreasing that first finds good company for the sequences longer than half a bin.
 
     At most 71/60 of the fewest bins possible, and one bin. Sequences are large (over 1/2 of the capacity), medium (over
@@ -34,10 +33,9 @@ def modified_first_fit_decreasing(lengths: Lengths, capacity: int, too_long: Too
 
     NeMo-RL's packer of this name follows the same phases, but looks only into the emptiest bin in phase 5.
     """
-    checked = check_lengths(lengths, capacity, too_long)
-    capacity = checked.capacity
-    order = longest_first(checked)
-    sizes, counts = runs_of(checked.values[order])  # decreasing
+    values = check_lengths(lengths, capacity)
+    order = longest_first(values, capacity)
+    sizes, counts = runs_of(values[order])  # decreasing
     # Items of a run are used up in the order given; `used` of them are placed. Item `begin` + `used` comes next.
     begin = (np.cumsum(counts) - counts).tolist()
     used = [0] * len(sizes)
@@ -114,7 +112,7 @@ def modified_first_fit_decreasing(lengths: Lengths, capacity: int, too_long: Too
     unplaced[placed] = False
     positions = np.concatenate([placed, np.flatnonzero(unplaced)])
     bin_of = np.concatenate([np.repeat(np.array(into, np.int64), taken), len(room) + last])
-    return bins_of(checked, order[positions], bin_of, len(room) + num_last)
+    return bins_of(values, capacity, order[positions], bin_of, len(room) + num_last)
 
 
 def _ranges(starts: list[int], lengths: list[int]) -> NDArray[np.int64]:

@@ -31,17 +31,16 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import yaml
 
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, nearest
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error, range_stream
+from nemotron.data_prep.sources.ranges import BUGS, TRANSIENT_STATUS, StoredObject, changed_error, range_stream, retried
 
 GRAMMAR = "hf://ORG/NAME[:CONFIG][/SPLIT][@REVISION] or hf://datasets/ORG/NAME[@REVISION]/PATH"
 _FILES = re.compile(
@@ -51,10 +50,8 @@ _DATASET = re.compile(
     r"(?P<repo>[^/@:]+/[^/@:]+)(?::(?P<config>[^/@:]+))?(?:/(?P<split>[^/@:]+))?(?:@(?P<revision>[^@]+))?"
 )
 _TIMEOUT = 60.0  # seconds
-_ATTEMPTS, _FIRST_WAIT = 3, 0.5  # of a request that the client does not retry; seconds, doubled
-_TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
+_ATTEMPTS = 3  # of a request that the client does not retry
 _FRONT_MATTER = re.compile(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
-T = TypeVar("T")
 
 # The rules by which `datasets` finds splits in the names of files (its data_files.py documents them with examples).
 _SHARDED = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
@@ -169,7 +166,7 @@ def open_hub_file(file: SourceFile, end: int | None = None) -> BinaryIO:
         except BUGS:
             raise
         except Exception as error:
-            raise RunFailed(f"{file.uri}: {_what_failed(error)}") from error
+            raise RunFailed(f"{file.uri}: {what_failed(error)}") from error
         if response.headers.get("Content-Range", "").rpartition("/")[2] not in (str(file.size), ""):
             raise changed_error(file)
         if response.status_code == 200 and (begin, end) != (0, file.size):
@@ -345,10 +342,10 @@ def _open_repository(address: HubAddress) -> _Repository:
     api, repo = HfApi(), address.repo
     what = f"hf://{repo}"
     try:
-        info = _retried(lambda: api.dataset_info(repo, revision=address.revision, timeout=_TIMEOUT))
+        info = retried(lambda: api.dataset_info(repo, revision=address.revision, timeout=_TIMEOUT), _pause, _ATTEMPTS)
         assert info.sha is not None
         if info.gated:  # whose files are listed to everybody
-            _retried(lambda: api.auth_check(repo, repo_type="dataset"))
+            retried(lambda: api.auth_check(repo, repo_type="dataset"), _pause, _ATTEMPTS)
         return _Repository(repo, info.sha, _files_at(repo, info.sha))
     except GatedRepoError as error:
         raise UserError(
@@ -368,7 +365,7 @@ def _open_repository(address: HubAddress) -> _Repository:
         if error.response.status_code == 401:
             raise UserError(f"{what}: the Hub refuses the token", "HF_TOKEN, or hf auth login") from error
         if error.response.status_code < 500:
-            raise UserError(f"{what}: {_what_failed(error)}") from error
+            raise UserError(f"{what}: {what_failed(error)}") from error
         return _cached_repository(address, error)
     except BUGS:
         raise
@@ -398,7 +395,7 @@ def _cached_repository(address: HubAddress, reason: Exception) -> _Repository:
         tree = get_cached_repo_tree(address.repo, repo_type="dataset", revision=address.revision)
     except (LocalEntryNotFoundError, CachedRepoTreeNotFoundError) as error:
         raise UserError(
-            f"hf://{address.repo}: {_what_failed(reason)}, and the local cache has no complete copy of"
+            f"hf://{address.repo}: {what_failed(reason)}, and the local cache has no complete copy of"
             f" {address.revision}",
             _download(address.repo),
         ) from error
@@ -433,23 +430,12 @@ def _text_of(repository: _Repository, path: str) -> str:
         raise UserError(error.message, error.hint) from error
 
 
-def _retried(request: Callable[[], T]) -> T:
-    """What `request` gives, asked for again where the Hub could not answer; not where it is switched off."""
+def _pause(error: Exception) -> float | None:
+    """0 where the Hub may answer the next request; None where it refuses, or where it is switched off."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    wait = _FIRST_WAIT
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return request()
-        except BUGS:
-            raise
-        except Exception as error:
-            refused = isinstance(error, HfHubHTTPError) and error.response.status_code not in _TRANSIENT_STATUS
-            if refused or isinstance(error, (OfflineModeIsEnabled, ValueError)) or attempt == _ATTEMPTS:
-                raise
-        time.sleep(wait)
-        wait *= 2
-    raise AssertionError("the last attempt returns or raises")
+    refuses = isinstance(error, HfHubHTTPError) and error.response.status_code not in TRANSIENT_STATUS
+    return None if refuses or isinstance(error, (OfflineModeIsEnabled, ValueError, *BUGS)) else 0.0
 
 
 def _names(request: Callable[[], Iterable[str]]) -> list[str]:
@@ -464,17 +450,18 @@ def _ref_names(refs: Any) -> list[str]:
     return [ref.name for ref in (*refs.branches, *refs.tags)]
 
 
-def _what_failed(error: Exception) -> str:
-    """What the client says, short: its own messages hold whole addresses."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
+def what_failed(error: Exception) -> str:
+    """What the client says, short: its own messages are paragraphs that hold whole addresses."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    if isinstance(error, OfflineModeIsEnabled):
+    if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     if isinstance(error, GatedRepoError):
-        return "access denied: the dataset is gated"
+        return "access denied: it is gated"
     if isinstance(error, HfHubHTTPError):
         return f"the Hub answered {error.response.status_code}"
-    return f"the Hub was not reached ({type(error).__name__})"
+    return f"the Hub was not reached ({getattr(error, 'strerror', None) or type(error).__name__})"
 
 
 def _download(repo: str) -> str:

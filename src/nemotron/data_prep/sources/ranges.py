@@ -1,4 +1,6 @@
-"""A remote file as a seekable stream: read in ranges of bytes, with read-ahead that grows while it is read in order.
+"""What the stores share: a request asked again, and a remote file as a seekable stream.
+
+It is read in ranges of bytes, with read-ahead that grows while it is read in order.
 
 The caches of fsspec read ahead by a fixed number of bytes. A small one makes many requests of a long read, a large one
 fetches far more than a row group or a record needs.
@@ -7,8 +9,9 @@ fetches far more than a row group or a record needs.
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.sources.files import SourceFile, redact
@@ -18,6 +21,9 @@ _LEAST_FETCH, _GREATEST_FETCH = 1 << 16, 16 << 20
 _BUFFER = 1 << 16
 # Faults of this code and not of a store: no error message of ours may hide them.
 BUGS = (TypeError, AttributeError, LookupError, AssertionError)
+TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_FIRST_WAIT = 0.5  # seconds before a request is made a second time; doubled every time
+T = TypeVar("T")
 
 
 class StoredObject(NamedTuple):
@@ -26,6 +32,22 @@ class StoredObject(NamedTuple):
     uri: str
     size: int
     version: str
+
+
+def retried(request: Callable[[], T], pause: Callable[[Exception], float | None], attempts: int) -> T:
+    """What `request` returns, which may raise `attempts` times.
+
+    `pause`: seconds to wait at least before it is made again; None for an error that will not pass.
+    """
+    for attempt in range(attempts - 1):
+        try:
+            return request()
+        except Exception as error:
+            seconds = pause(error)
+            if seconds is None:
+                raise
+        time.sleep(max(seconds, _FIRST_WAIT * 2**attempt))
+    return request()
 
 
 class _RangeFile(io.RawIOBase):

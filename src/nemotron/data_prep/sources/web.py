@@ -10,7 +10,6 @@ import email.message
 import http.client
 import re
 import ssl
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -19,15 +18,13 @@ from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.files import SourceFile, first_line, redact
-from nemotron.data_prep.sources.ranges import StoredObject, changed_error
+from nemotron.data_prep.sources.ranges import TRANSIENT_STATUS, StoredObject, changed_error, retried
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 _TIMEOUT = 60.0  # seconds without a byte
 _ATTEMPTS = 5  # of a request to a web server, 7.5 s of waiting in all
-_FIRST_WAIT = 0.5  # seconds, doubled every time
 _LONGEST_WAIT = 30.0  # seconds, of what a server asks for (Retry-After)
-_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -85,35 +82,40 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
     """
     headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity", "User-Agent": "nemotron"}
     opener = urllib.request.build_opener(_Redirects)
-    wait = _FIRST_WAIT
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
-                size = _whole_size(answer, begin)
-                if size is None:
-                    raise UserError(f"{redact(url)}: the server serves no ranges of bytes", "download the file first")
-                return (answer.read() if size else b""), answer.headers, size
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 416 and (
-                    total := re.fullmatch(r"bytes \*/(\d+)", error.headers["Content-Range"] or "")
-                ):
-                    return b"", error.headers, int(total[1])
-                if error.code not in _TRANSIENT_STATUS or attempt == _ATTEMPTS:
-                    raise _web_failure(url, error.code, error.reason) from error
-                retry_after = error.headers.get("Retry-After") or ""
-                if retry_after.isdecimal():
-                    wait = max(wait, min(float(retry_after), _LONGEST_WAIT))
-        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLCertVerificationError) or attempt == _ATTEMPTS:
-                detail = getattr(reason, "strerror", None) or first_line(reason)
-                raise RunFailed(f"{redact(url)}: {urlsplit(url).hostname} was not reached: {detail}") from error
-        except (ValueError, http.client.InvalidURL) as error:
-            raise UserError(f"{redact(url)}: not an address: {first_line(error)}") from error
-        time.sleep(wait)
-        wait *= 2
-    raise AssertionError("the last attempt returns or raises")
+
+    def request() -> tuple[bytes, email.message.Message, int]:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
+            size = _whole_size(answer, begin)
+            if size is None:
+                raise UserError(f"{redact(url)}: the server serves no ranges of bytes", "download the file first")
+            return (answer.read() if size else b""), answer.headers, size
+
+    try:
+        return retried(request, _pause, _ATTEMPTS)
+    except urllib.error.HTTPError as error:
+        error.close()
+        total = re.fullmatch(r"bytes \*/(\d+)", error.headers["Content-Range"] or "")
+        if error.code == 416 and total:
+            return b"", error.headers, int(total[1])
+        raise _web_failure(url, error.code, error.reason) from error
+    except http.client.InvalidURL as error:
+        raise UserError(f"{redact(url)}: not an address: {first_line(error)}") from error
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+        reason = getattr(error, "reason", error)
+        detail = getattr(reason, "strerror", None) or first_line(reason)
+        raise RunFailed(f"{redact(url)}: {urlsplit(url).hostname} was not reached: {detail}") from error
+
+
+def _pause(error: Exception) -> float | None:
+    """Seconds that a server asks for before the next request; None: another one would fail, too."""
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        retry_after = error.headers.get("Retry-After") or "0"
+        wait = min(float(retry_after), _LONGEST_WAIT) if retry_after.isdecimal() else 0.0
+        return wait if error.code in TRANSIENT_STATUS else None
+    lasts = isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError)
+    may_pass = isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, http.client.InvalidURL)
+    return 0.0 if may_pass and not lasts else None
 
 
 def _whole_size(answer: http.client.HTTPResponse, begin: int) -> int | None:

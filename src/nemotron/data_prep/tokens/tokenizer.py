@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +19,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources.hub import what_failed
 from nemotron.kit.chat import required_tokens, template_source
 
 NUM_SPECIAL = 16
@@ -217,7 +216,7 @@ def _on_hub(location: str) -> TokenizerFiles:
         folder = Path(snapshot_download(match["repo"], revision=match["revision"], allow_patterns=list(FILES)))
     except Exception as error:  # the library's own, its HTTP client's, and the system's
         raise UserError(
-            f"tokenizer {location}: the Hugging Face Hub does not give it: {_what_failed(error)}",
+            f"tokenizer {location}: the Hugging Face Hub does not give it: {what_failed(error)}",
             f"where it can be reached: hf download {match['repo']}, and give its folder here; private and gated models "
             "need hf auth login, or HF_TOKEN",
         ) from error
@@ -228,19 +227,3 @@ def _on_hub(location: str) -> TokenizerFiles:
             "convert it with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)",
         )
     return TokenizerFiles(location, folder.name, files)
-
-
-def _what_failed(error: Exception) -> str:
-    """In short: the client's own messages are paragraphs."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled) or os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0"):
-        return "HF_HUB_OFFLINE is set, and it is not in the cache"
-    if isinstance(error, GatedRepoError):
-        return "access denied: the model is gated"
-    if isinstance(error, LocalEntryNotFoundError):  # the client looked in its cache when no answer came
-        return "it was not reached, and the tokenizer is not in the cache"
-    if isinstance(error, HfHubHTTPError):
-        return f"it answered {error.response.status_code}"
-    message = textwrap.shorten(str(error).partition("\n")[0], 160, placeholder=" …")
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -20,7 +20,7 @@ import pytest
 
 import nemotron
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources import hub as hub_module
+from nemotron.data_prep.sources import ranges
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address
 from nemotron.data_prep.sources.locations import list_files, open_binary
@@ -39,7 +39,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hub_module, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(ranges, "_FIRST_WAIT", 0.01)
     with running_hub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
@@ -391,7 +391,7 @@ def test_a_gated_dataset_needs_the_token_and_never_shows_it(hub: Hub, monkeypatc
     assert open_binary(file).read() == data
     assert TOKEN in hub.tokens and not hub.leaked, "the token must not go to the other host"
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(RunFailed, match="access denied: the dataset is gated"):
+    with pytest.raises(RunFailed, match="access denied: it is gated"):
         open_binary(file).read()
 
 

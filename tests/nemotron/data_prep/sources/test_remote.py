@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(web_module, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(ranges, "_FIRST_WAIT", 0.01)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.web = Web(f"http://127.0.0.1:{server.server_address[1]}")  # type: ignore[attr-defined]

@@ -142,9 +142,9 @@ def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenize
         missing = find("hf://org/nothing")
     assert missing.returncode == 2
     assert "hf://org/nothing: the Hugging Face Hub does not give it" in missing.stderr
-    assert "it answered 401" in missing.stderr and "hf download org/nothing" in missing.stderr
+    assert "the Hub answered 401" in missing.stderr and "hf download org/nothing" in missing.stderr
     assert len(missing.stderr.strip().splitlines()) == 2
     away = find("hf://org/another", HF_HUB_OFFLINE="1")
-    assert away.returncode == 2 and "HF_HUB_OFFLINE is set, and it is not in the cache" in away.stderr
+    assert away.returncode == 2 and "HF_HUB_OFFLINE is set" in away.stderr
     # Without a network the pinned files are there.
     assert find("hf://org/name", HF_HUB_OFFLINE="1").stdout == result.stdout

@@ -107,7 +107,7 @@ INTENDED = {
             ),
             'STAGE = recipe_dir("")\n\n\n': "\n",
             'STAGE / ""': 'CURATION / f"{step}.py"',
-            "STAGE / train": "CURATION / train",
+            "find_script(STAGE": "find_script(CURATION",
             "parse_recipe_config(ctx))": "parse_recipe_config(ctx), str(ctx.info_name))",
             "cfg: job.RecipeConfig)": "cfg: job.RecipeConfig, step: str)",
         },

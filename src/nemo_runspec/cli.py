@@ -69,7 +69,8 @@ def validate(ctx: typer.Context) -> None:
     chosen = options.values.get("config")
     for name in [chosen] if chosen else list_configs(spec.config_dir, spec.config.format):
         loaded = load_config(spec.config_dir, name, options.overrides, spec.config.format)
-        if not chosen and vars(loaded.run).get("script") not in (None, "", spec.script_path.name):
+        script = vars(loaded.run).get("script")
+        if not chosen and script and not spec.is_named(script):
             continue  # the folder is shared, and this config is for another script
         resolve_config(loaded, spec, look_up=False)
         print(f"ok  {shown(loaded.path)}")

@@ -138,4 +138,5 @@ def run_dir_for(config: Any, spec: Runspec, digits: str | None = None, root: str
     run = plain(config).get("run") or {}
     root = Path(run["root"]).expanduser().absolute() if run.get("root") else Path(root or output_root())
     digits = digits or config_fingerprint(config, spec)
-    return root / spec.family / spec.stage / f"{run.get('config') or 'config'}-{digits}"
+    family, stage = run.get("family") or spec.family, run.get("stage") or spec.stage
+    return root / family / stage / f"{run.get('config') or 'config'}-{digits}"

@@ -5,7 +5,7 @@ Nothing here decides what runs where; a command file calls these in order and th
     cfg = parse_recipe_config(ctx)
     spec = parse_runspec(STAGE / "train.py")
     train_config = parse_config(cfg, spec)
-    spec = parse_runspec(STAGE / train_config.run.script)
+    spec = parse_runspec(find_script(STAGE, train_config.run.script))
     env = parse_env(cfg.profile)
     job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
     display_job(job_config, spec, env)
@@ -35,7 +35,7 @@ from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
 from nemo_runspec.options import parse_words
 from nemo_runspec.profile import Env, executor_of, parse_env
-from nemo_runspec.runspec import Runspec
+from nemo_runspec.runspec import Runspec, find_script
 from nemo_runspec.runspec import parse as parse_runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT
 from nemo_runspec.write import write_in_one_step
@@ -51,6 +51,7 @@ __all__ = [
     "RecipeConfig",
     "build_env_vars",
     "build_job_config",
+    "find_script",
     "job_name",
     "parse_config",
     "parse_env",

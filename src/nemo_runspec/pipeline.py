@@ -26,6 +26,7 @@ from nemo_runspec.job import (
     RecipeConfig,
     build_env_vars,
     build_job_config,
+    find_script,
     job_name,
     parse_config,
     parse_env,
@@ -44,7 +45,7 @@ Status = Literal["done", "skipped", "failed"]
 
 @dataclass(frozen=True)
 class Step:
-    """One step: a script, whose block says where its configs are. A config may name another script in its folder.
+    """One step: a script, whose block says where its configs are. A config may name another script (`find_script`).
 
     `config` and `overrides` are this step's; without `config` it takes the one that the command line chose.
     """
@@ -258,7 +259,7 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig, executors: Sequence[
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executors: Sequence[str] = EXECUTORS) -> Job:
     chosen = dataclasses.replace(cfg, config_name=step.config or cfg.config_name, overrides=step.overrides)
     loaded = parse_config(chosen, parse_runspec(step.script))
-    spec = parse_runspec(step.script.parent / loaded.run.script)
+    spec = parse_runspec(find_script(step.script.parent, loaded.run.script))
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded, executors=executors)
     return build_job_config(loaded, spec, env, argv=cfg.argv, produced=produced)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import string
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ LAUNCHERS = ("torchrun", "ray", "direct")
 FORMATS = ("omegaconf", "yaml", "json")
 DEFAULT_CMD = "python {script} --config {config}"
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"  # of a script, its family or its stage
+
 _TOP = {
     "schema": STRING,
     "name": Rule(
         str,
         'words of letters, digits, ".", "_", "-", joined by "/"',
-        r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*",
+        NAME,
     ),
     "docs": STRING,
     "image": STRING,
@@ -99,6 +102,11 @@ class Runspec:
         """The part of `name` after the first slash: `data/prep/beds`; the whole name when it has no slash."""
         return self.name.partition("/")[2] or self.name
 
+    def is_named(self, script: str) -> bool:
+        """Whether `run.script` of a config means this script, be it a file's name or a longer end of its path."""
+        parts = Path(script).parts
+        return self.script_path.parts[-len(parts) :] == parts
+
     @property
     def schema_ref(self) -> str | None:
         """`schema.py:PretrainConfig`, the pydantic class of this script's config; None when it has none."""
@@ -121,6 +129,25 @@ class Runspec:
         fields["script_path"], fields["config_dir"] = str(self.script_path), str(self.config_dir)
         fields["run"]["workdir"] = None if self.run.workdir is None else str(self.run.workdir)
         return fields | {"family": self.family, "stage": self.stage}
+
+
+def find_script(folder: Path, name: str) -> Path:
+    """The script that `run.script` of a config for the scripts in `folder` names.
+
+    A file's name is in `folder`. A path with a slash begins at a folder above, the nearest where it leads to a file:
+    `garden/beds/dig.py` names the script of the recipe `garden` from any recipe beside it.
+    """
+    above = folder.parents if "/" in name else ()
+    return next((start / name for start in above if (start / name).is_file()), folder / name)
+
+
+def recipe_name(run: Mapping[str, Any], spec: Runspec) -> str:
+    """What a run of `spec`'s script is a run of, as in `garden/beds`.
+
+    It is the script's own name, unless the `run` group of the config names another family or stage.
+    """
+    family, stage = run.get("family") or spec.family, run.get("stage") or spec.stage
+    return spec.name if (family, stage) == (spec.family, spec.stage) else f"{family}/{stage}"
 
 
 def parse(path: str | Path) -> Runspec:

@@ -46,7 +46,7 @@ def _execute_pretrain(cfg: job.RecipeConfig) -> int:
     # 1. Config. nemo_runspec does not know the executor `skypilot`: it hands its keys over unread, in `env.table`.
     spec = job.parse_runspec(STAGE / "train.py")
     train_config = job.parse_config(cfg, spec)
-    spec = job.parse_runspec(STAGE / train_config.run.script)
+    spec = job.parse_runspec(job.find_script(STAGE, train_config.run.script))
     executors = ("local", "skypilot")
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config, executors=executors)
     sky = SkySettings() if env.executor == "local" else read_settings(env, spec)

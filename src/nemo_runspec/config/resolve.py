@@ -9,9 +9,10 @@ payload directory (`path`), or any other field, of the artifact that `run.data` 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_defau
 from nemo_runspec.config.validate import check_keys, digest_user_files, validate
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
-from nemo_runspec.runspec import Runspec
+from nemo_runspec.runspec import NAME, Runspec, recipe_name
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -113,6 +114,8 @@ def resolve_config(
     data = _values(loaded, run, lambda key, what: _field_of(inputs, key, what))
     # 5. Types and ranges.
     model = None if schema is None else validate(data, loaded, schema)
+    if model is not None and run["family"] != spec.family:
+        _refuse_defaults_of_another_family(model, spec, loaded)
     # 6. The user's files are where the config says, and their digest is part of the run's identity.
     if model is not None:
         model.run.files = digest_user_files(model, loaded)  # type: ignore[attr-defined]
@@ -159,13 +162,45 @@ def _put_differing(data: Any, anywhere: Any, here: Any) -> None:
 
 
 def _check_script(loaded: LoadedConfig, spec: Runspec) -> None:
-    script = vars(loaded.run).get("script")
-    if script not in (None, "", spec.script_path.name):
+    script, family = (vars(loaded.run).get(key) for key in ("script", "family"))
+    if script and not spec.is_named(script):
         at = loaded.origin(("run", "script"))
         raise UserError(
             f"{at}: run.script = {script!r}: this config is not for {spec.script_path.name}",
             f"configs of {spec.name}: {shown(spec.config_dir)}",
         )
+    if script and "/" in script and not family:
+        at = loaded.origin(("run", "script"))
+        raise UserError(
+            f"{at}: run.script = {script!r}: run.family is missing",
+            "a config for the script of another recipe says whose runs these are, as in run.family: mine",
+        )
+
+
+def _refuse_defaults_of_another_family(model: BaseModel, spec: Runspec, loaded: LoadedConfig) -> None:
+    """A config of another family states every number of its own.
+
+    The defaults that a script's schema file states are those of the script's family. Those of the classes that it
+    imports hold for all.
+    """
+    missing = [dotted(path) for path in _own_defaults(model, type(model).__module__, ()) if path[0] != "run"]
+    if missing:
+        raise UserError(
+            f"{shown(loaded.path)}: {missing[0]} is missing: its default is that of {spec.family}",
+            f"state it for this family; {len(missing)} are missing: {', '.join(missing)}",
+        )
+
+
+def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[KeyPath]:
+    """The keys that have their default, where a class of `module` states it."""
+    for name in type(group).model_fields:
+        value = getattr(group, name)
+        if hasattr(value, "model_fields_set"):
+            yield from _own_defaults(value, module, (*path, name))
+        elif name not in group.model_fields_set:
+            stating = next(cls for cls in type(group).__mro__ if name in inspect.get_annotations(cls))
+            if stating.__module__ == module:
+                yield (*path, name)
 
 
 def _identity(loaded: LoadedConfig, spec: Runspec) -> dict[str, str]:
@@ -177,7 +212,7 @@ def _identity(loaded: LoadedConfig, spec: Runspec) -> dict[str, str]:
         "config": config,
         "family": spec.family,
         "stage": spec.stage,
-        "name": f"{spec.name.replace('/', '-')}-{config}",
+        "name": f"{recipe_name(run, spec).replace('/', '-')}-{config}",
     }
     return {key: value for key, value in identity.items() if not run.get(key)}
 
@@ -191,6 +226,8 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
         if value is not None and not isinstance(value, str):
             kind = "text" if key in RESERVED_RUN_KEYS else "the name of an artifact (name, name:3) or null"
             raise UserError(f"{at} = {value!r}: must be {kind}")
+        if key in ("family", "stage") and not re.fullmatch(NAME, value or ""):
+            raise UserError(f"{at} = {value!r}: must be words of letters, digits, '.', '_', '-', joined by '/'")
         if key in ("output", "results") and value:
             try:
                 check_name(value)

@@ -32,7 +32,7 @@ from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_dir_for
-from nemo_runspec.runspec import Runspec, parse
+from nemo_runspec.runspec import Runspec, parse, recipe_name
 from nemo_runspec.variables import FRESH
 from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
@@ -58,13 +58,15 @@ def current_run() -> Run | None:
 class Run:
     """An open run. Made by `open_run`; the attributes are for reading.
 
-    `dir`: the run directory. `inputs`: role -> verified version. `resumed`: a run of the same fingerprint was stopped
-    here, so its checkpoints are to be used. `output_dir`: a folder to fill and publish, empty unless resumed.
+    `name`: what it is a run of, as in `nano3/sft`. `dir`: the run directory. `inputs`: role -> verified version.
+    `resumed`: a run of the same fingerprint was stopped here, so its checkpoints are to be used. `output_dir`: a folder
+    to fill and publish, empty unless resumed.
     `metrics`: the log (rank 0's; other ranks have one of their own). `rank`: torchrun's RANK, 0 without it.
     """
 
     def __init__(self, spec: Runspec, config: dict[str, Any], directory: Path, fingerprint: str) -> None:
         self.spec = spec
+        self.name = recipe_name(config["run"], spec)
         self.config = config
         self.dir = directory
         self.registry = Registry.default()
@@ -104,7 +106,7 @@ class Run:
         if config is not None:
             job = config.parent / "job.yaml"
             argv = (read_yaml(job.read_text(encoding="utf-8"), shown(job))[0] or {}).get("argv")
-        return producer_of(self.spec.script_path, name=self.spec.name, fingerprint=self.fingerprint, argv=argv)
+        return producer_of(self.spec.script_path, name=self.name, fingerprint=self.fingerprint, argv=argv)
 
     def config_file(self) -> Path | None:
         """The config that a launcher wrote for this job beside a `job.yaml`; None for a script started by hand.
@@ -130,7 +132,7 @@ class Run:
     def phase(self, name: str) -> Iterator[None]:
         """Say that it begins, and record the wall time of what happens inside, also when it ends in an error."""
         if self.rank == 0:
-            print(f"{self.spec.name}: {name}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {name}", file=sys.stderr, flush=True)
         started = time.time()
         clock = time.perf_counter()
         try:
@@ -287,7 +289,7 @@ def _take_over(run: Run, *, resume: bool) -> None:
     run.write_state(
         "running",
         fingerprint=run.fingerprint,
-        name=run.spec.name,
+        name=run.name,
         resumed=run.resumed,
         attempts=before.get("attempts", 0) + 1 if run.resumed else 1,
         inputs={role: version.pinned for role, version in run.inputs.items()},

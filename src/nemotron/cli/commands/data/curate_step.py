@@ -21,7 +21,7 @@ def _execute_curate_step(cfg: job.RecipeConfig, step: str) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
     spec = job.parse_runspec(CURATION / f"{step}.py")
     train_config = job.parse_config(cfg, spec)
-    spec = job.parse_runspec(CURATION / train_config.run.script)  # another script, if the config names one
+    spec = job.parse_runspec(job.find_script(CURATION, train_config.run.script))  # the one that the config names
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local
     job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.

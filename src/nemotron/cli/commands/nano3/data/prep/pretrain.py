@@ -23,7 +23,7 @@ def _execute_pretrain(cfg: job.RecipeConfig) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
     spec = job.parse_runspec(STAGE / "data_prep.py")
     train_config = job.parse_config(cfg, spec)
-    spec = job.parse_runspec(STAGE / train_config.run.script)  # another script, if the config names one
+    spec = job.parse_runspec(job.find_script(STAGE, train_config.run.script))  # the one that the config names
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local
     job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.

@@ -1,0 +1,98 @@
+"""A family that is a folder of configs: its runs are made by the scripts of nano3, and are its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nemo_runspec import job
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import UserError
+from nemo_runspec.profile import Env
+from nemotron.kit import open_run
+
+from .scripts import RECIPES
+
+SCRIPT = "nano3/stage0_pretrain/train.py"
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`recipes/made/stage0_pretrain`, beside the recipe of nano3; its config is nano3's tiny one under other names."""
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
+    monkeypatch.delenv("RUNSPEC_ARTIFACTS_ROOT", raising=False)
+    shutil.copytree(RECIPES / "nano3", tmp_path / "recipes" / "nano3")
+    folder = tmp_path / "recipes" / "made" / "stage0_pretrain"
+    (folder / "config").mkdir(parents=True)
+    config: dict[str, Any] = yaml.safe_load((RECIPES / "nano3/stage0_pretrain/config/tiny.yaml").read_text())
+    config["run"] = {
+        "script": SCRIPT,
+        "family": "made",
+        "data": "made-pretrain-data-tiny",
+        "output": "made-pretrain-model-tiny",
+    }
+    # What the schema of nano3 states with nano3's numbers.
+    config["model"] |= {"n_groups": 2, "conv_kernel": 4, "routed_scaling_factor": 1.0, "intermediate_size": 128}
+    config["model"] |= {"layer_norm_epsilon": 1e-5, "moe_aux_loss_coeff": 0.0}
+    config["optimizer"] |= {"adam_beta2": 0.95, "weight_decay": 0.1}
+    config["evaluation"] = {"trigram_baseline": False}
+    (folder / "config" / "tiny.yaml").write_text(yaml.safe_dump(config))
+    payload = tmp_path / "payload"
+    payload.write_text("x", encoding="utf-8")
+    Registry.default().publish("made-pretrain-data-tiny", payload, {})
+    return folder
+
+
+def job_of(stage: Path, *overrides: str) -> job.Job:
+    """As a command file of the family makes it."""
+    spec = job.parse_runspec(stage.parents[1] / SCRIPT)
+    cfg = job.RecipeConfig(config_name="tiny", overrides=overrides)
+    train_config = job.parse_config(cfg, dataclasses.replace(spec, config_dir=stage / "config"))
+    spec = job.parse_runspec(job.find_script(stage, train_config.run.script))
+    return job.build_job_config(train_config, spec, Env())
+
+
+def test_names_and_folders_are_the_family_s(stage: Path, tmp_path: Path) -> None:
+    made = job_of(stage)
+    assert made.run.dir.parent == tmp_path / "output" / "made" / "pretrain"
+    assert made.run.name == "made-pretrain-tiny"
+    assert made.resolved.outputs == ("made-pretrain-model-tiny",)
+    config = job.save_configs(made, made.resolved.spec) / "train.yaml"
+    script = stage.parents[1] / SCRIPT
+    with open_run(load_script_config(script, ["--config", str(config)]), script=script) as run:
+        assert (run.dir, run.name) == (made.run.dir, "made/pretrain")
+        assert run.producer().name == "made/pretrain"
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        ("run.family", f"run.script = '{SCRIPT}': run.family is missing"),
+        ("model.hidden_size", "model.hidden_size is missing: its default is that of nano3"),
+        ("evaluation", "evaluation.trigram_baseline is missing: its default is that of nano3"),
+    ],
+)
+def test_nothing_of_nano3_is_taken_over_silently(stage: Path, remove: str, message: str) -> None:
+    path = stage / "config" / "tiny.yaml"
+    config = yaml.safe_load(path.read_text())
+    group, _, key = remove.partition(".")
+    if key:
+        del config[group][key]
+    else:
+        del config[group]
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match=message):
+        job_of(stage)
+
+
+def test_a_script_that_is_not_there_is_named(stage: Path) -> None:
+    with pytest.raises(UserError, match="no such script"):
+        job_of(stage, "run.script=nano3/stage0_pretrain/trian.py")
+    with pytest.raises(UserError, match=r"run\.family = '\.\./nano3': must be words"):
+        job_of(stage, "run.family=../nano3")

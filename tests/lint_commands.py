@@ -115,11 +115,11 @@ INTENDED = {
 }
 # What a torchrun script has instead of the branch for a Ray cluster.
 WITHOUT_RAY = {
-    "import ray, slurm": "import slurm",
+    "from nemo_runspec.pipeline import submit_to_ray\n": "",
     "a subprocess.": "a subprocess, torchrun if there are several GPUs.",
     "Ray's own client hands them to a Ray cluster ...": "NeMo-Run submits to Slurm, here or over SSH.",
 }
-RAY_PARTS = re.compile(r'^    if env\.executor == "ray":\n[\s\S]*?^    # \.\.\. and NeMo-Run.*?\n', re.M)
+RAY_PARTS = re.compile(r'^        if env\.executor == "ray":\n[\s\S]*?^        # \.\.\. and NeMo-Run.*?\n', re.M)
 
 
 def expected(command: Command) -> str:

@@ -16,11 +16,10 @@ from nemo_runspec.config.schema import load_schema
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import UserError, run_main
-from nemo_runspec.execution import ray
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemo_runspec.options import parse_words
-from nemo_runspec.pipeline import submit_to_slurm
+from nemo_runspec.pipeline import submit_to_ray, submit_to_slurm
 from nemo_runspec.runspec import parse
 
 app = typer.Typer(
@@ -103,23 +102,13 @@ def _execute(ctx: typer.Context) -> int:
             return 0
         job_dir = job.save_configs(job_config, spec)
         return execute_local(spec, job_dir, job.build_env_vars(job_config, env))
-    # There: the code as it is, the configs and launch.sh travel. NeMo-Run hands them to Slurm, here or over SSH ...
-    name = job_config.run.name
+    # There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
     with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
-        if env.executor == "slurm":
-            return submit_to_slurm(name, [bundle], cfg)
-        # ... and Ray's own client to a Ray cluster.
-        job_id = ray.new_job_id(name)
-        runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)
-        if cfg.dry_run:
-            print(ray.submission_text(env, job_id, runtime_env))
-            return 0
-        ray_job = ray.submit(env, job_id, runtime_env)
-    if cfg.attached:
-        return ray.follow(ray_job)  # a failed job is a failed command
-    print(ray.how_to_follow(ray_job))
-    return 0
+        if env.executor == "ray":
+            return submit_to_ray(bundle, cfg)
+        # ... and NeMo-Run to Slurm, here or over SSH.
+        return submit_to_slurm(job_config.run.name, [bundle], cfg)
 
 
 def _take_path(ctx: typer.Context) -> str:

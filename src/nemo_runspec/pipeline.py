@@ -21,6 +21,8 @@ from nemo_runspec.env.keys import EXECUTORS
 from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.execution.ray import jobs as ray
+from nemo_runspec.execution.ray.following import follow as follow_ray_job
 from nemo_runspec.job import (
     Job,
     RecipeConfig,
@@ -197,10 +199,7 @@ def submit_to_slurm(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int
     """
     env = jobs[0].job.env
     run = slurm.load_nemo_run(env)
-    with (
-        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
-        slurm.submitting(experiment),
-    ):
+    with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
         before: list[str] = []
         for bundle in jobs:
             job_title = bundle.job.run.name
@@ -211,10 +210,25 @@ def submit_to_slurm(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int
             _say(slurm.submission_text(experiment, env))
             return DONE
         experiment.run(detach=True)
-    submitted = slurm.submitted_jobs(experiment, env)
+    return slurm.follow_or_leave(experiment, env, attached=cfg.attached)
+
+
+def submit_to_ray(bundle: Bundle, cfg: RecipeConfig) -> int:
+    """Hand one job to the Ray cluster of its profile, by Ray's own client; the rest is as in `Submit`.
+
+    Raises:
+        UserError: Ray is not installed, no cluster answers at the address, or it refuses the job.
+    """
+    env = bundle.job.env
+    job_id = ray.new_job_id(bundle.job.run.name)
+    runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)
+    if cfg.dry_run:
+        _say(ray.submission_text(env, job_id, runtime_env))
+        return DONE
+    job = ray.hand_over(env, job_id, runtime_env)
     if cfg.attached:
-        return slurm.follow(submitted)  # a failed job is a failed command
-    _say(slurm.how_to_follow(submitted))
+        return follow_ray_job(job)  # a failed job is a failed command
+    _say(ray.how_to_follow(job))
     return DONE
 
 

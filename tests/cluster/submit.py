@@ -15,15 +15,12 @@ from pathlib import Path
 import nemo_runspec
 from nemo_runspec.errors import run_main
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
-from nemo_runspec.execution.slurm.following import follow
-from nemo_runspec.execution.slurm.submit import (
+from nemo_runspec.execution.slurm import (
     create_executor,
-    experiment_options,
-    how_to_follow,
+    follow_or_leave,
     load_nemo_run,
+    open_experiment,
     submission_text,
-    submitted_jobs,
-    submitting,
 )
 from nemo_runspec.profile import parse_env
 
@@ -69,8 +66,7 @@ def main(options: Options) -> int:
     run = load_nemo_run(env)
     with (
         tempfile.TemporaryDirectory() as folder,
-        run.Experiment("test", **experiment_options(env, dry_run=options.how == "dry")) as experiment,
-        submitting(experiment),
+        open_experiment("test", env, dry_run=options.how == "dry") as experiment,
     ):
         before: list[str] = []
         for name in options.jobs:
@@ -82,11 +78,7 @@ def main(options: Options) -> int:
             print(submission_text(experiment, env))
             return 0
         experiment.run(detach=True)
-    jobs = submitted_jobs(experiment, env)
-    if options.how == "run":
-        return follow(jobs)
-    print(how_to_follow(jobs))
-    return 0
+    return follow_or_leave(experiment, env, attached=options.how == "run")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import nemotron.recipes
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import Launch, launch_json, launch_script
-from nemo_runspec.execution.ray import follow
 from nemo_runspec.execution.ray import jobs as ray_execution
-from nemo_runspec.execution.ray.jobs import RayJob, how_to_follow, new_job_id, ray_runtime_env, submit
+from nemo_runspec.execution.ray.following import follow
+from nemo_runspec.execution.ray.jobs import RayJob, hand_over, how_to_follow, new_job_id, ray_runtime_env
 from nemo_runspec.profile import Env
 
 from .ray_cluster import RayCluster
@@ -193,7 +193,7 @@ def bundle(folder: Path, script: str, *, secrets: tuple[str, ...] = (), packages
 
 def run(env: Env, folder: Path, **more: str) -> tuple[int, RayJob]:
     job_id = new_job_id("test/ray")
-    job = submit(env, job_id, ray_runtime_env(env, job_id, folder, ["project/src"], {"PLAIN": "it's", **more}))
+    job = hand_over(env, job_id, ray_runtime_env(env, job_id, folder, ["project/src"], {"PLAIN": "it's", **more}))
     return follow(job), job
 
 
@@ -288,7 +288,7 @@ def test_the_command_runs_on_the_cluster_and_the_digest_is_that_of_one_process(
 _FOLLOW = """
 import signal, sys
 from nemo_runspec.errors import run_main
-from nemo_runspec.execution.ray import follow
+from nemo_runspec.execution.ray.following import follow
 from nemo_runspec.execution.ray.jobs import RayJob
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(run_main(lambda: follow(RayJob(*sys.argv[1:]))))
@@ -300,7 +300,7 @@ def test_ctrl_c_twice_cancels_and_sigterm_only_leaves(ray_cluster: RayCluster, e
     script = "import time\nprint('begun', flush=True)\ntime.sleep(300)\n"
     folder = bundle(tmp_path / "bundle", script)
     job_id = new_job_id("test/ray")
-    job = submit(env, job_id, ray_runtime_env(env, job_id, folder, ["project/src"], {}))
+    job = hand_over(env, job_id, ray_runtime_env(env, job_id, folder, ["project/src"], {}))
     assert how_to_follow(job).splitlines()[0] == f"job {job.id}"
 
     def follower() -> subprocess.Popen[str]:
@@ -338,11 +338,11 @@ def test_ctrl_c_twice_cancels_and_sigterm_only_leaves(ray_cluster: RayCluster, e
 def test_nothing_at_the_address_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = Env("far", "ray", ray="http://127.0.0.1:1")
     with pytest.raises(UserError, match=r"profile far: executor ray: nothing answers at http://127.0.0.1:1: Conn"):
-        submit(env, "x", ray_runtime_env(env, "x", bundle(tmp_path / "bundle", ""), [], {}))
+        hand_over(env, "x", ray_runtime_env(env, "x", bundle(tmp_path / "bundle", ""), [], {}))
     monkeypatch.setattr(ray_execution, "CONNECT_SECONDS", 0.2)
     env = Env("far", "ray", ray="http://192.0.2.77:8265")
     with pytest.raises(UserError, match=r"nothing answers at http://192.0.2.77:8265"):
-        submit(env, "x", ray_runtime_env(env, "x", tmp_path / "bundle", [], {}))
+        hand_over(env, "x", ray_runtime_env(env, "x", tmp_path / "bundle", [], {}))
 
 
 @pytest.mark.parametrize(

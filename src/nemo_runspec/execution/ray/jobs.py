@@ -1,12 +1,4 @@
-"""A job for a Ray cluster that exists: the pieces that a command file puts together.
-
-runtime_env = ray_runtime_env(env, job_id, bundle, python_path, variables)
-if cfg.dry_run:
-    print(submission_text(env, job_id, runtime_env))
-    return 0
-job = submit(env, job_id, runtime_env)
-return follow_ray(job)                  # of follow_ray.py; or: print(how_to_follow(job)); return 0
-"""
+"""A job for a Ray cluster that exists: what Ray is told of it, handing it over, and Ray's own commands for it."""
 
 from __future__ import annotations
 
@@ -73,7 +65,7 @@ def ray_runtime_env(
 
 
 def submission_text(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> str:
-    """All that `submit` would send, as text, with `<id>` for what is random in the job's id. Ray is not imported."""
+    """All that `hand_over` would send, as text, with `<id>` for what is random in the job's id. Ray is not imported."""
     bundle = Path(str(runtime_env["working_dir"]))
     others = {key: value for key, value in runtime_env.items() if key != "working_dir"}
     command = ["ray", "job", "submit", "--address", _address(env), "--submission-id", job_id]
@@ -93,7 +85,7 @@ def submission_text(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> st
     return text.replace(job_id, f"{job_id.rpartition('-')[0]}-<id>")
 
 
-def submit(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> RayJob:
+def hand_over(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> RayJob:
     """Hand a job to the cluster of the profile.
 
     Args:

@@ -13,10 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, Interrupted, RunFailed, report
 from nemo_runspec.execution.interrupts import Patience, SignalNoted, Unreachable, attend, say
-from nemo_runspec.execution.slurm.submit import SlurmJob, how_to_follow
+from nemo_runspec.execution.slurm.submit import SlurmJob, how_to_follow, submitted_jobs
+from nemo_runspec.profile import Env
+
+if TYPE_CHECKING:
+    from nemo_run import Experiment
 
 # Slurm's states of a job that still has something before it.
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
@@ -40,6 +45,15 @@ class State:
     @property
     def finished(self) -> bool:
         return self.name not in UNFINISHED
+
+
+def follow_or_leave(experiment: Experiment, env: Env, *, attached: bool) -> int:
+    """What a command does with jobs that it has submitted: `follow` them, or print how to. Returns its exit code."""
+    jobs = submitted_jobs(experiment, env)
+    if attached:
+        return follow(jobs)
+    print(how_to_follow(jobs), flush=True)
+    return DONE
 
 
 def follow(jobs: Sequence[SlurmJob], *, interval: float = 1.0) -> int:

@@ -1,15 +1,14 @@
 """Submit to Slurm through NeMo-Run: the pieces that a command file puts together.
 
     run = load_nemo_run(env)
-    executor = create_executor(env, bundle, name)
-    with run.Experiment(name, **experiment_options(env)) as experiment, submitting(experiment):
+    with open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
+        executor = create_executor(env, bundle, name)
         experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
         if cfg.dry_run:
             print(submission_text(experiment, env))
             return 0
         experiment.run(detach=True)
-    jobs = submitted_jobs(experiment, env)
-    return follow(jobs)                     # or: print(how_to_follow(jobs)); return 0
+    return follow_or_leave(experiment, env, attached=cfg.attached)
 
 NeMo-Run writes the batch script and calls sbatch, here or over SSH. A job's folder is
 `JOB_DIR/experiments/TITLE/TITLE_ID/NAME`, with the bundle in `code/` and a log for each attempt.
@@ -94,18 +93,6 @@ def load_nemo_run(env: Env) -> Any:
             os.environ["NEMORUN_HOME"] = before
     logging.getLogger("torchx").setLevel(logging.CRITICAL)
     return module
-
-
-def experiment_options(env: Env, *, dry_run: bool = False) -> dict[str, Any]:
-    """Keyword arguments for `nemo_run.Experiment`: where it works, and that it prints nothing."""
-    return {
-        "base_dir": str(_scratch() if dry_run else _staging(env)),
-        "log_level": "ERROR",
-        "clean_mode": True,
-        "enable_goodbye_message": False,
-        "skip_status_at_exit": True,
-        "serialize_metadata_for_scripts": False,
-    }
 
 
 def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
@@ -204,27 +191,41 @@ def setup_lines(max_restarts: int, folders: list[str] | None = None) -> str:
 
 
 @contextlib.contextmanager
-def submitting(experiment: Experiment) -> Iterator[None]:
-    """Leave nothing behind where submitting fails: cancel what was submitted already, remove the folders."""
-    try:
-        with _kept_from_nemo_run():
-            yield
-    except BaseException:
-        for job in experiment.jobs:
-            tunnel = job.executor.tunnel
-            with contextlib.suppress(RunspecError):
-                if job.handle:
-                    tunnel.run(f"scancel {_job_id(job.handle)}", warn=True)
-                if tunnel.key != "@localhost" and getattr(tunnel, "session", None):
-                    folder_there = tunnel.job_dir
-                    title, experiments = Path(folder_there).parent, Path(folder_there).parent.parent
-                    tunnel.run(f"rm -rf {folder_there}; rmdir {title} {experiments}", warn=True)
-        folder = Path(experiment._exp_dir)
-        shutil.rmtree(folder, ignore_errors=True)
-        for parent in list(folder.parents)[:2]:
-            with contextlib.suppress(OSError):  # other experiments are in it
-                parent.rmdir()
-        raise
+def open_experiment(name: str, env: Env, *, dry_run: bool = False) -> Iterator[Experiment]:
+    """A new experiment of NeMo-Run, which prints nothing and, where submitting fails, leaves nothing behind."""
+    with load_nemo_run(env).Experiment(
+        name,
+        base_dir=str(_scratch() if dry_run else _staging(env)),
+        log_level="ERROR",
+        clean_mode=True,
+        enable_goodbye_message=False,
+        skip_status_at_exit=True,
+        serialize_metadata_for_scripts=False,
+    ) as experiment:
+        try:
+            with _kept_from_nemo_run():
+                yield experiment
+        except BaseException:
+            _take_back(experiment)
+            raise
+
+
+def _take_back(experiment: Experiment) -> None:
+    """Cancel what was submitted already, and remove the folders."""
+    for job in experiment.jobs:
+        tunnel = job.executor.tunnel
+        with contextlib.suppress(RunspecError):
+            if job.handle:
+                tunnel.run(f"scancel {_job_id(job.handle)}", warn=True)
+            if tunnel.key != "@localhost" and getattr(tunnel, "session", None):
+                folder_there = tunnel.job_dir
+                title, experiments = Path(folder_there).parent, Path(folder_there).parent.parent
+                tunnel.run(f"rm -rf {folder_there}; rmdir {title} {experiments}", warn=True)
+    folder = Path(experiment._exp_dir)
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in list(folder.parents)[:2]:
+        with contextlib.suppress(OSError):  # other experiments are in it
+            parent.rmdir()
 
 
 @contextlib.contextmanager

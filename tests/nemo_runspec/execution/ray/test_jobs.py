@@ -109,7 +109,7 @@ def test_what_batch_prints() -> None:
 def test_ray_that_is_not_installed_is_two_lines(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="profile far: executor ray needs Ray, which is not installed") as caught:
-        ray.submit(ENV, "a-b-1", {"working_dir": str(bundle)})
+        ray.hand_over(ENV, "a-b-1", {"working_dir": str(bundle)})
     assert caught.value.hint == "install it: pip install -e '.[ray]' in the project's folder"
     nodes = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     with pytest.raises(UserError, match='launch = "ray" on 2 nodes needs Ray, which is not installed here'):

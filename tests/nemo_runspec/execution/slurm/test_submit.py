@@ -16,8 +16,8 @@ from nemo_runspec.execution.slurm.remote import LocalShell, SshShell
 from nemo_runspec.execution.slurm.submit import (
     SlurmJob,
     create_executor,
-    experiment_options,
     how_to_follow,
+    open_experiment,
     submission_text,
 )
 from nemo_runspec.profile import Env, SlurmSettings, Ssh
@@ -52,7 +52,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def submission(env: Env, bundle: Path, *names: str) -> str:
     run = pytest.importorskip("nemo_run")
-    with run.Experiment("demo", **experiment_options(env, dry_run=True)) as experiment:
+    with open_experiment("demo", env, dry_run=True) as experiment:
         before: list[str] = []
         for name in names or ("train",):
             script = run.Script(path="launch.sh", entrypoint="bash")

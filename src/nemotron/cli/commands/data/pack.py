@@ -7,8 +7,9 @@ import typer
 from nemo_runspec import job
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.display import display_job
-from nemo_runspec.execution import ray, slurm
+from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.pipeline import submit_to_ray
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGE = recipe_dir("data/pack")
@@ -36,35 +37,17 @@ def _execute_pack(cfg: job.RecipeConfig) -> int:
         return execute_local(spec, job_dir, job.build_env_vars(job_config, env))  # secrets by name
     # 4. There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
     name = job_config.run.name
-    if env.executor == "ray":
-        with create_bundle(job_config, spec, env) as bundle:
-            print(bundle.summary())
-            job_id = ray.new_job_id(name)
-            runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)
-            if cfg.dry_run:
-                print(ray.submission_text(env, job_id, runtime_env))
-                return 0
-            ray_job = ray.submit(env, job_id, runtime_env)
-        if cfg.attached:
-            return ray.follow(ray_job)
-        print(ray.how_to_follow(ray_job))
-        return 0
-    # ... and NeMo-Run to Slurm, here or over SSH.
-    run = slurm.load_nemo_run(env)
-    with (
-        create_bundle(job_config, spec, env) as bundle,
-        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
-        slurm.submitting(experiment),
-    ):
+    with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
-        executor = slurm.create_executor(env, bundle.folder, name)
-        experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
-        if cfg.dry_run:
-            print(slurm.submission_text(experiment, env))
-            return 0
-        experiment.run(detach=True)
-    jobs = slurm.submitted_jobs(experiment, env)
-    if cfg.attached:
-        return slurm.follow(jobs)  # a failed job is a failed command
-    print(slurm.how_to_follow(jobs))
-    return 0
+        if env.executor == "ray":
+            return submit_to_ray(bundle, cfg)
+        # ... and NeMo-Run to Slurm, here or over SSH.
+        run = slurm.load_nemo_run(env)
+        with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
+            executor = slurm.create_executor(env, bundle.folder, name)
+            experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
+            if cfg.dry_run:
+                print(slurm.submission_text(experiment, env))
+                return 0
+            experiment.run(detach=True)
+        return slurm.follow_or_leave(experiment, env, attached=cfg.attached)  # a failed job is a failed command

@@ -36,21 +36,14 @@ def _execute_rlvr(cfg: job.RecipeConfig) -> int:
         return execute_local(spec, job_dir, job.build_env_vars(job_config, env))  # secrets by name
     # 4. There: the code as it is, the configs and launch.sh travel. NeMo-Run submits to Slurm, here or over SSH.
     name = job_config.run.name
-    run = slurm.load_nemo_run(env)
-    with (
-        create_bundle(job_config, spec, env) as bundle,
-        run.Experiment(name, **slurm.experiment_options(env, dry_run=cfg.dry_run)) as experiment,
-        slurm.submitting(experiment),
-    ):
+    with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
-        executor = slurm.create_executor(env, bundle.folder, name)
-        experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
-        if cfg.dry_run:
-            print(slurm.submission_text(experiment, env))
-            return 0
-        experiment.run(detach=True)
-    jobs = slurm.submitted_jobs(experiment, env)
-    if cfg.attached:
-        return slurm.follow(jobs)  # a failed job is a failed command
-    print(slurm.how_to_follow(jobs))
-    return 0
+        run = slurm.load_nemo_run(env)
+        with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
+            executor = slurm.create_executor(env, bundle.folder, name)
+            experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
+            if cfg.dry_run:
+                print(slurm.submission_text(experiment, env))
+                return 0
+            experiment.run(detach=True)
+        return slurm.follow_or_leave(experiment, env, attached=cfg.attached)  # a failed job is a failed command

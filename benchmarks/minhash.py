@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from nemotron.data_prep.curation.decontamination import words
 from nemotron.data_prep.curation.deduplication import minhash
 from nemotron.data_prep.curation.deduplication.columns import BATCH_CHARS
-from nemotron.data_prep.curation.deduplication.minhash import MinHashSettings
+from nemotron.data_prep.curation.settings import MinHashSettings
 
 MEAN_WORDS, SIGMA, VOCABULARY = 500, 0.6, 50_000
 PLANTED = (0.7, 0.8, 0.9)
@@ -167,7 +167,13 @@ def main() -> None:
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    settings = MinHashSettings("words", 5, options.bands, options.rows, options.min_estimate)
+    settings = MinHashSettings(
+        unit="words",
+        shingle_size=5,
+        num_bands=options.bands,
+        rows_per_band=options.rows,
+        min_estimate=options.min_estimate,
+    )
     texts, pairs = make_corpus(options.documents)
     count, megabytes = len(texts), sum(map(len, texts)) / 1e6
     libraries = ", ".join(f"{name} {version(name)}" for name in ("rensa", "datasketch", "numpy"))

@@ -11,12 +11,12 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import FrameType
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
+from nemotron.data_prep.curation.settings import ExtractionSettings
 from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, output_name
 from nemotron.data_prep.sources.documents import normalise
 from nemotron.data_prep.sources.files import SourceFile
@@ -24,23 +24,6 @@ from nemotron.data_prep.sources.warc import HTML_TYPES, WarcRecord, decode_page,
 from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput
 
 _LAYOUT_CHARS = 400  # of text in one cell; data tables have numbers and names
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractionSettings:
-    """What `extract_shard` goes by.
-
-    `max_html_bytes`: a longer page is not parsed. `max_seconds`: CPU time for one page, a net under the parser; with a
-    limit that pages really meet, the result would depend on the machine. `min_chars`: less is no main text.
-    `max_replaced`: share of a page's characters that may be unreadable bytes; they are taken out. `source`: goes
-    into the documents.
-    """
-
-    max_html_bytes: int = 2_000_000
-    max_seconds: float = 10.0
-    min_chars: int = 25
-    max_replaced: float = 0.01
-    source: str = "crawl"
 
 
 # --- Plan --------------------------------------------------------------------------------------------------------
@@ -180,7 +163,7 @@ def extract_shard(shard: Shard[SourceFile], settings: ExtractionSettings, output
             document = {
                 "id": f"{shard.name}:{response.offset}" + (f"+{response.number}" if response.number else ""),
                 "text": "",
-                "source": settings.source,
+                "source": "crawl",
                 "url": response.url,
             }
             result = main_text(response, settings)

@@ -8,7 +8,7 @@ The set is the one that NeMo Curator applies to English pages, with the values o
     StarCoder  Li et al. 2023, arXiv 2305.06161, section 3.1 (source code)
     Curator  NeMo Curator's own, after Gopher and C4 (its heuristic filters for English)
 
-Each filter is a function of a `Page` that returns a number; a page passes if the number is within its `Limits`. C4 also
+Each filter is a function of a `Page` that returns a number; a page passes if the number is within its limits. C4 also
 takes single lines out of pages; here a page stays or goes whole. Words are what stands between white space, as in
 Curator (C4 and FineWeb use a tokenizer).
 """
@@ -23,7 +23,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from nemotron.data_prep.curation.settings import HeuristicSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
+from nemotron.kit.schemas.limits import LimitConfig
 
 STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with"])  # Gopher
 BULLETS = ("•", "‣", "⁃", "∙", "○", "●", "◦", "▪", "■", "* ", "- ")
@@ -274,18 +276,6 @@ def mean_line_length(page: Page) -> float:
 # --- All of them ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """A page passes a filter whose value is at least `low` and at most `high`; None: no limit on that side."""
-
-    low: float | None = None
-    high: float | None = None
-
-    def allow(self, value: float) -> bool:
-        """Whether a page of this value passes."""
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
-
-
 Measure = Callable[[Page], float]
 
 
@@ -321,15 +311,17 @@ MEASURES: dict[str, Measure] = {
 """Every filter by the name that configs give it."""
 
 
-def first_failure(text: str, limits: Mapping[str, Limits]) -> tuple[str, float] | None:
+def first_failure(text: str, limits: Mapping[str, LimitConfig | None]) -> tuple[str, float] | None:
     """The first filter that a text does not pass, with the text's value; None if it passes all.
 
     Args:
-        limits: filter (a key of `MEASURES`) -> between what values a page passes; the others are not applied.
+        limits: filter (a key of `MEASURES`) -> between what values a page passes; the others are not applied, nor are
+            those of None.
     """
     page = Page(text)
     for name, measure in MEASURES.items():
-        if name in limits and not limits[name].allow(value := measure(page)):
+        limit = limits.get(name)
+        if limit is not None and not limit.allow(value := measure(page)):
             return name, value
     return None
 
@@ -375,14 +367,6 @@ def _covered(word_lengths: np.ndarray, begins: np.ndarray, n: int) -> float:
 
 
 # --- The step -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class HeuristicSettings:
-    """Limits by filter, and the quality labels (`quality` of a document) whose documents stay unseen."""
-
-    limits: Mapping[str, Limits]
-    exempt: frozenset[str] = frozenset()
 
 
 def judge_by_kind(document: Document, settings: Mapping[str, HeuristicSettings]) -> Keep | Drop:

@@ -7,34 +7,19 @@ normalised to probabilities with a temperature of the square root of the length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from nemo_runspec.errors import UserError, nearest
+from nemotron.data_prep.curation.settings import LanguageSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
 
 UNDETERMINED = "und"
 """ISO 639 for a text whose language cannot be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageSettings:
-    """What `judge` goes by.
-
-    `keep`: ISO 639-1 codes. `threshold`: probability below which the language counts as unknown. `min_letters`: a text
-    with fewer letters is too short to tell; `short_texts` says what happens to it. `max_chars`: of a longer text, a
-    piece of this length from its middle is looked at, where there is least navigation.
-    """
-
-    keep: tuple[str, ...] = ("en",)
-    threshold: float = 0.3
-    min_letters: int = 40
-    short_texts: Literal["drop", "keep"] = "drop"
-    max_chars: int = 4000
-
-
-def check_languages(languages: tuple[str, ...]) -> None:
+def check_languages(languages: Sequence[str]) -> None:
     """UserError for a language that the model does not know, naming a near one."""
     known = set(_identifier().labels)
     for language in languages:

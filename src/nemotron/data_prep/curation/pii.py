@@ -23,9 +23,9 @@ import re
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from nemotron.data_prep.curation.settings import PII_KINDS, PiiSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
 
 
@@ -289,24 +289,22 @@ def _spans(kind: str, text: str, keep_reserved: bool) -> Iterable[tuple[int, int
     return _phones(text)
 
 
-# Where two overlap, the earlier one stands: a card number is no telephone number.
-KINDS = ("private_key", "secret", "email", "iban", "credit_card", "ssn", "ipv6", "ipv4", "phone")
 # A text with fewer digits has none: most of prose is told apart at once.
 _LEAST_DIGITS = {"iban": 6, "credit_card": 14, "ssn": 9, "ipv4": 4, "phone": 7}
-PLACEHOLDERS = {kind: f"[{kind.upper()}]" for kind in KINDS} | dict.fromkeys(("ipv6", "ipv4"), "[IP_ADDRESS]")
+PLACEHOLDERS = {kind: f"[{kind.upper()}]" for kind in PII_KINDS} | dict.fromkeys(("ipv6", "ipv4"), "[IP_ADDRESS]")
 
 
-def find(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) -> list[Found]:
+def find(text: str, kinds: Iterable[str] = PII_KINDS, keep_reserved: bool = True) -> list[Found]:
     """Personal data in a text, in the order in which it stands there; no two overlap.
 
     Args:
-        kinds: which types to look for, of `KINDS`.
+        kinds: which types to look for, of `PII_KINDS`.
         keep_reserved: leave out what no person can have (see above).
     """
     wanted = set(kinds)
     digits = sum(map(text.count, "0123456789"))
     taken: list[tuple[int, int, str]] = []
-    for kind in KINDS:
+    for kind in PII_KINDS:
         if kind not in wanted or digits < _LEAST_DIGITS.get(kind, 0):
             continue
         for begin, end in _spans(kind, text, keep_reserved):
@@ -318,7 +316,7 @@ def find(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) ->
     return [Found(kind, begin, end) for begin, end, kind in taken]
 
 
-def redact(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) -> tuple[str, Counter[str]]:
+def redact(text: str, kinds: Iterable[str] = PII_KINDS, keep_reserved: bool = True) -> tuple[str, Counter[str]]:
     """The text with a placeholder in the place of each piece of personal data, and how many of each type there were."""
     pieces = find(text, kinds, keep_reserved)
     parts, place = [], 0
@@ -329,14 +327,6 @@ def redact(text: str, kinds: Iterable[str] = KINDS, keep_reserved: bool = True) 
 
 
 # --- The step -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PiiSettings:
-    """Which types are replaced, and whether addresses that no person can have stay."""
-
-    kinds: tuple[str, ...] = KINDS
-    keep_reserved: bool = True
 
 
 def judge(document: Document, settings: PiiSettings) -> Keep | Drop:

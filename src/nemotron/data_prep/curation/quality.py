@@ -23,7 +23,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics
 from nemotron.data_prep.curation.decontamination import word_hashes
 from nemotron.data_prep.curation.deduplication.text_hashes import window_polynomials
+from nemotron.data_prep.curation.settings import TrainSettings
 from nemotron.data_prep.curation.step import (
     DocumentShard,
     DocumentWriter,
@@ -48,24 +49,6 @@ CLASSIFIERS = ("words", "surface")
 WEIGHTS, DESCRIPTION = "classifier.safetensors", "classifier.json"
 
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """How the two models are trained.
-
-    `hash_bits`: words and pairs are hashed to 2**hash_bits weights. `max_words`: of a page, from its beginning, that
-    the word model looks at. `regularisation`: C of scikit-learn's logistic regression. `num_trees`, `tree_depth`,
-    `tree_rate`: of the boosted trees.
-    """
-
-    hash_bits: int = 18
-    max_words: int = 2000
-    regularisation: float = 10.0
-    num_trees: int = 60
-    tree_depth: int = 3
-    tree_rate: float = 0.1
-    seed: int = 0
 
 
 # --- What the models look at ----------------------------------------------------------------------------------------
@@ -186,7 +169,7 @@ class Ensemble:
         description = {
             "classifiers": list(CLASSIFIERS),
             "surface_features": list(SURFACE_FEATURES),
-            "settings": asdict(self.settings),
+            "settings": self.settings.model_dump(),
             "bias": self.bias,
             "prior": self.prior,
         }

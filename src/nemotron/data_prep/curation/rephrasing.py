@@ -29,13 +29,15 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemotron.data_prep.curation.settings import EndpointConfig, RephrasingSettings
 from nemotron.data_prep.curation.step import (
     DOCUMENTS,
     SUFFIX,
@@ -246,24 +248,6 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where the model is, and how patiently it is asked.
-
-    `base_url`: ends before `/chat/completions`. `api_key_env`: name of the variable that holds the key; None: no key.
-    `timeout`: seconds until an answer begins, and again until it is complete. `max_failed`: share of a shard's requests
-    that may fail for good before the run stops.
-    """
-
-    base_url: str
-    model: str
-    api_key_env: str | None = None
-    concurrency: int = 8
-    timeout: float = 120.0
-    max_attempts: int = 6
-    max_failed: float = 0.01
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What a request led to. `failure`: why there is no text (""; there is one). Tokens: None where not said."""
 
@@ -296,7 +280,7 @@ def api_key(variable: str | None) -> str | None:
 class Client:
     """Asks an endpoint, any number of requests at a time; use as an asynchronous context manager."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: EndpointConfig) -> None:
         try:
             import openai
         except ImportError:
@@ -457,7 +441,7 @@ def request_key(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoint, journal: Journal) -> None:
+def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: EndpointConfig, journal: Journal) -> None:
     """Ask for everything that the journal does not know, `endpoint.concurrency` requests at a time.
 
     Args:
@@ -474,7 +458,7 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
     failed = Counter(journal.answers[key].failure for key in wanted & journal.answers.keys())
     del failed[""]
     wanted -= journal.answers.keys()
-    in_a_row = 0
+    in_a_row, reported = 0, time.monotonic()
 
     def check() -> None:
         if failed.total() > int(endpoint.max_failed * total) or in_a_row >= _IN_A_ROW * endpoint.concurrency:
@@ -484,42 +468,39 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
                 "what was answered is kept, and the same command goes on; endpoint.max_failed allows for more",
             )
 
-    async def ask(client: Client, key: str, body: Mapping[str, Any]) -> Answer:
-        answer = await client.ask(body)
-        if not answer.failure or answer.failure.startswith(_REFUSED):
-            journal.add(key, answer)  # at once, so that a kill loses no more than what is under way
-        else:
-            journal.answers[key] = answer
-        return answer
+    def remaining() -> Generator[tuple[str, Mapping[str, Any]], None, None]:
+        for body in bodies():
+            if (key := request_key(body)) in wanted:
+                wanted.discard(key)  # the same request twice is one request
+                yield key, body
+
+    async def work(client: Client, requests: Iterator[tuple[str, Mapping[str, Any]]]) -> None:
+        """One request after another, until there are no more. RunFailed: see above."""
+        nonlocal in_a_row, reported
+        for key, body in requests:
+            answer = await client.ask(body)
+            if not answer.failure or answer.failure.startswith(_REFUSED):
+                journal.add(key, answer)  # at once, so that a kill loses no more than what is under way
+            else:
+                journal.answers[key] = answer
+            in_a_row = in_a_row + 1 if answer.failure else 0
+            failed.update([answer.failure] if answer.failure else [])
+            check()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                print(f"  {len(journal.answers)} of {total} requests answered", file=sys.stderr, flush=True)
 
     async def ask_wanted() -> None:
-        nonlocal in_a_row
-        reported = time.monotonic()
-        pending: set[asyncio.Task[Answer]] = set()
-        remaining = ((key, body) for body in bodies() if (key := request_key(body)) in wanted)
+        requests = remaining()
         async with Client(endpoint) as client:
-            try:
-                while True:
-                    while len(pending) < endpoint.concurrency and (item := next(remaining, None)):
-                        key, body = item
-                        wanted.discard(key)  # the same request twice is one request
-                        pending.add(asyncio.create_task(ask(client, key, body)))
-                    if not pending:
-                        return
-                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        failure = task.result().failure
-                        in_a_row = in_a_row + 1 if failure else 0
-                        failed.update([failure] if failure else [])
-                    check()
-                    if time.monotonic() - reported > _REPORT_SECONDS:
-                        reported = time.monotonic()
-                        print(f"  {len(journal.answers)} of {total} requests answered", file=sys.stderr, flush=True)
-            except RunFailed:
-                finished, _ = await asyncio.wait({*done, *pending}, timeout=_LAST_SECONDS)  # may be paid for already
-                for task in finished:
-                    task.exception()  # the first one is raised; asyncio would print the others
-                raise
+            workers = [asyncio.create_task(work(client, requests)) for _ in range(endpoint.concurrency)]
+            finished, busy = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            if busy:  # one has failed; what the others have asked may be paid for already
+                requests.close()
+                finished |= (await asyncio.wait(busy, timeout=_LAST_SECONDS))[0]
+            errors = [error for worker in finished if (error := worker.exception())]
+            if errors:
+                raise errors[0]
 
     check()
     if wanted:
@@ -527,29 +508,6 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
 
 
 # --- A shard --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Which documents get a style. `labels`: quality labels (`quality` of a document)."""
-
-    style: str
-    labels: tuple[str, ...]
-    max_input_words: int
-    max_output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a task knows besides its shard. `folder`: of the journals. Sampling: as sent to the endpoint."""
-
-    endpoint: Endpoint
-    rules: tuple[Rule, ...]
-    folder: Path
-    temperature: float = 0.5
-    top_p: float = 0.9
-    seed: int = 0
-    min_words: int = 30
 
 
 @dataclass
@@ -595,19 +553,19 @@ class RephrasingCounts:
     usage: dict[str, Usage]
 
 
-def request_bodies(document: Document, rule: Rule, job: Job) -> list[tuple[str, dict[str, Any]]]:
+def request_bodies(document: Document, style: str, settings: RephrasingSettings) -> list[tuple[str, dict[str, Any]]]:
     """(segment, body of the request) for each part of a document. The seed follows from document, style and part."""
-    style = STYLES[rule.style]
+    rule = settings.styles.rules()[style]
     bodies = []
     for number, segment in enumerate(segments(document["text"], rule.max_input_words)):
-        if len(segment.split()) < job.min_words:
+        if len(segment.split()) < settings.min_words:
             continue
-        seed = stable_hash(str(job.seed), str(document["id"]), rule.style, str(number)) % 2**31
+        seed = stable_hash(str(settings.seed), str(document["id"]), style, str(number)) % 2**31
         body = {
-            "model": job.endpoint.model,
-            "messages": messages(style, segment),
-            "temperature": job.temperature,
-            "top_p": job.top_p,
+            "model": settings.endpoint.model,
+            "messages": messages(STYLES[style], segment),
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
             "max_tokens": rule.max_output_tokens,
             "seed": seed,
         }
@@ -615,13 +573,16 @@ def request_bodies(document: Document, rule: Rule, job: Job) -> list[tuple[str, 
     return bodies
 
 
-def rephrase_shard(shard: DocumentShard, job: Job, output: ShardOutput) -> RephrasingCounts:
-    """A task: the documents as they are, and beside them `NAME-synthetic` with what the model made of them."""
-    path = shard.work
+def rephrase_shard(shard: DocumentShard, job: tuple[RephrasingSettings, Path], output: ShardOutput) -> RephrasingCounts:
+    """A task: the documents as they are, and beside them `NAME-synthetic` with what the model made of them.
+
+    `job`: the settings, and the folder of the journals.
+    """
+    path, (settings, folder) = shard.work, job
     table = StepTable()
-    usage = {rule.style: Usage() for rule in job.rules}
-    with Journal(job.folder / f"{shard.name}.jsonl") as journal:
-        ask_all(lambda: (body for _, _, parts in _wanted(path, job) for _, body in parts), job.endpoint, journal)
+    usage = {style: Usage() for style in settings.styles.rules()}
+    with Journal(folder / f"{shard.name}.jsonl") as journal:
+        ask_all(partial(_bodies, path, settings), settings.endpoint, journal)
         with DocumentWriter(output.path(output_name(shard))) as writer:
             for document in read_documents(path):
                 table.read.add(document)
@@ -629,36 +590,43 @@ def rephrase_shard(shard: DocumentShard, job: Job, output: ShardOutput) -> Rephr
                 writer.write(document)
         synthetic = output.path(f"{DOCUMENTS}/{shard.name}-synthetic{SUFFIX}")
         with DocumentWriter(synthetic) as writer:
-            for document, rule, parts in _wanted(path, job):
+            for document, style, parts in _wanted(path, settings):
                 made = []
                 for segment, body in parts:
                     answer = journal.answers[request_key(body)]
-                    usage[rule.style].add(answer)
+                    usage[style].add(answer)
                     if answer.failure:
                         continue
-                    text, reason = accept(STYLES[rule.style], segment, answer.text, answer.finish_reason, body["seed"])
+                    text, reason = accept(STYLES[style], segment, answer.text, answer.finish_reason, body["seed"])
                     if text is None:
-                        rejected = {"id": f"{document['id']}#{rule.style}", "text": answer.text}
-                        table.drop(rejected, f"{rule.style}: {reason}")
+                        rejected = {"id": f"{document['id']}#{style}", "text": answer.text}
+                        table.drop(rejected, f"{style}: {reason}")
                     else:
                         made.append(text)
                 if made:
-                    new = _synthetic(document, rule, job, "\n\n".join(made))
-                    table.keep(new, [f"synthetic, {rule.style}"])
+                    new = _synthetic(document, style, settings.endpoint.model, "\n\n".join(made))
+                    table.keep(new, [f"synthetic, {style}"])
                     writer.write(new)
         if not writer.tally.documents:
             synthetic.unlink()
     return RephrasingCounts(table, usage)
 
 
-def _wanted(path: Path, job: Job) -> Iterator[tuple[Document, Rule, list[tuple[str, dict[str, Any]]]]]:
+def _wanted(
+    path: Path, settings: RephrasingSettings
+) -> Iterator[tuple[Document, str, list[tuple[str, dict[str, Any]]]]]:
+    """The documents and styles that go together, and the requests that each pair makes."""
     for document in read_documents(path):
-        for rule in job.rules:
-            if document.get("quality") in rule.labels and (parts := request_bodies(document, rule, job)):
-                yield document, rule, parts
+        for style, rule in settings.styles.rules().items():
+            if document.get("quality") in rule.labels and (parts := request_bodies(document, style, settings)):
+                yield document, style, parts
 
 
-def _synthetic(document: Document, rule: Rule, job: Job, text: str) -> Document:
+def _bodies(path: Path, settings: RephrasingSettings) -> Iterator[dict[str, Any]]:
+    return (body for *_, parts in _wanted(path, settings) for _, body in parts)
+
+
+def _synthetic(document: Document, style: str, model: str, text: str) -> Document:
     kept: Document = {name: document[name] for name in ("url", "language", "quality", "bucket") if name in document}
-    made = {"source": f"synthetic_{rule.style}", "rephrased_from": document["id"], "model": job.endpoint.model}
-    return {"id": f"{document['id']}#{rule.style}", "text": text, **kept, **made}
+    made = {"source": f"synthetic_{style}", "rephrased_from": document["id"], "model": model}
+    return {"id": f"{document['id']}#{style}", "text": text, **kept, **made}

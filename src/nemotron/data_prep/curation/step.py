@@ -2,12 +2,12 @@
 
 A step reads the document shards of the step before it and writes shards of the same names::
 
-    plan = plan_step(input_files, settings)
-    table = filter_shards(plan, run.dir / "work", judge, shared, engine)
-    print(table, file=sys.stderr)
-    dataset = publish_step(table, run.dir / "work", run.output_dir)
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("identify"):
+            table = step.filter(judge, settings)
+        step.publish(table)
 
-`judge(document, shared)` is a module's function that returns `Keep(document)` or `Drop("reason")`. A step that is
+`judge(document, settings)` is a module's function that returns `Keep(document)` or `Drop("reason")`. A step that is
 killed goes on where it was: a shard with a receipt is not done again (see `shards.py`).
 
 **Documents** are JSON objects, one a line, in zstd-compressed files `documents/NAME.jsonl.zst`. Each has `id` (unique;
@@ -23,6 +23,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.documents import stable_hash
-from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import (
     RECEIPTS,
@@ -45,12 +46,15 @@ from nemotron.data_prep.work.shards import (
 )
 
 if TYPE_CHECKING:
-    from nemotron.kit import Dataset
+    from pydantic import BaseModel
+
+    from nemotron.kit import Run, Source
 
 Document = dict[str, Any]
 """A document between two steps: `id`, `text` and what steps have added."""
 Shared = TypeVar("Shared")
 Work = TypeVar("Work")
+SettingsT = TypeVar("SettingsT", bound="BaseModel")
 
 DOCUMENTS, SUFFIX = "documents", ".jsonl.zst"
 SAMPLES_PER_REASON = 5
@@ -408,48 +412,76 @@ def _filter_shard(shard: DocumentShard, job: tuple[Judge[Any], Any], output: Sha
     return table
 
 
-# --- The artifact ---------------------------------------------------------------------------------------------------
+# --- A step under way -----------------------------------------------------------------------------------------------
 
 
-def publish_step(
-    table: StepTable,
-    work_dir: Path,
-    output_dir: Path,
-    metrics: Mapping[str, Any] | None = None,
-    files: Mapping[str, Path] | None = None,
-    sources: Sequence[Any] = (),
-) -> Dataset:
-    """Publish the document shards in `work_dir` as the Dataset that `run.output` names; then remove `work_dir`.
+class StepRun:
+    """A step that is under way, as `open_step` gives it. `work_dir`: where its tasks write."""
 
-    Shows `table` and what was published on stderr.
+    def __init__(self, run: Run, engine: Engine) -> None:
+        self.run = run
+        self.engine = engine
+        self.work_dir = run.dir / "work"
 
-    Args:
-        metrics: what the step measured besides `table`, whose JSON is the metric `table`.
-        files: more files for the payload, by name there.
-        sources: raw material that no artifact stands behind (`nemotron.kit.Source`).
+    def documents(self) -> list[Path]:
+        """The document shards of the step before (`run.data`)."""
+        from nemotron.kit import Dataset
 
-    Raises:
-        RunFailed: nothing was kept. The message has the most frequent reason.
-    """
-    from nemotron.kit import Dataset
+        return list_documents(Dataset.load(self.run.config["run"]["data"]).path)
 
-    print(table, file=sys.stderr)
-    if not table.kept.documents:
-        most = max(table.dropped, key=lambda reason: table.dropped[reason].documents, default="nothing was read")
-        raise RunFailed(f"none of {table.read.documents} documents is left", f"most frequent reason: {most}")
-    shutil.rmtree(output_dir, ignore_errors=True)
-    for path in sorted((work_dir / DOCUMENTS).glob(f"*{SUFFIX}")):
-        publish_file(path, output_dir / DOCUMENTS / path.name)
-    for name, path in (files or {}).items():
-        publish_file(path, output_dir / name)
-    dataset = Dataset(
-        path=output_dir,
-        num_examples=table.kept.documents,
-        train_path=output_dir / DOCUMENTS,
-        metrics={"table": table.to_json(), **(metrics or {})},
-        sources=list(sources),
-    )
-    dataset.save(move=True)
-    shutil.rmtree(work_dir, ignore_errors=True)
-    print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
-    return dataset
+    def filter(self, judge: Judge[SettingsT], settings: SettingsT) -> StepTable:
+        """Judge every document by itself: see `filter_shards`."""
+        plan = plan_step(self.documents(), {"step": self.run.spec.script_path.stem, **settings.model_dump()})
+        return filter_shards(plan, self.work_dir, judge, settings, self.engine)
+
+    def publish(
+        self,
+        table: StepTable,
+        metrics: Mapping[str, Any] | None = None,
+        files: Mapping[str, Path] | None = None,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        """Publish the document shards in `work_dir` as the Dataset that `run.output` names; then remove `work_dir`.
+
+        Shows `table` and what was published.
+
+        Args:
+            metrics: what the step measured besides `table`, whose JSON is the metric `table`.
+            files: more files for the payload, by name there.
+            sources: raw material that no artifact stands behind.
+
+        Raises:
+            RunFailed: nothing was kept. The message has the most frequent reason.
+        """
+        from nemotron.kit import Dataset, print_complete
+
+        print(table, file=sys.stderr)
+        if not table.kept.documents:
+            most = max(table.dropped, key=lambda reason: table.dropped[reason].documents, default="nothing was read")
+            raise RunFailed(f"none of {table.read.documents} documents is left", f"most frequent reason: {most}")
+        output_dir = self.run.output_dir
+        shutil.rmtree(output_dir, ignore_errors=True)
+        for path in sorted((self.work_dir / DOCUMENTS).glob(f"*{SUFFIX}")):
+            publish_file(path, output_dir / DOCUMENTS / path.name)
+        for name, path in (files or {}).items():
+            publish_file(path, output_dir / name)
+        dataset = Dataset(
+            path=output_dir,
+            num_examples=table.kept.documents,
+            train_path=output_dir / DOCUMENTS,
+            metrics={"table": table.to_json(), **(metrics or {})},
+            sources=list(sources),
+        )
+        dataset.save(move=True)
+        shutil.rmtree(self.work_dir, ignore_errors=True)
+        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print_complete({"data": dataset})
+
+
+@contextmanager
+def open_step(config: BaseModel, script: str) -> Iterator[StepRun]:
+    """The run of a step, and an engine for its tasks. `script`: the step's `__file__`."""
+    from nemotron.kit import open_run
+
+    with open_engine() as engine, open_run(config, script=script) as run:
+        yield StepRun(run, engine)

@@ -12,3 +12,7 @@ class LimitConfig(Group):
 
     low: float | None = Field(None, description="least value; null: none")
     high: float | None = Field(None, description="greatest value; null: none")
+
+    def allow(self, value: float) -> bool:
+        """Whether a document of this value passes."""
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)

@@ -13,7 +13,8 @@ import string
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from nemotron.data_prep.curation.pii import IBAN_LENGTHS, KINDS, PLACEHOLDERS, find, luhn
+from nemotron.data_prep.curation.pii import IBAN_LENGTHS, PLACEHOLDERS, find, luhn
+from nemotron.data_prep.curation.settings import PII_KINDS
 
 _FIRST = ["anna", "ben", "carla", "dimitri", "elena", "farid", "grace", "hiro", "ines", "jonas", "keiko", "liam"]
 _LAST = ["adler", "brown", "costa", "dubois", "eriksen", "fischer", "garcia", "haddad", "ito", "jansen", "kowalski"]
@@ -56,7 +57,7 @@ class KindScore(NamedTuple):
 
 def cases(per_kind: int, seed: int) -> Iterator[Case]:
     """`per_kind` values of every type, and as many of those that only look like one."""
-    for kind in KINDS:
+    for kind in PII_KINDS:
         draw = random.Random(f"{seed} {kind}")
         for shapes, is_one in ((_POSITIVE[kind], True), (_NEGATIVE[kind], False)):
             for number in range(per_kind):
@@ -68,7 +69,7 @@ def cases(per_kind: int, seed: int) -> Iterator[Case]:
 
 def measure(some: Iterable[Case]) -> dict[str, KindScore]:
     """Type -> score. A value counts as found if its placeholder takes its place exactly."""
-    counts = {kind: [0, 0, 0, 0] for kind in KINDS}
+    counts = {kind: [0, 0, 0, 0] for kind in PII_KINDS}
     for case in some:
         if case.kind is not None:
             counts[case.kind][0] += 1

@@ -13,7 +13,8 @@ import pytest
 
 from nemotron.data_prep.curation import decontamination, quality
 from nemotron.data_prep.curation.decontamination import hits, protect
-from nemotron.data_prep.curation.quality import TrainSettings, bucket_thresholds, train
+from nemotron.data_prep.curation.quality import bucket_thresholds, train
+from nemotron.data_prep.curation.settings import TrainSettings
 from nemotron.data_prep.curation.step import (
     StepTable,
     collect,

@@ -10,11 +10,11 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.extraction import (
-    ExtractionSettings,
     extract_shard,
     main_text,
     plan_extraction,
 )
+from nemotron.data_prep.curation.settings import ExtractionSettings
 from nemotron.data_prep.curation.step import Drop, StepTable, collect, list_documents, read_documents
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import WarcRecord

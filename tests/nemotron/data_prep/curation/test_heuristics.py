@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation import heuristics
-from nemotron.data_prep.curation.heuristics import MEASURES, Limits, Page, first_failure
+from nemotron.data_prep.curation.heuristics import MEASURES, Page, first_failure
+from nemotron.kit.schemas.limits import LimitConfig
 
 
 def value(name: str, text: str) -> float:
@@ -112,9 +113,9 @@ def test_any_text_has_finite_values(text: str) -> None:
 
 
 def test_limits_are_inclusive_and_the_first_failure_is_named() -> None:
-    limits = {"word_count": Limits(3, 5), "digits": Limits(high=0.5)}
+    limits = {"word_count": LimitConfig(low=3, high=5), "digits": LimitConfig(high=0.5)}
     assert first_failure("a b c", limits) is None
-    assert first_failure("a b 1", {"digits": Limits(high=0.2)}) is None
+    assert first_failure("a b 1", {"digits": LimitConfig(high=0.2)}) is None
     assert first_failure("a b", limits) == ("word_count", 2)
     assert first_failure("1 2 3 4 5", limits) == ("digits", 5 / 9)
     assert first_failure("1 2 3 4 5", {}) is None
@@ -123,7 +124,7 @@ def test_limits_are_inclusive_and_the_first_failure_is_named() -> None:
 @pytest.mark.parametrize("unit", ["word ", "https://", "a", "\n", "x\n\n"])
 def test_a_megabyte_comes_to_an_end(unit: str) -> None:
     """No filter looks back over what it has seen: one that did would be stopped by the time limit of a test."""
-    assert first_failure(unit * (1_000_000 // len(unit)), dict.fromkeys(MEASURES, Limits())) is None
+    assert first_failure(unit * (1_000_000 // len(unit)), dict.fromkeys(MEASURES, LimitConfig())) is None
 
 
 def test_paragraphs_are_cut_at_blank_lines() -> None:

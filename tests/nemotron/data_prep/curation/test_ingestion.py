@@ -12,6 +12,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, SKIP_HINT, FileSource, ingest_documents, ingest_files
+from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.curation.step import (
     Document,
     StepTable,
@@ -142,7 +143,12 @@ def test_of_copies_the_held_out_one_stays(tmp_path: Path, held_out: int) -> None
         if name == "exact":
             table = exact.deduplicate(files, "whitespace", work, SERIAL)
         else:
-            table, _ = minhash.deduplicate(files, minhash.MinHashSettings("words", 5, 16, 8, 0.7), work, SERIAL)
+            table, _ = minhash.deduplicate(
+                files,
+                MinHashSettings(unit="words", shingle_size=5, num_bands=16, rows_per_band=8, min_estimate=0.7),
+                work,
+                SERIAL,
+            )
         [kept] = [document for path in list_documents(work) for document in read_documents(path)]
         assert kept["split"] == "valid" and table.kept.documents == 1
 

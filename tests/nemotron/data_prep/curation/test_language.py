@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation.language import LanguageSettings, check_languages, identify, judge
+from nemotron.data_prep.curation.language import check_languages, identify, judge
+from nemotron.data_prep.curation.settings import LanguageSettings
 from nemotron.data_prep.curation.step import Drop, Keep
 
 pytest.importorskip("py3langid")
@@ -35,12 +36,12 @@ def document(text: str) -> dict[str, str]:
 
 
 def test_wanted_languages_stay_with_name_and_probability() -> None:
-    kept = judge(document(TEXTS["de"]), LanguageSettings(keep=("en", "de")))
+    kept = judge(document(TEXTS["de"]), LanguageSettings(keep=["en", "de"]))
     assert isinstance(kept, Keep)
     assert kept.document["language"] == "de"
     assert kept.document["language_score"] > 0.3
     assert kept.notes == ("de",)
-    dropped = judge(document(TEXTS["fr"]), LanguageSettings(keep=("en", "de")))
+    dropped = judge(document(TEXTS["fr"]), LanguageSettings(keep=["en", "de"]))
     assert isinstance(dropped, Drop)
     assert dropped.reason == "language fr"
 
@@ -48,7 +49,7 @@ def test_wanted_languages_stay_with_name_and_probability() -> None:
 def test_below_the_threshold_a_language_is_unsure() -> None:
     text = TEXTS["nl"] + " " + TEXTS["de"]
     _, probability = identify(text, LanguageSettings())
-    dropped = judge(document(text), LanguageSettings(keep=("nl", "de"), threshold=probability + 0.001))
+    dropped = judge(document(text), LanguageSettings(keep=["nl", "de"], threshold=probability + 0.001))
     assert isinstance(dropped, Drop)
     assert dropped.reason == "language unsure"
 

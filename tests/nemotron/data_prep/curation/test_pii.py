@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron.data_prep.curation.pii import KINDS, PLACEHOLDERS, find, iban_is_valid, luhn, redact
+from nemotron.data_prep.curation.pii import PLACEHOLDERS, find, iban_is_valid, luhn, redact
+from nemotron.data_prep.curation.settings import PII_KINDS
 
 from .pii_cases import cases, measure
 
@@ -149,6 +150,6 @@ def test_a_hostile_megabyte_comes_to_an_end(unit: str) -> None:
 
 
 def test_every_type_has_a_placeholder_that_is_no_data_itself() -> None:
-    assert set(PLACEHOLDERS) == set(KINDS)
+    assert set(PLACEHOLDERS) == set(PII_KINDS)
     assert not find(" ".join(PLACEHOLDERS.values()))
     assert all(re.fullmatch(r"\[[A-Z_]+\]", placeholder) for placeholder in PLACEHOLDERS.values())

@@ -7,10 +7,10 @@ import contextlib
 import email.utils
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter
@@ -28,14 +28,12 @@ from nemotron.data_prep.curation import rephrasing
 from nemotron.data_prep.curation.rephrasing import (
     STYLES,
     Client,
-    Endpoint,
-    Job,
     Journal,
-    Rule,
     accept,
     request_key,
     segments,
 )
+from nemotron.data_prep.curation.settings import EndpointConfig, RephrasingSettings, RuleConfig, StylesConfig
 from nemotron.data_prep.curation.step import Document, plan_step, read_documents, write_documents
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import Receipt, freeze, run_shards
@@ -132,9 +130,9 @@ def server() -> Iterator[Server]:
     running.close()
 
 
-def endpoint(server: Server, **settings: Any) -> Endpoint:
-    given = {"concurrency": 4, "timeout": 5.0, "max_attempts": 4, "max_failed": 0.0}
-    return Endpoint(base_url=server.url, model="m", **(given | settings))
+def endpoint(url: str, **more: Any) -> EndpointConfig:
+    patience = {"concurrency": 4, "timeout": 5.0, "max_attempts": 4, "max_failed": 0.0}
+    return EndpointConfig(base_url=url, model="m", **(patience | more))
 
 
 def document(number: int, quality: str = "low", words: int = 12) -> Document:
@@ -142,20 +140,21 @@ def document(number: int, quality: str = "low", words: int = 12) -> Document:
     return {"id": f"d{number}", "text": text, "url": f"https://site.org/{number}", "quality": quality, "bucket": 3}
 
 
-RULES = (Rule("wikipedia", ("low",), 400, 512), Rule("distill", ("high",), 400, 512))
+def settings_for(url: str, **patience: Any) -> RephrasingSettings:
+    size = {"max_input_words": 400, "max_output_tokens": 512}
+    styles = StylesConfig(wikipedia=RuleConfig(labels=["low"], **size), distill=RuleConfig(labels=["high"], **size))
+    return RephrasingSettings(endpoint=endpoint(url, **patience), styles=styles, min_words=3)
 
 
-def rephrase(folder: Path, server: Server, documents: list[Document], **settings: Any) -> Receipt[Any]:
+def rephrase(folder: Path, url: str, documents: list[Document], **patience: Any) -> Receipt[Any]:
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "in.jsonl.zst"
     if not source.exists():
         write_documents(source, documents)
-    job = Job(endpoint(server, **settings), RULES, folder / "state", min_words=3)
     plan = plan_step([source], {})
     freeze(plan, folder / "work")
-    [(receipt, _)] = run_shards(
-        plan, folder / "work", rephrasing.rephrase_shard, job, SerialEngine(), rephrasing.RephrasingCounts
-    )
+    task, job = rephrasing.rephrase_shard, (settings_for(url, **patience), folder / "state")
+    [(receipt, _)] = run_shards(plan, folder / "work", task, job, SerialEngine(), rephrasing.RephrasingCounts)
     return receipt
 
 
@@ -168,7 +167,7 @@ def synthetic(folder: Path) -> list[Document]:
 
 def test_documents_styles_and_what_is_sent(server: Server, tmp_path: Path) -> None:
     documents = [document(0), document(1, "medium"), document(2, "high")]
-    receipt = rephrase(tmp_path, server, documents)
+    receipt = rephrase(tmp_path, server.url, documents)
     assert list(read_documents(tmp_path / "work" / "documents" / "in.jsonl.zst")) == documents
     made = synthetic(tmp_path)
     assert [(d["id"], d["source"], d["rephrased_from"], d["model"]) for d in made] == [
@@ -195,7 +194,7 @@ def test_documents_styles_and_what_is_sent(server: Server, tmp_path: Path) -> No
 
 def test_a_long_document_goes_in_parts_and_comes_back_as_one(server: Server, tmp_path: Path) -> None:
     long = document(0, words=0) | {"text": "\n".join(" ".join(f"l{i}w{j}" for j in range(100)) for i in range(9))}
-    rephrase(tmp_path, server, [long])
+    rephrase(tmp_path, server.url, [long])
     assert sorted(len(text_in(body).split()) for body in server.bodies) == [100, 400, 400]
     [made] = synthetic(tmp_path)
     assert made["text"].replace("Reworded: ", "").split() == long["text"].split()
@@ -254,7 +253,7 @@ def test_every_failure_that_passes_leaves_no_trace_in_the_documents(
 ) -> None:
     monkeypatch.setattr(rephrasing, "_MAX_ANSWER_BYTES", 2**20)
     documents = [document(i, ("low", "high")[i % 2]) for i in range(2 * len(FAULTS))]
-    calm = rephrase(tmp_path / "calm", server, documents)
+    calm = rephrase(tmp_path / "calm", server.url, documents)
     server.asked.clear()
     order: dict[str, int] = {}
 
@@ -265,14 +264,14 @@ def test_every_failure_that_passes_leaves_no_trace_in_the_documents(
         return attempt == 0
 
     server.fault = fault
-    rough = rephrase(tmp_path / "rough", server, documents, timeout=0.6)
+    rough = rephrase(tmp_path / "rough", server.url, documents, timeout=0.6)
     assert [output.sha256 for output in rough.outputs.values()] == [output.sha256 for output in calm.outputs.values()]
     assert sum(usage.retries for usage in rough.counts.usage.values()) == 2 * len(FAULTS)
     assert set(server.asked.values()) == {2}
     assert calm.counts.table == rough.counts.table
 
 
-def ask(endpoint: Endpoint) -> rephrasing.Answer:
+def ask(endpoint: EndpointConfig) -> rephrasing.Answer:
     async def once() -> rephrasing.Answer:
         async with Client(endpoint) as client:
             return await client.ask({"model": "m", "messages": [{}, {"content": "<text>\nhi\n</text>"}]})
@@ -286,14 +285,14 @@ def ask(endpoint: Endpoint) -> rephrasing.Answer:
 )
 def test_attempts_are_counted_and_have_a_limit(server: Server, broken: Any, failure: str) -> None:
     server.fault = lambda number, attempt, handler: broken(handler) is None
-    answer = ask(endpoint(server, max_attempts=3))
+    answer = ask(endpoint(server.url, max_attempts=3))
     assert (answer.failure, answer.retries, len(server.bodies)) == (failure, 2, 3)
 
 
 def test_concurrency_is_bounded_and_used(server: Server, tmp_path: Path) -> None:
     together = threading.Barrier(6)  # nobody is answered before six have asked
     server.fault = lambda number, attempt, handler: together.wait(30) < 0
-    rephrase(tmp_path, server, [document(i) for i in range(24)], concurrency=6, timeout=60.0)
+    rephrase(tmp_path, server.url, [document(i) for i in range(24)], concurrency=6, timeout=60.0)
     assert server.most == 6
 
 
@@ -301,7 +300,7 @@ def test_concurrency_is_bounded_and_used(server: Server, tmp_path: Path) -> None
 def test_what_concerns_all_requests_stops_at_once(number: int, server: Server, tmp_path: Path) -> None:
     server.fault = lambda n, attempt, handler: status(number, Location=server.url)(handler) is None
     with pytest.raises(RunFailed, match=f"status {number}"):
-        rephrase(tmp_path, server, [document(i) for i in range(50)], concurrency=2)
+        rephrase(tmp_path, server.url, [document(i) for i in range(50)], concurrency=2)
     assert len(server.bodies) <= 4  # nothing asked again, no redirect followed
 
 
@@ -316,8 +315,8 @@ def test_a_refused_request_is_counted_and_not_asked_again(server: Server, tmp_pa
     documents = [document(i) for i in range(4)]
     for _ in range(2):  # the second attempt knows of the first one's refusal
         with pytest.raises(RunFailed, match="1 of 4 requests failed, most by refused with status 400"):
-            rephrase(tmp_path, server, documents)
-    receipt = rephrase(tmp_path, server, documents, max_failed=0.25)
+            rephrase(tmp_path, server.url, documents)
+    receipt = rephrase(tmp_path, server.url, documents, max_failed=0.25)
     assert receipt.counts.usage["wikipedia"].failures == {"refused with status 400": 1}
     assert [d["id"] for d in synthetic(tmp_path)] == ["d0#wikipedia", "d2#wikipedia", "d3#wikipedia"]
     [refused] = {request_key(body) for body in server.bodies if "word1x0" in text_in(body)}
@@ -328,11 +327,11 @@ def test_an_endpoint_that_is_gone_stops_the_run_soon_and_answers_are_kept(server
     documents = [document(i) for i in range(40)]
     server.fault = lambda number, attempt, handler: number >= 10 and reset(handler) is None
     with pytest.raises(RunFailed, match=r"of 40 requests failed, most by no connection"):
-        rephrase(tmp_path, server, documents, max_failed=0.9, concurrency=2, max_attempts=2)
+        rephrase(tmp_path, server.url, documents, max_failed=0.9, concurrency=2, max_attempts=2)
     assert len(server.bodies) < 40  # three times the concurrency, not all forty
     server.fault = lambda number, attempt, handler: False
     before = dict(server.asked)
-    rephrase(tmp_path, server, documents, max_failed=0.9, concurrency=2, max_attempts=2)
+    rephrase(tmp_path, server.url, documents, max_failed=0.9, concurrency=2, max_attempts=2)
     first_ten = [request_key(body) for body in server.bodies[:10]]
     assert all(server.asked[key] == before[key] for key in first_ten)
     assert len(synthetic(tmp_path)) == 40
@@ -340,45 +339,44 @@ def test_an_endpoint_that_is_gone_stops_the_run_soon_and_answers_are_kept(server
 
 # --- Going on ---
 
+
 CHILD = """
 import sys
 from pathlib import Path
 from nemotron.data_prep.curation import rephrasing
+from nemotron.data_prep.curation.settings import RephrasingSettings
 from nemotron.data_prep.curation.step import plan_step
 from nemotron.data_prep.work.engines import SerialEngine
-from nemotron.data_prep.curation.rephrasing import Endpoint, Job, Rule
 from nemotron.data_prep.work.shards import freeze, run_shards
 
-folder = Path(sys.argv[1])
-rules = (Rule("wikipedia", ("low",), 400, 512),)
-job = Job(Endpoint(sys.argv[2], "m", concurrency=3), rules, folder / "state", min_words=3)
+folder, settings = Path(sys.argv[1]), RephrasingSettings.model_validate_json(sys.argv[2])
 plan = plan_step([folder / "in.jsonl.zst"], {})
 freeze(plan, folder / "work")
-list(run_shards(plan, folder / "work", rephrasing.rephrase_shard, job, SerialEngine(), rephrasing.RephrasingCounts))
+task, job = rephrasing.rephrase_shard, (settings, folder / "state")
+list(run_shards(plan, folder / "work", task, job, SerialEngine(), rephrasing.RephrasingCounts))
 """
 
 
 def test_killed_again_and_again_it_asks_nothing_twice_that_was_answered(server: Server, tmp_path: Path) -> None:
     documents = [document(i) for i in range(60)]
     calm, rough = tmp_path / "calm", tmp_path / "rough"
-    for folder in (calm, rough):
-        folder.mkdir()
-        write_documents(folder / "in.jsonl.zst", documents)
-    child = [sys.executable, "-c", textwrap.dedent(CHILD)]
-    subprocess.run([*child, str(calm), server.url], check=True)
+    rephrase(calm, server.url, documents)
     assert len(server.bodies) == 60
+    rough.mkdir()
+    shutil.copy(calm / "in.jsonl.zst", rough)
     server.asked.clear()
     server.bodies.clear()
     server.delay = 0.05
+    child = [sys.executable, "-c", CHILD, str(rough), settings_for(server.url, concurrency=3).model_dump_json()]
     kills = 0
     for wanted in (10, 25, 45):
-        process = subprocess.Popen([*child, str(rough), server.url])
+        process = subprocess.Popen(child)
         while len(server.bodies) < wanted + kills * 3 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         kills += process.wait() != 0
     assert kills == 3
-    subprocess.run([*child, str(rough), server.url], check=True)
+    subprocess.run(child, check=True)
     assert len(server.asked) == 60
     assert len(server.bodies) - 60 <= 3 * kills  # those that were under way
     for name in ("in", "in-synthetic"):
@@ -412,12 +410,12 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", KEY)
-    receipt = rephrase(tmp_path, server, [document(0)], api_key_env="SOME_API_KEY")
+    receipt = rephrase(tmp_path, server.url, [document(0)], api_key_env="SOME_API_KEY")
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
     echo = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY[:12]}***"}}).encode()
     server.fault = lambda number, attempt, handler: send(handler, 401, echo) is None
     with pytest.raises(RunFailed) as error:
-        rephrase(tmp_path / "refused", server, [document(1)], api_key_env="SOME_API_KEY")
+        rephrase(tmp_path / "refused", server.url, [document(1)], api_key_env="SOME_API_KEY")
     assert "SOME_API_KEY" in str(error.value)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     seen = written.decode(errors="replace") + str(error.value) + repr(receipt) + "".join(capfd.readouterr())
@@ -430,7 +428,7 @@ def test_a_missing_or_impossible_key_is_named_not_shown(value: str | None, monke
     if value is not None:
         monkeypatch.setenv("SOME_API_KEY", value)
     with pytest.raises(UserError, match="SOME_API_KEY") as error:
-        Client(Endpoint("https://h.org/v1", "m", "SOME_API_KEY"))
+        Client(endpoint("https://h.org/v1", api_key_env="SOME_API_KEY"))
     assert not value or value not in str(error.value)
 
 
@@ -438,7 +436,7 @@ def test_a_proxy_is_not_asked_for_this_machine(server: Server, monkeypatch: pyte
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert os.environ["http_proxy"]
-    assert ask(endpoint(server)).text == "Reworded: hi"
+    assert ask(endpoint(server.url)).text == "Reworded: hi"
 
 
 def test_what_the_environment_holds_for_another_host_is_not_sent(
@@ -447,7 +445,7 @@ def test_what_the_environment_holds_for_another_host_is_not_sent(
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, KEY)
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"X-Key: {KEY}")
-    assert ask(endpoint(server)).text == "Reworded: hi"
+    assert ask(endpoint(server.url)).text == "Reworded: hi"
     assert not any(KEY in value for value in server.headers[0].values())
     assert "authorization" not in server.headers[0] and os.environ["OPENAI_API_KEY"] == KEY
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from nemotron.data_prep.curation.step import (
     DocumentWriter,
     Drop,
     Keep,
+    StepRun,
     StepTable,
     filter_shards,
     list_documents,
     plan_step,
-    publish_step,
     read_documents,
     write_documents,
 )
@@ -205,7 +206,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int) -> An
     monkeypatch.setattr(Registry, "default", classmethod(lambda _: registry))
     plan = plan_step(shards(tmp_path / "in"), {"least": least})
     table = filter_shards(plan, tmp_path / "work", judge, least, SerialEngine())
-    return publish_step(table, tmp_path / "work", tmp_path / "out", {"extra": 1})
+    step = StepRun(SimpleNamespace(dir=tmp_path, output_dir=tmp_path / "out"), SerialEngine())  # type: ignore[arg-type]
+    step.publish(table, {"extra": 1})
+    return Dataset.load("nemotron_cc-x-data-tiny")
 
 
 def test_a_step_publishes_its_shards_with_table_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

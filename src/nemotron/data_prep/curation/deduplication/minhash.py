@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
     span_hashes,
     window_hashes,
 )
+from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step, read_documents
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
@@ -53,24 +54,6 @@ ANCHORS = 32
 33, and a number that grows linearly in those of boilerplate."""
 _RAYON_THREADS = "RAYON_NUM_THREADS"
 _PAIRS = 1 << 16  # compared at once: 2 x 260 x 4 bytes each
-
-
-@dataclass(frozen=True, slots=True)
-class MinHashSettings:
-    """Parameters. `num_bands` x `rows_per_band` is the number of permutations; `min_estimate` 0 compares nothing: an
-    equal band is enough."""
-
-    unit: Literal["characters", "words"] = "characters"
-    shingle_size: int = 24
-    num_bands: int = 20
-    rows_per_band: int = 13
-    min_estimate: float = 0.0
-    seed: int = 42
-
-    @property
-    def num_permutations(self) -> int:
-        """Length of a signature."""
-        return self.num_bands * self.rows_per_band
 
 
 # --- Probabilities ----------------------------------------------------------------------------------------------------
@@ -314,7 +297,7 @@ def deduplicate(
         RunFailed: two documents of a cluster have the same id.
         UserError: a file is no document shard, or has changed since the run began.
     """
-    about = {"step": "fuzzy_dedup", **asdict(settings), "rensa": RMinHash.ALGORITHM_VERSION}
+    about = {"step": "fuzzy_dedup", **settings.model_dump(), "rensa": RMinHash.ALGORITHM_VERSION}
     folder = work_dir / "signatures"
     plan = plan_step(files, {**about, "pass": "signatures"})
     freeze(plan, folder)

@@ -53,6 +53,7 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
     span_hashes,
     window_hashes,
 )
+from nemotron.data_prep.curation.settings import SubstringSettings
 from nemotron.data_prep.curation.step import (
     SAMPLES_PER_REASON,
     DocumentShard,
@@ -68,16 +69,6 @@ from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run
 
 REASON, NOTE = "too short after its repeated passages", "lost repeated passages"
 INDEX, MATCHES = "index", "matches"
-
-
-@dataclass(frozen=True, slots=True)
-class SubstringSettings:
-    """`range_bytes`: compressed bytes of documents whose windows one task of the second pass sorts. It decides about
-    memory only, not about the result."""
-
-    min_tokens: int = 50
-    min_tokens_left: int = 50
-    range_bytes: int = 16 * 2**20
 
 
 @dataclass
@@ -133,12 +124,7 @@ def deduplicate(
         RunFailed: two documents have the same id, or two different windows the same hash.
         UserError: a file is no document shard, or has changed since the run began.
     """
-    about = {
-        "step": "substring_dedup",
-        "min_tokens": settings.min_tokens,
-        "min_tokens_left": settings.min_tokens_left,
-        "range_bytes": settings.range_bytes,
-    }
+    about = {"step": "substring_dedup", **settings.model_dump()}
 
     # Index: tokens, and windows in the order of their hashes.
     folder = work_dir / INDEX

@@ -48,6 +48,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation import decontamination, heuristics
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, FileSource, ingest_documents, ingest_files
+from nemotron.data_prep.curation.settings import HeuristicSettings, MinHashSettings
 from nemotron.data_prep.curation.step import (
     Document,
     collect,
@@ -145,7 +146,7 @@ def main() -> None:
         # --- Curate: quality, duplicates, near duplicates, overlap with what is held out ------------------------------
         with run.phase("curate"):
             filters = cfg.curation.model_dump(include={"prose", "code"})
-            limits = {kind: _limits(of_kind) for kind, of_kind in filters.items()}
+            limits = {kind: HeuristicSettings(limits=of_kind) for kind, of_kind in filters.items()}
             plan = plan_step(files, {"step": "heuristics", **filters})
             filter_shards(plan, work / "filtered", heuristics.judge_by_kind, limits, engine)
             exact.deduplicate(list_documents(work / "filtered"), "whitespace", work / "exact", engine)
@@ -154,7 +155,7 @@ def main() -> None:
             templates = [path for path in unique if path.name.startswith(f"{TASKS}-")]
             texts = [path for path in unique if path not in templates]
             if texts:
-                minhash_settings = minhash.MinHashSettings(**cfg.curation.minhash.model_dump(), seed=cfg.seed)
+                minhash_settings = MinHashSettings(**cfg.curation.minhash.model_dump(), seed=cfg.seed)
                 minhash.deduplicate(texts, minhash_settings, work / "fuzzy", engine)
                 texts = list_documents(work / "fuzzy")
 
@@ -244,13 +245,6 @@ def main() -> None:
         shutil.rmtree(work)
         print(f"{dataset.ref}: {dataset.num_examples} documents, {dataset.num_tokens} tokens", file=sys.stderr)
         print_complete({"data": dataset})
-
-
-def _limits(filters: Mapping[str, Mapping[str, float | None] | None]) -> heuristics.HeuristicSettings:
-    """The filters that are not switched off."""
-    return heuristics.HeuristicSettings(
-        {name: heuristics.Limits(**limit) for name, limit in filters.items() if limit is not None}
-    )
 
 
 def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:

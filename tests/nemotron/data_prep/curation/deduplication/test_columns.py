@@ -53,6 +53,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     script = f"""
 import resource
 from pathlib import Path
+from nemotron.data_prep.curation.settings import MinHashSettings, SubstringSettings
 from nemotron.data_prep.curation.step import write_documents
 from nemotron.data_prep.curation.deduplication import columns, exact, minhash, substring
 from nemotron.data_prep.work.engines import SerialEngine
@@ -65,8 +66,8 @@ for number, path in enumerate(files):
 columns.LEAST_MAPPED = 129  # all but the empty ones
 resource.setrlimit(resource.RLIMIT_NOFILE, (54, 54))
 folder, engine = Path({str(tmp_path)!r}), SerialEngine()
-near = minhash.MinHashSettings("words", 5, 10, 4, 0.7)
-options = substring.SubstringSettings(50, 50, 2**16)
+near = MinHashSettings(unit="words", shingle_size=5, num_bands=10, rows_per_band=4, min_estimate=0.7)
+options = SubstringSettings(range_bytes=2**16)
 print(exact.deduplicate(files, "none", folder / "exact", engine).kept.documents)
 print(minhash.deduplicate(files, near, folder / "near", engine)[0].kept.documents)
 print(substring.deduplicate(files, options, folder / "substring", engine)[0].kept.documents)

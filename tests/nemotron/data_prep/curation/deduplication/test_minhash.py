@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.deduplication import minhash
-from nemotron.data_prep.curation.deduplication.minhash import MinHashSettings
+from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
 
 from ..shards import texts, write_shards
 
-WORDS5 = MinHashSettings("words", 5, 20, 7, 0.75)
+WORDS5 = MinHashSettings(unit="words", shingle_size=5, num_bands=20, rows_per_band=7, min_estimate=0.75)
 
 
 def slow_shingles(text: str, options: MinHashSettings) -> set[str]:
@@ -78,7 +78,7 @@ TEXT = st.text(st.sampled_from("abAB\u00e9 \n-_\u4e2d\U0001f600\u0130"), max_siz
 @settings(max_examples=200)
 @given(st.lists(TEXT, min_size=1, max_size=6), st.sampled_from(["characters", "words"]), st.integers(1, 6))
 def test_shingles_are_equal_where_text_is(texts: list[str], unit: str, size: int) -> None:
-    options = MinHashSettings(unit, size)  # type: ignore[arg-type]
+    options = MinHashSettings(unit=unit, shingle_size=size)  # type: ignore[arg-type]
     hashes, offsets = minhash.shingle_hashes(texts, options)
     assert len(offsets) == len(texts) + 1
     found = [set(hashes[a:b].tolist()) for a, b in pairwise(offsets)]
@@ -210,7 +210,7 @@ def run(folder: Path, documents: list[dict[str, str]], shards: int, options: Min
     return texts(folder / "work"), table, report
 
 
-@pytest.mark.parametrize("options", [WORDS5, MinHashSettings("characters", 24, 20, 7)])
+@pytest.mark.parametrize("options", [WORDS5, MinHashSettings(rows_per_band=7)])
 def test_one_document_of_a_cluster_stays_whatever_the_division(tmp_path: Path, options: MinHashSettings) -> None:
     documents = corpus()
     kept, table, report = run(tmp_path / "one", documents, 1, options)

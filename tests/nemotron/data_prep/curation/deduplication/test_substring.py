@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.deduplication import substring
-from nemotron.data_prep.curation.deduplication.substring import SubstringSettings
+from nemotron.data_prep.curation.settings import SubstringSettings
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
 
 from ..shards import texts, write_shards
@@ -59,7 +59,9 @@ def test_as_by_definition(
 ) -> None:
     documents = [{"id": f"d{i}", "text": text} for i, text in enumerate(texts)]
     folder = tmp_path_factory.mktemp("substring")
-    options = SubstringSettings(size, 1, range_bytes=-(-60 * shards // ranges))
+    options = SubstringSettings.model_construct(
+        min_tokens=size, min_tokens_left=1, range_bytes=-(-60 * shards // ranges)
+    )
     kept, table, cuts = run(folder, documents, shards, options)
     left: set[tuple[str, ...]] = set()
     expected_tokens = expected_documents = 0
@@ -105,7 +107,7 @@ def passages(seed: int, documents: int) -> list[dict[str, str]]:
 
 def test_long_passages_and_whatever_division(tmp_path: Path) -> None:
     documents = passages(0, 200)
-    options = SubstringSettings(50, 20)
+    options = SubstringSettings(min_tokens_left=20)
     one, one_table, one_cuts = run(tmp_path / "one", documents, 1, options)
     gone = slow(documents, 50)
     short = 0
@@ -122,7 +124,7 @@ def test_long_passages_and_whatever_division(tmp_path: Path) -> None:
     assert one_table.noted[substring.NOTE].documents == one_cuts.documents > 50
 
     with PoolEngine(2) as engine:
-        finer = SubstringSettings(50, 20, range_bytes=20_000)
+        finer = SubstringSettings.model_construct(min_tokens=50, min_tokens_left=20, range_bytes=20_000)
         other, table, cuts = run(tmp_path / "many", documents[::-1], 7, finer, engine)
     assert len(list((tmp_path / "many/work/matches").glob("*.at.npy"))) > 2
     assert other == one
@@ -138,7 +140,7 @@ def test_passages_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         substring, "window_hashes", lambda values, size, base: np.zeros(len(values) - size + 1, np.uint64)
     )
     with pytest.raises(RunFailed, match="two different passages"):
-        run(tmp_path, passages(1, 5), 2, SubstringSettings(50, 20))
+        run(tmp_path, passages(1, 5), 2, SubstringSettings(min_tokens_left=20))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_what_is_left_around_a_cut(text: str, goes: str, left: str) -> None:
 def test_samples_name_the_document_in_which_the_passage_stays(tmp_path: Path) -> None:
     words = " ".join(f"w{i}" for i in range(60))
     documents = [{"id": f"d{i}", "text": f"{words} {' '.join(f'own{i}-{j}' for j in range(30))}"} for i in range(4)]
-    kept, _, cuts = run(tmp_path, documents, 2, SubstringSettings(50, 20))
+    kept, _, cuts = run(tmp_path, documents, 2, SubstringSettings(min_tokens_left=20))
     whole = [id for id, text in kept.items() if text.startswith(words)]
     assert len(whole) == 1 and len(kept) == 4
     assert {sample["stays_in"] for sample in cuts.samples} == set(whole)

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/decontaminate"
 # default = "default"
-# schema = "quality_schema.py:DecontaminateConfig"
+# schema = "schema.py:DecontaminateConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -38,29 +38,25 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, leaks_of, protect
-from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
+from nemotron.data_prep.curation.step import collect, open_step, plan_step
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, Source, open_run, print_complete, read_pipe
+from nemotron.kit import Source, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import evaluation_prompts
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import DecontaminateConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import DecontaminateConfig
 
 
 def main() -> None:
     """Drop documents that overlap with evaluation text and publish the others."""
     cfg: DecontaminateConfig = load_script_config(__file__, inputs=read_pipe)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        hit_dir, work_dir = run.dir / "hits", run.dir / "work"
-
+    with open_step(cfg, __file__) as step:
         # --- What is protected --------------------------------------------------------------------------------------
         evaluation_files = list_files(cfg.evaluation) if cfg.evaluation else []
         texts = [text for file in evaluation_files for text in _texts_of(file, cfg.fields)]
@@ -72,18 +68,17 @@ def main() -> None:
         # --- Look for it; then drop, now that boilerplate is known --------------------------------------------------
         versions = [[file.uri, file.size, file.version] for file in evaluation_files]  # of those on the Hub, too
         settings = {"step": "decontaminate", "evaluation_files": versions, **cfg.model_dump(exclude={"run"})}
-        plan = plan_step(files, settings)
-        with run.phase("look"):
-            collect(plan, hit_dir, hit_shard, protected, engine)
+        plan, hit_dir = plan_step(step.documents(), settings), step.run.dir / "hits"
+        with step.run.phase("look"):
+            collect(plan, hit_dir, hit_shard, protected, step.engine)
             leaks = leaks_of(plan, hit_dir, protected, cfg.boilerplate_documents)
-        with run.phase("drop"):
-            table = collect(plan, work_dir, drop_shard, leaks, engine)
+        with step.run.phase("drop"):
+            table = collect(plan, step.work_dir, drop_shard, leaks, step.engine)
 
         # --- Publish ------------------------------------------------------------------------------------------------
         raw = [Source(name=file.uri, detail=f"evaluation set, version {file.version}") for file in evaluation_files]
-        dataset = publish_step(table, work_dir, run.output_dir, {"protected_ngrams": grams}, sources=raw)
+        step.publish(table, {"protected_ngrams": grams}, sources=raw)
         shutil.rmtree(hit_dir, ignore_errors=True)
-        print_complete({"data": dataset})
 
 
 def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/exact_dedup"
 # default = "default"
-# schema = "dedup_schema.py:ExactDedupConfig"
+# schema = "schema.py:ExactDedupConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -36,31 +36,23 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import exact
-from nemotron.data_prep.curation.step import list_documents, publish_step
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.data_prep.curation.step import open_step
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import ExactDedupConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import ExactDedupConfig
 
 
 def main() -> None:
     """Keep one document of every text and publish them."""
     cfg: ExactDedupConfig = load_script_config(__file__, inputs=read_pipe)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-
-        # --- Hash, find equal hashes, write what stays --------------------------------------------------------------
-        with run.phase("deduplicate"):
-            table = exact.deduplicate(files, cfg.normalisation, work_dir, engine)
-
-        # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir)
-        print_complete({"data": dataset})
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("deduplicate"):  # hash, find equal hashes, write what stays
+            table = exact.deduplicate(step.documents(), cfg.normalisation, step.work_dir, step.engine)
+        step.publish(table)
 
 
 if __name__ == "__main__":

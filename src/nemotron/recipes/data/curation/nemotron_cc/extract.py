@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
-from nemotron.data_prep.curation.extraction import ExtractionSettings, extract_shard, plan_extraction
-from nemotron.data_prep.curation.step import collect, publish_step
+from nemotron.data_prep.curation.extraction import extract_shard, plan_extraction
+from nemotron.data_prep.curation.settings import ExtractionSettings
+from nemotron.data_prep.curation.step import collect, open_step
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Source, open_run, print_complete, read_pipe
+from nemotron.kit import Source, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
@@ -50,21 +50,16 @@ if TYPE_CHECKING:
 def main() -> None:
     """Extract the main text of all pages and publish the documents."""
     cfg: ExtractConfig = load_script_config(__file__, inputs=read_pipe)
+    settings = ExtractionSettings.of(cfg)
     files = list_files(cfg.warc, formats=("warc",))
-    settings = ExtractionSettings(cfg.max_html_bytes, cfg.max_seconds, cfg.min_chars, cfg.max_replaced)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        # --- A task a WARC file ---------------------------------------------------------------------------------------
-        work_dir = run.dir / "work"
-        plan = plan_extraction(files, {"step": "extract", **cfg.model_dump(exclude={"run"})})
-        with run.phase("extract"):
-            table = collect(plan, work_dir, extract_shard, settings, engine)
-
-        # --- Publish --------------------------------------------------------------------------------------------------
+    with open_step(cfg, __file__) as step:
+        plan = plan_extraction(files, {"step": "extract", **settings.model_dump()})  # a task a WARC file
+        with step.run.phase("extract"):
+            table = collect(plan, step.work_dir, extract_shard, settings, step.engine)
         # Reading a crawl once more, only for its digest, would take as long as the step itself.
         own = [Source(name=f.name, detail=f"{f.size} bytes, version {f.version}") for f in files if not cfg.run.data]
-        dataset = publish_step(table, work_dir, run.output_dir, sources=own)
-        print_complete({"data": dataset})
+        step.publish(table, sources=own)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/fuzzy_dedup"
 # default = "default"
-# schema = "dedup_schema.py:FuzzyDedupConfig"
+# schema = "schema.py:FuzzyDedupConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -38,35 +38,26 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import minhash
-from nemotron.data_prep.curation.step import list_documents, publish_step
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.data_prep.curation.step import open_step
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import FuzzyDedupConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import FuzzyDedupConfig
 
 
 def main() -> None:
     """Keep one document of every cluster and publish them."""
     cfg: FuzzyDedupConfig = load_script_config(__file__, inputs=read_pipe)
-    settings = minhash.MinHashSettings(**cfg.minhash.model_dump())
-    print(minhash.describe(settings), file=sys.stderr)
+    print(minhash.describe(cfg.minhash), file=sys.stderr)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-
-        # --- Sign, find clusters, write what stays ------------------------------------------------------------------
-        with run.phase("deduplicate"):
-            table, report = minhash.deduplicate(files, settings, work_dir, engine)
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("deduplicate"):  # sign, find clusters, write what stays
+            table, report = minhash.deduplicate(step.documents(), cfg.minhash, step.work_dir, step.engine)
         sizes = ", ".join(f"{count} of {size}" for size, count in report["clusters"].items())
         print(f"clusters: {sizes or 'none'}; {report['comparisons']}", file=sys.stderr)
-
-        # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir, {"minhash": report})
-        print_complete({"data": dataset})
+        step.publish(table, {"minhash": report})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/heuristics"
 # default = "default"
-# schema = "quality_schema.py:HeuristicsConfig"
+# schema = "schema.py:HeuristicsConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -36,38 +36,25 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import heuristics
-from nemotron.data_prep.curation.step import filter_shards, list_documents, plan_step, publish_step
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.data_prep.curation.settings import HeuristicSettings
+from nemotron.data_prep.curation.step import open_step
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import HeuristicsConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import HeuristicsConfig
 
 
 def main() -> None:
     """Filter documents and publish those that stay."""
     cfg: HeuristicsConfig = load_script_config(__file__, inputs=read_pipe)
-    limits = {
-        name: heuristics.Limits(limit["low"], limit["high"])
-        for name, limit in cfg.filters.model_dump().items()
-        if limit is not None
-    }
-    settings = heuristics.HeuristicSettings(limits, frozenset(cfg.exempt))
+    settings = HeuristicSettings(limits=dict(cfg.filters), exempt=cfg.exempt)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-        plan = plan_step(files, {"step": "heuristics", **cfg.model_dump(exclude={"run"})})
-
-        # --- Filter -------------------------------------------------------------------------------------------------
-        with run.phase("filter"):
-            table = filter_shards(plan, work_dir, heuristics.judge, settings, engine)
-
-        # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir)
-        print_complete({"data": dataset})
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("filter"):
+            table = step.filter(heuristics.judge, settings)
+        step.publish(table)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import language
-from nemotron.data_prep.curation.step import filter_shards, list_documents, plan_step, publish_step
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.data_prep.curation.settings import LanguageSettings
+from nemotron.data_prep.curation.step import open_step
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
@@ -48,24 +48,12 @@ if TYPE_CHECKING:
 def main() -> None:
     """Keep the documents of some languages and publish them."""
     cfg: LanguageConfig = load_script_config(__file__, inputs=read_pipe)
-    settings = language.LanguageSettings(
-        tuple(cfg.keep), cfg.threshold, cfg.min_letters, cfg.short_texts, cfg.max_chars
-    )
-    language.check_languages(settings.keep)
+    language.check_languages(cfg.keep)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        # --- One shard of work for each document shard of the step before ---------------------------------------------
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-        plan = plan_step(files, {"step": "language", **cfg.model_dump(exclude={"run"})})
-
-        # --- Identify -------------------------------------------------------------------------------------------------
-        with run.phase("identify"):
-            table = filter_shards(plan, work_dir, language.judge, settings, engine)
-
-        # --- Publish --------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir)
-        print_complete({"data": dataset})
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("identify"):
+            table = step.filter(language.judge, LanguageSettings.of(cfg))
+        step.publish(table)
 
 
 if __name__ == "__main__":

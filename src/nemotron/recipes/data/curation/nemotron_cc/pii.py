@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/pii"
 # default = "default"
-# schema = "quality_schema.py:PiiConfig"
+# schema = "schema.py:PiiConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -38,20 +38,14 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import pii
-from nemotron.data_prep.curation.step import (
-    filter_shards,
-    list_documents,
-    plan_step,
-    publish_step,
-    read_documents,
-)
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.data_prep.curation.settings import PiiSettings
+from nemotron.data_prep.curation.step import list_documents, open_step, read_documents
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import PiiConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import PiiConfig
 
 SAMPLES, REACH = 3, 40  # samples of each placeholder, and characters around it
 LOOKED_AT = 10_000  # documents that samples are taken from
@@ -60,20 +54,11 @@ LOOKED_AT = 10_000  # documents that samples are taken from
 def main() -> None:
     """Replace personal data and publish the documents."""
     cfg: PiiConfig = load_script_config(__file__, inputs=read_pipe)
-    settings = pii.PiiSettings(tuple(kind for kind in pii.KINDS if kind in cfg.kinds), cfg.keep_reserved)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-
-        # --- Replace ------------------------------------------------------------------------------------------------
-        plan = plan_step(files, {"step": "pii", **cfg.model_dump(exclude={"run"})})
-        with run.phase("replace"):
-            table = filter_shards(plan, work_dir, pii.judge, settings, engine)
-        # --- Publish ------------------------------------------------------------------------------------------------
-        samples = {"replaced_samples": _samples(list_documents(work_dir))}
-        dataset = publish_step(table, work_dir, run.output_dir, samples)
-        print_complete({"data": dataset})
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("replace"):
+            table = step.filter(pii.judge, PiiSettings.of(cfg))
+        step.publish(table, {"replaced_samples": _samples(list_documents(step.work_dir))})
 
 
 def _samples(files: list[Path]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/quality"
 # default = "default"
-# schema = "quality_schema.py:QualityConfig"
+# schema = "schema.py:QualityConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -44,18 +44,18 @@ import numpy as np
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import quality
-from nemotron.data_prep.curation.step import collect, list_documents, plan_step, publish_step
+from nemotron.data_prep.curation.settings import ClassifierSettings, TrainSettings
+from nemotron.data_prep.curation.step import collect, open_step, plan_step
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import QualityConfig, TrainingConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import QualityConfig, TrainingConfig
 
 Page = tuple[int, str, bool]
 """A labelled page: hash of its text, the text, whether it is good."""
@@ -65,28 +65,27 @@ def main() -> None:
     """Train the classifiers, score, label and publish the documents."""
     cfg: QualityConfig = load_script_config(__file__, inputs=read_pipe)
     training, labels = cfg.training, {str(label): low for label, low in cfg.labels.items()}
-    of_pages = {"positive", "negative", "held_out_fraction", "max_documents"}
-    settings = quality.TrainSettings(**training.model_dump(exclude=of_pages), seed=cfg.seed)
+    settings = TrainSettings(**ClassifierSettings.of(training).model_dump(), seed=cfg.seed)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        score_dir, work_dir = run.dir / "scores", run.dir / "work"
+    with open_step(cfg, __file__) as step:
+        score_dir, classifier_dir = step.run.dir / "scores", step.run.dir / "classifier"
 
         # --- Learn from one part of the labelled pages --------------------------------------------------------------
-        with run.phase("train"):
+        with step.run.phase("train"):
             learned = _labelled_pages(training, "train", cfg.seed)
             texts, good = [text for _, text, _ in learned], [is_good for *_, is_good in learned]
             ensemble = quality.train(texts, good, settings)
-            ensemble.save(run.dir / "classifier")
+            ensemble.save(classifier_dir)
 
         # --- Scores of all documents; where the buckets begin follows from them -------------------------------------
-        plan = plan_step(files, {"step": "quality", "classifier": ensemble.digest, **cfg.model_dump(exclude={"run"})})
-        with run.phase("score"):
-            collect(plan, score_dir, quality.score_shard, ensemble, engine)
+        about = {"step": "quality", "classifier": ensemble.digest, **cfg.model_dump(exclude={"run"})}
+        plan = plan_step(step.documents(), about)
+        with step.run.phase("score"):
+            collect(plan, score_dir, quality.score_shard, ensemble, step.engine)
             thresholds = quality.thresholds_of(plan, score_dir)
-        with run.phase("label"):
+        with step.run.phase("label"):
             buckets = quality.Buckets(thresholds, labels, cfg.min_bucket, score_dir)
-            table = collect(plan, work_dir, quality.label_shard, buckets, engine)
+            table = collect(plan, step.work_dir, quality.label_shard, buckets, step.engine)
 
         # --- Measure on the other part ------------------------------------------------------------------------------
         metrics: dict[str, Any] = {
@@ -99,10 +98,9 @@ def main() -> None:
             metrics["held_out"] = _measure(ensemble, buckets, held_out, longer_is_better)
 
         # --- Publish ------------------------------------------------------------------------------------------------
-        model = {f"classifier/{name}": run.dir / "classifier" / name for name in (quality.WEIGHTS, quality.DESCRIPTION)}
-        dataset = publish_step(table, work_dir, run.output_dir, metrics, model)
+        model = {f"classifier/{name}": classifier_dir / name for name in (quality.WEIGHTS, quality.DESCRIPTION)}
+        step.publish(table, metrics, model)
         shutil.rmtree(score_dir, ignore_errors=True)
-        print_complete({"data": dataset})
 
 
 def _labelled_pages(training: TrainingConfig, part: Split, seed: int) -> list[Page]:

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/rephrase"
 # default = "default"
-# schema = "quality_schema.py:RephraseConfig"
+# schema = "schema.py:RephraseConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -39,7 +39,8 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, run_main
 from nemotron.data_prep.curation import rephrasing
-from nemotron.data_prep.curation.step import StepTable, list_documents, plan_step, publish_step
+from nemotron.data_prep.curation.settings import RephrasingSettings
+from nemotron.data_prep.curation.step import StepRun, StepTable, plan_step
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
@@ -47,40 +48,33 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.quality_schema import RephraseConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import RephraseConfig
 
 
 def main() -> None:
     """Reword documents and publish both kinds."""
     cfg: RephraseConfig = load_script_config(__file__, inputs=read_pipe)
     rephrasing.api_key(cfg.endpoint.api_key_env)  # a missing key is refused before any work
-    rules = tuple(
-        rephrasing.Rule(style, tuple(rule["labels"]), rule["max_input_words"], rule["max_output_tokens"])
-        for style, rule in cfg.styles.model_dump().items()
-        if rule is not None
-    )
+    settings, styles = RephrasingSettings.of(cfg), cfg.styles.rules()
 
     with open_run(cfg, script=__file__) as run:
         if (published := run.published()) is not None:  # stopped between publishing and the end: ask nothing twice
             print_complete({"data": Dataset.load(published.ref)})
             return
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-        endpoint = rephrasing.Endpoint(**cfg.endpoint.model_dump())
+        step = StepRun(run, SerialEngine())
 
         # --- Ask and check, shard after shard -----------------------------------------------------------------------
         # In this process, whatever cluster there is: the endpoint does the work, and so the bound on requests at a
         # time holds for all of them. How patiently it is asked decides nothing about the documents.
-        model = {"base_url": endpoint.base_url, "model": endpoint.model}
-        plan = plan_step(files, {"step": "rephrase", **model, **cfg.model_dump(exclude={"run", "endpoint"})})
+        model = {"base_url": cfg.endpoint.base_url, "model": cfg.endpoint.model}
+        plan = plan_step(step.documents(), {"step": "rephrase", **model, **cfg.model_dump(exclude={"run", "endpoint"})})
         # Beside the run, not in it: a run with more patience, which is another one, asks nothing again.
         answers_dir = run.dir.with_name(f"answers-{plan.digest[:10]}")
-        job = rephrasing.Job(endpoint, rules, answers_dir, cfg.temperature, cfg.top_p, cfg.seed, cfg.min_words)
-        table, usage = StepTable(), {rule.style: rephrasing.Usage() for rule in rules}
+        table, usage = StepTable(), {style: rephrasing.Usage() for style in styles}
         with run.phase("rephrase"):
-            freeze(plan, work_dir)
-            task, engine = rephrasing.rephrase_shard, SerialEngine()
-            for receipt, _ in run_shards(plan, work_dir, task, job, engine, rephrasing.RephrasingCounts):
+            freeze(plan, step.work_dir)
+            task, job = rephrasing.rephrase_shard, (settings, answers_dir)
+            for receipt, _ in run_shards(plan, step.work_dir, task, job, step.engine, rephrasing.RephrasingCounts):
                 table.merge(receipt.counts.table)
                 for style, of_shard in receipt.counts.usage.items():
                     usage[style].merge(of_shard)
@@ -93,7 +87,7 @@ def main() -> None:
             )
 
         if not any(total.requests for total in usage.values()):
-            wanted = sorted({label for rule in rules for label in rule.labels})
+            wanted = sorted({label for rule in styles.values() for label in rule.labels})
             raise RunFailed(
                 f"no document of quality {' or '.join(wanted) or '(no style is set)'}, so nothing to rephrase",
                 "the quality step writes `quality` into documents; styles.STYLE.labels says which ones a style takes",
@@ -101,13 +95,12 @@ def main() -> None:
 
         # --- Publish ------------------------------------------------------------------------------------------------
         metrics: dict[str, Any] = {
-            "endpoint": {"base_url": cfg.endpoint.base_url, "model": endpoint.model},
+            "endpoint": model,
             "sampling": {"temperature": cfg.temperature, "top_p": cfg.top_p, "seed": cfg.seed},
             "usage": {style: total.to_json() for style, total in usage.items()},
         }
-        dataset = publish_step(table, work_dir, run.output_dir, metrics)
+        step.publish(table, metrics)
         shutil.rmtree(answers_dir, ignore_errors=True)
-        print_complete({"data": dataset})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 # [tool.runspec.config]
 # dir = "./config/substring_dedup"
 # default = "default"
-# schema = "dedup_schema.py:SubstringDedupConfig"
+# schema = "schema.py:SubstringDedupConfig"
 #
 # [tool.runspec.resources]
 # nodes = 1
@@ -38,33 +38,26 @@ from typing import TYPE_CHECKING
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import substring
-from nemotron.data_prep.curation.step import list_documents, publish_step
-from nemotron.data_prep.work.engines import open_engine
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.data_prep.curation.settings import SubstringSettings
+from nemotron.data_prep.curation.step import open_step
+from nemotron.kit import read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
-    from nemotron.recipes.data.curation.nemotron_cc.dedup_schema import SubstringDedupConfig
+    from nemotron.recipes.data.curation.nemotron_cc.schema import SubstringDedupConfig
 
 
 def main() -> None:
     """Cut out repeated passages and publish what is left."""
     cfg: SubstringDedupConfig = load_script_config(__file__, inputs=read_pipe)
-    settings = substring.SubstringSettings(cfg.min_tokens, cfg.min_tokens_left, cfg.range_bytes)
+    settings = SubstringSettings.of(cfg)
 
-    with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        files = list_documents(Dataset.load(cfg.run.data).path)
-        work_dir = run.dir / "work"
-
-        # --- Index windows, find repeated ones, cut -----------------------------------------------------------------
-        with run.phase("deduplicate"):
-            table, cuts = substring.deduplicate(files, settings, work_dir, engine)
+    with open_step(cfg, __file__) as step:
+        with step.run.phase("deduplicate"):  # index windows, find repeated ones, cut
+            table, cuts = substring.deduplicate(step.documents(), settings, step.work_dir, step.engine)
         print(cuts, file=sys.stderr)
-
-        # --- Publish ------------------------------------------------------------------------------------------------
-        dataset = publish_step(table, work_dir, run.output_dir, {"cuts": vars(cuts)})
-        print_complete({"data": dataset})
+        step.publish(table, {"cuts": vars(cuts)})
 
 
 if __name__ == "__main__":

@@ -6,29 +6,27 @@ import typing
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
-from nemotron.data_prep.curation import heuristics, pii, rephrasing
-from nemotron.recipes.data.curation.nemotron_cc import crawl, dedup_schema
-from nemotron.recipes.data.curation.nemotron_cc import quality_schema as schema
+from nemo_runspec.config.loader import load_config
+from nemotron.data_prep.curation import heuristics, rephrasing, settings
+from nemotron.kit.schemas.limits import LimitConfig
+from nemotron.recipes.data.curation.nemotron_cc import crawl, schema
 
 CONFIGS = Path(schema.__file__).parent / "config"
-DEDUP = ("exact_dedup", "fuzzy_dedup", "substring_dedup")
-STEPS = (*DEDUP, "quality", "pii", "heuristics", "decontaminate", "rephrase")
+STEPS = (
+    "language", "exact_dedup", "fuzzy_dedup", "substring_dedup", "quality", "pii", "heuristics", "decontaminate",
+    "rephrase",
+)  # fmt: skip
 
 
 def test_names_are_those_of_the_modules() -> None:
-    assert set(schema.FiltersConfig.model_fields) == set(heuristics.MEASURES)
-    assert typing.get_args(schema.PiiKind) == pii.KINDS
-    assert list(schema.StylesConfig.model_fields) == list(rephrasing.STYLES)
-    fields = set(schema.EndpointConfig.model_fields)
-    assert fields == set(rephrasing.Endpoint.__slots__)
+    assert set(settings.FiltersConfig.model_fields) == set(heuristics.MEASURES)
+    assert list(settings.StylesConfig.model_fields) == list(rephrasing.STYLES)
 
 
 def config(step: str, name: str) -> dict[str, typing.Any]:
-    read: dict[str, typing.Any] = yaml.safe_load((CONFIGS / step / f"{name}.yaml").read_text())
-    return read
+    return load_config(CONFIGS / step, name).data
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -42,47 +40,45 @@ def test_configs_are_valid_and_steps_read_what_the_step_before_wrote(step: str, 
     if given.get("training", {}).get("positive"):
         given["training"] |= {"positive": [str(file)], "negative": [str(file)]}
     model = f"{step.title().replace('_', '')}Config"
-    checked = getattr(dedup_schema if step in DEDUP else schema, model).model_validate(given)
+    checked = getattr(schema, model).model_validate(given)
     # The last step of all names the corpus; without an endpoint that is decontaminate.
     last = {
         "tiny": ["nemotron_cc-data-tiny", "nemotron_cc-rephrase-data-tiny"],
         "default": ["nemotron_cc-decontaminate-data-default", "nemotron_cc-data-default"],
     }
-    outputs = [f"nemotron_cc-{before}-data-{name}" for before in ("language", *STEPS[:-2])] + last[name]
+    outputs = [f"nemotron_cc-{before}-data-{name}" for before in ("extract", *STEPS[:-2])] + last[name]
     place = STEPS.index(step)
     assert [checked.run.data, checked.run.output] == outputs[place : place + 2]
     if name == "default":  # as published, and that is what the fields have by themselves
-        own = {
-            key: value for key, value in given.items() if key in ("run", "training", "evaluation", "endpoint", "styles")
-        }
-        assert checked == type(checked).model_validate(own)
+        required = ("run", "training", "evaluation", "endpoint", "styles", "filters")
+        assert checked == type(checked).model_validate({key: given[key] for key in required if key in given})
 
 
 def test_the_limits_are_those_of_the_papers() -> None:
-    filters = schema.FiltersConfig()
+    filters = settings.FiltersConfig.model_validate(config("heuristics", "default")["filters"])
     # Gopher, table A1.
     table = {2: 0.20, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
     for n, high in table.items():
         name = f"{'top' if n < 5 else 'duplicate'}_{n}gram_chars"
-        assert getattr(filters, name) == schema.LimitConfig(high=high)
+        assert getattr(filters, name) == LimitConfig(high=high)
     assert filters.lines_with_end_mark is None and filters.short_lines is None  # FineWeb's
 
 
 def test_one_limit_alone_leaves_the_other_as_it_is() -> None:
-    filters = schema.FiltersConfig.model_validate(
-        {"word_count": {"low": 30}, "digits": None, "short_lines": {"high": 1}}
-    )
-    assert filters.word_count == schema.LimitConfig(low=30, high=100_000)
-    assert filters.digits is None and filters.short_lines == schema.LimitConfig(high=1)
-    assert schema.FiltersConfig.model_validate({"word_count": {"high": None}}).word_count == schema.LimitConfig(low=50)
+    overrides = ["filters.word_count.low=30", "filters.digits=null", "filters.short_lines.high=1"]
+    for name in ("default", "tiny"):
+        data = load_config(CONFIGS / "heuristics", name, overrides).data
+        filters = settings.FiltersConfig.model_validate(data["filters"])
+        assert filters.word_count == LimitConfig(low=30, high=100_000)
+        assert filters.digits is None and filters.short_lines == LimitConfig(high=1)
 
 
 def test_misspelt_labels_are_refused() -> None:
     run = {"data": "a", "output": "b"}
     with pytest.raises(ValidationError, match="medium-high"):
-        schema.HeuristicsConfig.model_validate({"run": run, "exempt": ["medium_high"]})
+        schema.HeuristicsConfig.model_validate({"run": run, "exempt": ["medium_high"], "filters": {}})
     with pytest.raises(ValidationError):
-        schema.RuleConfig.model_validate({"labels": ["hihg"], "max_input_words": 100, "max_output_tokens": 100})
+        settings.RuleConfig.model_validate({"labels": ["hihg"], "max_input_words": 100, "max_output_tokens": 100})
 
 
 @pytest.mark.parametrize(
@@ -98,12 +94,12 @@ def test_misspelt_labels_are_refused() -> None:
 )
 def test_an_address_with_a_secret_in_it_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
-        schema.EndpointConfig(base_url=url, model="m")
+        settings.EndpointConfig(base_url=url, model="m")
 
 
 def test_good_addresses() -> None:
     for url in ("http://localhost:8000/v1", "https://host.org/v1/", "http://[::1]:8000/v1"):
-        assert schema.EndpointConfig(base_url=url, model="m").base_url == url
+        assert settings.EndpointConfig(base_url=url, model="m").base_url == url
 
 
 def test_labels_must_cover_all_buckets() -> None:

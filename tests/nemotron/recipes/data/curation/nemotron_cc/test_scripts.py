@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry, Version
+from nemotron.data_prep.curation.settings import FiltersConfig, StylesConfig
 from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.kit import Dataset
-from nemotron.recipes.data.curation.nemotron_cc import quality_schema
+from nemotron.recipes.data.curation.nemotron_cc import schema
 
-RECIPE = Path(quality_schema.__file__).parent
+RECIPE = Path(schema.__file__).parent
 GOOD = "the function returns the number of items that the list contains and raises an error when it is empty"
 OTHER = "buy cheap deals now click here best price free shipping offer limited and more of the same"
 
@@ -93,14 +94,15 @@ def test_quality_learns_from_a_part_measures_on_the_other_and_high_quality_is_sp
     assert auc["ensemble"]["low"] > 0.85 and auc["ensemble"]["low"] > auc["length alone"]["high"]
     assert held_out["rises_with_label"]
     assert all(error < 0.15 for error in held_out["calibration_error"].values())
+    labels = schema.QualityConfig.model_fields["labels"].default
     before, after = documents_of(quality), documents_of(heuristics)
     for document in before.values():
-        assert quality_schema.LABELS[document["quality"]] <= document["bucket"] <= 19
+        assert labels[document["quality"]] <= document["bucket"] <= 19
         assert set(document["quality_scores"]) == {"words", "surface"}
     names = {path.name for path in (quality.path / "classifier").iterdir()}
     assert names == {"classifier.safetensors", "classifier.json"}
     dropped = heuristics.record["metrics"]["table"]["dropped"]
-    assert dropped and set(dropped) <= set(quality_schema.FiltersConfig.model_fields)
+    assert dropped and set(dropped) <= set(FiltersConfig.model_fields)
     assert all(i in after for i, document in before.items() if document["quality"] == "high")
 
 
@@ -167,7 +169,7 @@ def test_rephrasing_adds_documents_in_the_styles_of_their_quality(root: Path) ->
     assert {i: d for i, d in after.items() if "rephrased_from" not in d} == before
     made = [d for d in after.values() if "rephrased_from" in d]
     styles = Counter(d["source"].removeprefix("synthetic_") for d in made)
-    assert set(styles) == set(quality_schema.StylesConfig.model_fields)
+    assert set(styles) == set(StylesConfig.model_fields)
     for document in made:
         wanted = "low" if document["source"] == "synthetic_wikipedia" else "high"
         assert before[document["rephrased_from"]]["quality"] == wanted

@@ -27,6 +27,7 @@ if os.environ.get("_SETTINGS") != "1":  # they act when a process starts
 import torch
 from models import MODELS, machine
 
+from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.losses import next_token_loss
@@ -49,7 +50,7 @@ def measure(config: NemotronHConfig, folder: Path) -> None:
     """Train, save, and print medians and ratios for one model."""
     torch.manual_seed(0)
     model = NemotronH(config).train()
-    optimizer = build_optimizer(model, lr=1e-4)
+    optimizer = build_optimizer(model, AdamWConfig(lr=1e-4, adam_beta2=0.95, weight_decay=0.1))
     ids = torch.randint(0, config.vocab_size, (BATCH, LENGTH + 1))
 
     def step() -> float:

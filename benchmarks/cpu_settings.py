@@ -19,6 +19,7 @@ from nemo_runspec.execution.local import CPU_SETTINGS
 ROUNDS = 3
 STEP = """
 import time, torch
+from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.training.losses import next_token_loss
 from nemotron.stack.training.optim import build_optimizer
@@ -26,7 +27,7 @@ from nemotron.stack.training.optim import build_optimizer
 torch.manual_seed(0)
 model = NemotronH(NemotronHConfig(mamba_num_heads=4, mamba_head_dim=64, chunk_size=32, n_groups=1,
                                   moe_shared_expert_intermediate_size=128))
-optimizer = build_optimizer(model, 1e-3)
+optimizer = build_optimizer(model, AdamWConfig(lr=1e-3, adam_beta2=0.95, weight_decay=0.1))
 ids = torch.randint(0, 2048, (8, 129))
 for step in range(25):
     if step == 5:

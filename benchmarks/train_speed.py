@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from models import MODELS, build, huggingface_twin, machine
 from torch import Tensor, nn
 
+from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.optim import build_optimizer
@@ -49,7 +50,7 @@ def make_step(side: str, name: str, batch: int, length: int, device: str) -> Cal
     if side != "ours":
         model = huggingface_twin(ours, experts_implementation=side, attn_implementation="sdpa")
     model = model.to(device).train()
-    optimizer = build_optimizer(model, lr=1e-3)
+    optimizer = build_optimizer(model, AdamWConfig(lr=1e-3, adam_beta2=0.95, weight_decay=0.1))
     source = torch.Generator().manual_seed(0)
     ids = torch.randint(0, MODELS[name].vocab_size, (batch, length + 1), generator=source).to(device)
     bf16 = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")

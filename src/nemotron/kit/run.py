@@ -75,9 +75,13 @@ class Run:
         self.inputs: dict[str, Version] = {}
         self.resumed = False
         self.output_dir = directory / "out-payload"
-        self.metrics = MetricsLog(directory / (f"metrics.rank{self.rank}.jsonl" if self.rank else "metrics.jsonl"))
+        self.metrics = self.open_log("metrics")
         self._lock_descriptor: int | None = None
         self._state: dict[str, Any] = {}
+
+    def open_log(self, name: str) -> MetricsLog:
+        """`NAME.jsonl` in the run's directory; of another rank than 0, `NAME.rank1.jsonl` and so on."""
+        return MetricsLog(self.dir / (f"{name}.rank{self.rank}.jsonl" if self.rank else f"{name}.jsonl"))
 
     def artifact_name(self, results: bool = False) -> str | None:
         """The name that the config gives to what this run publishes: `run.results` for Results, else `run.output`."""

@@ -9,9 +9,8 @@ from nemotron.stack.evaluation.intervals import (
 from nemotron.stack.evaluation.language_model import (
     bits_per_byte_of,
     model_bits_per_byte,
+    score_text,
     token_byte_lengths,
-    trigram_baseline,
-    trigram_bits_per_byte,
 )
 from nemotron.stack.evaluation.model import (
     evaluate_model,
@@ -49,9 +48,8 @@ __all__ = [
     "paired_difference",
     "prompt_text",
     "score_tasks",
+    "score_text",
     "stop_token_ids",
     "token_byte_lengths",
-    "trigram_baseline",
-    "trigram_bits_per_byte",
     "wilson_interval",
 ]

@@ -7,7 +7,8 @@ End-of-document tokens are predicted and cost bits, but have no bytes. N windows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,49 +94,42 @@ def model_bits_per_byte(
     return bits_per_byte_of(total, len(stream) - 1, int(byte_lengths[stream[1:]].sum()))
 
 
-def trigram_baseline(
+def score_text(
+    model: torch.nn.Module,
+    held_out: Mapping[str, Sequence[np.ndarray]],
     trained_tokens: np.ndarray | None,
-    documents: Sequence[np.ndarray],
     byte_lengths: np.ndarray,
+    *,
+    seq_len: int,
+    batch_size: int,
     poll: Callable[[], None] = lambda: None,
-) -> tuple[float | None, np.ndarray]:
-    """The trigram's bits per byte on held-out documents, and the stream that it was scored on, for the model as well.
+) -> dict[str, dict[str, float]]:
+    """What a pretraining script publishes of its model: bits per byte of each source, beside those of the trigram.
 
-    Every tenth document sets the weights of the trigram's interpolation and is not scored. The bits are None where
-    there is nothing to count or nothing left to score.
+    Every tenth document sets the weights of the trigram's interpolation, and neither is scored on it. The trigram is
+    left out where there is nothing to count or nothing left to score.
 
     Args:
-        trained_tokens: [N] as `train_tokens` of `trigram_bits_per_byte`; None: no baseline.
-        documents: token ids of the held-out documents, one array each; at least one.
-        byte_lengths: [V] bytes of each token.
-        poll: called between counting, fitting and scoring, and while fitting; raises to stop.
-    """
-    fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
-    stream = np.concatenate(scored or fit)
-    if trained_tokens is None or len(trained_tokens) == 0 or not scored:
-        return None, stream
-    return trigram_bits_per_byte(trained_tokens, np.concatenate(fit), stream, byte_lengths, poll).bits_per_byte, stream
-
-
-def trigram_bits_per_byte(
-    train_tokens: np.ndarray,
-    fit_tokens: np.ndarray,
-    tokens: np.ndarray,
-    byte_lengths: np.ndarray,
-    poll: Callable[[], None] = lambda: None,
-) -> BitsPerByte:
-    """Bits per byte of the interpolated trigram baseline on the same held-out stream.
-
-    Args:
-        train_tokens: [N] exactly the tokens that the compared model was trained on, in order; they are counted.
-        fit_tokens: tokens of other documents, neither counted nor scored; they set the interpolation weights.
-        tokens: [T] the held-out stream to score.
-        byte_lengths: [V] bytes of each token.
-        poll: as in `trigram_baseline`.
+        held_out: by source, token ids of its held-out documents, one array each; at least one.
+        trained_tokens: [N] exactly the tokens that the model was trained on, in order; None: no baseline.
+        byte_lengths, seq_len, batch_size: as in `model_bits_per_byte`.
+        poll: called before each batch, and while the trigram is counted and fitted; raises to stop.
     """
     poll()
-    trigram = InterpolatedTrigram(train_tokens, len(byte_lengths))
-    trigram.fit(fit_tokens, poll=poll)
-    poll()
-    stream = np.asarray(tokens, dtype=np.int64)
-    return bits_per_byte_of(float(trigram.nll(stream).sum()), len(stream) - 1, int(byte_lengths[stream[1:]].sum()))
+    trigram = None
+    if trained_tokens is not None and len(trained_tokens):
+        trigram = InterpolatedTrigram(trained_tokens, len(byte_lengths))
+    text: dict[str, dict[str, float]] = {}
+    for source, documents in held_out.items():
+        fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
+        stream = np.concatenate(scored or fit)
+        score = model_bits_per_byte(model, stream, byte_lengths, seq_len=seq_len, batch_size=batch_size, poll=poll)
+        text[source] = {"bits_per_byte": score.bits_per_byte, "tokens": score.tokens, "bytes": score.bytes}
+        line = f"{source}: {score.bits_per_byte:.3f} bits per byte"
+        if trigram is not None and scored:
+            trigram.fit(np.concatenate(fit), poll=poll)
+            baseline = bits_per_byte_of(float(trigram.nll(stream).sum()), score.tokens, score.bytes).bits_per_byte
+            text[source]["trigram_bits_per_byte"] = baseline
+            line += f" (trigram {baseline:.3f})"
+        print(line, file=sys.stderr)
+    return text

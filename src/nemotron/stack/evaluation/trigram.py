@@ -39,12 +39,13 @@ class InterpolatedTrigram:
         self.weights = np.full((2 * _BUCKETS, _ORDERS), 1 / _ORDERS)
 
     def fit(self, tokens: np.ndarray, iterations: int = 30, poll: Callable[[], None] = lambda: None) -> None:
-        """Fit the interpolation weights by EM to maximise the likelihood of `tokens`, which must not have been counted.
+        """Fit the weights anew, by EM, to maximise the likelihood of `tokens`, which must not have been counted.
 
         Each bucket has one pseudo-count an order, so that a bucket met rarely or never keeps all its weights above 0.
         `poll` is called before each iteration; it raises to stop.
         """
         orders_NK, bucket_N = self._orders(_checked(tokens, self._vocab_size))
+        self.weights = np.full((2 * _BUCKETS, _ORDERS), 1 / _ORDERS)
         for _ in range(iterations):
             poll()
             joint_NK = self.weights[bucket_N] * orders_NK

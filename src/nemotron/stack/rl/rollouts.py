@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -121,6 +121,22 @@ def count_rollouts(
         rewards = [r.reward for r in rollouts if r.reward is not None and prompt_families[r.prompt_index] == family]
         counts |= {f"reward_{family}": sum(rewards), f"verdicts_{family}": len(rewards)}
     return counts
+
+
+def rollout_rates(sums: Mapping[str, float], families: Sequence[str]) -> dict[str, float]:
+    """The rates of a step: `sums` are what `count_rollouts` counted, summed over all ranks.
+
+    reward: mean over the completions with a verdict, all together and of each family. entropy: nats a token.
+    completion_tokens: mean length. truncated: share of the completions.
+    """
+    verdicts = {family: sums[f"verdicts_{family}"] for family in families}
+    return {
+        "reward": sum(sums[f"reward_{family}"] for family in families) / max(sum(verdicts.values()), 1),
+        **{f"reward_{family}": sums[f"reward_{family}"] / max(count, 1) for family, count in verdicts.items()},
+        "entropy": sums["entropy"] / max(sums["tokens"], 1),
+        "completion_tokens": sums["tokens"] / sums["completions"],
+        "truncated": sums["truncated"] / sums["completions"],
+    }
 
 
 def pack_rollouts(

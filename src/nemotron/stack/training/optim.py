@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
+    from nemotron.kit.schemas.optimizer import AdamWConfig, OptimizerConfig, SchedulerConfig
 
 # Mamba-2's own parameters: the log decay rate, the skip gain and the step-size bias. Pulling them towards zero would
 # change time constants, not regularise; Megatron-Core marks A_log, D and dt_bias `_no_weight_decay` for that reason.
@@ -31,27 +31,23 @@ def decays(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim >= 2 and leaf != "bias" and leaf not in NO_DECAY_NAMES
 
 
-def build_optimizer(
-    model: nn.Module,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, settings: AdamWConfig) -> torch.optim.AdamW:
     """AdamW (decoupled decay) over the parameters of `model` that require gradients, in two groups.
 
-    Defaults are Nano 3's: beta 0.9/0.95, decay 0.1 (tech report section 2.3). `lr` is only the first value; a loop
-    sets the scheduled one with `set_lr` before each step. The fused kernel runs on CPU and CUDA alike and is
-    elementwise, hence as repeatable as the plain one. Raises ValueError if nothing is trainable.
+    `settings.lr` is only the first value; a loop sets the scheduled one with `set_lr` before each step. The fused
+    kernel runs on CPU and CUDA alike and is elementwise, hence as repeatable as the plain one. Raises ValueError if
+    nothing is trainable.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
         raise ValueError("the model has no trainable parameter")
     groups = [
-        {"params": [p for name, p in named if decays(name, p)], "weight_decay": weight_decay},
+        {"params": [p for name, p in named if decays(name, p)], "weight_decay": settings.weight_decay},
         {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, eps=eps, fused=True)
+    betas = settings.adam_beta1, settings.adam_beta2
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, fused=True)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
 
-from nemotron.kit.metrics import Progress
+from nemotron.kit.metrics import MetricsLog, Progress
 from nemotron.kit.run import Run, open_run
 from nemotron.kit.schemas.training import CheckpointConfig
 from nemotron.kit.stop import StopFlag, StopRequested
+from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
 from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
 from nemotron.stack.training.matmul_peak import measure_peak_flops
@@ -73,26 +73,36 @@ class Session:
     checkpoints: Checkpoints
     save_interval: int
     bf16: bool
-    model: nn.Module = field(init=False)
+    model: NemotronH = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     last_step: int = field(init=False)
     progress: Progress = field(init=False)
+    logs: list[MetricsLog] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.logs = [self.run.metrics]
 
     @property
     def autocast(self) -> torch.autocast:
         """The precision of matrix products: bf16 under mixed precision, else fp32."""
         return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.bf16)
 
-    def resume(self, label: str, steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored | None:
+    def open_log(self, name: str) -> MetricsLog:
+        """A log beside the metrics, `NAME.jsonl`, which `resume` takes back to the checkpoint as well."""
+        self.logs.append(self.run.open_log(name))
+        return self.logs[-1]
+
+    def resume(self, label: str, steps: int, model: NemotronH, optimizer: torch.optim.Optimizer) -> Restored | None:
         """Fill `model` and `optimizer` from the newest checkpoint of a run that was stopped, and show progress from it.
 
         They are what later checkpoints save; `steps` is the last step, unless the stopped run chose another one with
-        `end_at`. Records that were logged after that checkpoint are dropped: their steps are done again. None where
-        there is nothing to resume: a fresh run, or one that was killed before its first checkpoint.
+        `end_at`. What was logged after that checkpoint is dropped from all logs: those steps are done again. None
+        where there is nothing to resume: a fresh run, or one that was killed before its first checkpoint.
         """
         self.model, self.optimizer = model, optimizer
         restored = self.checkpoints.load_latest(model, optimizer) if self.run.resumed else None
-        self.run.metrics.truncate(restored.state["num_records"] if restored else 0)
+        for index, log in enumerate(self.logs):
+            log.truncate(restored.state["num_records"][index] if restored else 0)
         self.last_step = restored.state["last_step"] if restored else steps
         if restored is not None:
             self.stop.checkpoint = self.checkpoints.last
@@ -120,7 +130,7 @@ class Session:
         block or in it, saves one as well, which is what StopRequested then leaves behind; so does a block that makes
         this step the last one. All ranks enter it together.
         """
-        state = {**state, "last_step": self.last_step, "num_records": self.run.metrics.num_records}
+        state = {**state, "last_step": self.last_step, "num_records": [log.num_records for log in self.logs]}
 
         def save() -> None:  # nothing, where it is on disk already
             self.stop.checkpoint = self.checkpoints.save(step, self.model, self.optimizer, state, best_model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,13 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from nemotron.stack.evaluation import bits_per_byte_of, model_bits_per_byte, token_byte_lengths
+from nemotron.stack.evaluation import (
+    InterpolatedTrigram,
+    bits_per_byte_of,
+    model_bits_per_byte,
+    score_text,
+    token_byte_lengths,
+)
 
 
 class Bigram(torch.nn.Module):
@@ -45,6 +52,35 @@ def test_every_token_is_predicted_once_however_the_stream_is_cut(seq_len: int, b
     assert score.bytes == sum(lengths[token] for token in tokens[1:])
     assert score.bits_per_byte == pytest.approx(expected / math.log(2) / score.bytes)
     assert model.training
+
+
+def text_scores(trained: np.ndarray | None, poll: Callable[[], None] = lambda: None) -> dict[str, dict[str, float]]:
+    """Two sources: ten documents of five tokens, and a single one."""
+    held_out = {"many": [np.arange(5) + i for i in range(10)], "one": [np.arange(9)]}
+    model = Bigram(torch.zeros(16, 16))
+    return score_text(model, held_out, trained, np.full(16, 2), seq_len=8, batch_size=2, poll=poll)
+
+
+def test_each_source_is_scored_beside_the_trigram_on_what_did_not_fit_it() -> None:
+    trained = np.arange(160) % 16
+    scores = text_scores(trained)
+    assert (scores["many"]["tokens"], scores["many"]["bytes"]) == (9 * 5 - 1, 2 * (9 * 5 - 1))
+    assert scores["many"]["bits_per_byte"] == pytest.approx(4 / 2, rel=1e-6)
+    trigram = InterpolatedTrigram(trained, 16)
+    trigram.fit(np.arange(5))
+    nats = trigram.nll(np.concatenate([np.arange(5) + i for i in range(1, 10)])).sum()
+    assert scores["many"]["trigram_bits_per_byte"] == pytest.approx(nats / math.log(2) / 88)
+    # A single document is scored, and leaves none to fit the trigram with.
+    assert scores["one"]["tokens"] == 8 and "trigram_bits_per_byte" not in scores["one"]
+    for nothing in (None, np.empty(0, np.int64)):
+        assert all("trigram_bits_per_byte" not in of_source for of_source in text_scores(nothing).values())
+
+
+@pytest.mark.parametrize("polls", [1, 2, 20])
+def test_it_can_be_left_before_counting_and_between_batches_and_iterations(polls: int) -> None:
+    left = iter([None] * (polls - 1))
+    with pytest.raises(StopIteration):
+        text_scores(np.arange(160) % 16, poll=lambda: next(left))
 
 
 def test_text_without_bytes_or_tokens_is_refused() -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from nemotron.stack.evaluation import InterpolatedTrigram, trigram_bits_per_byte
+from nemotron.stack.evaluation import InterpolatedTrigram
 
 
 def test_frequencies_are_those_counted_by_hand() -> None:
@@ -74,17 +74,10 @@ def test_the_score_approaches_the_entropy_of_the_source() -> None:
 
     p = 0.9 + 0.1 / 8
     entropy_bits = -(p * math.log2(p) + 7 * (0.1 / 8) * math.log2(0.1 / 8))
-    score = trigram_bits_per_byte(text(30_000), text(3000), text(5000), np.ones(8, dtype=np.int64))
-    assert score.bits_per_byte == pytest.approx(entropy_bits, rel=0.05)
-    assert score.bytes == score.tokens == 5001
-
-
-@pytest.mark.parametrize("polls", [1, 20, 32])
-def test_it_can_be_left_before_counting_while_fitting_and_before_scoring(polls: int) -> None:
-    tokens = np.arange(40) % 8
-    left = iter([None] * (polls - 1))
-    with pytest.raises(StopIteration):
-        trigram_bits_per_byte(tokens, tokens, tokens, np.ones(8, dtype=np.int64), poll=lambda: next(left))
+    model = InterpolatedTrigram(text(30_000), vocab_size=8)
+    for _ in range(2):  # fitted anew
+        model.fit(text(3000))
+        assert model.nll(text(5000)).mean() / math.log(2) == pytest.approx(entropy_bits, rel=0.05)
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.training import checkpoint as module
 from nemotron.stack.training.checkpoint import Checkpoints, latest_checkpoint, load_checkpoint
 from nemotron.stack.training.optim import build_optimizer, set_lr
@@ -30,7 +31,7 @@ def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     model.register_buffer("counter", torch.zeros((), dtype=torch.int64))
-    return model, build_optimizer(model, 0.01)
+    return model, build_optimizer(model, AdamWConfig(lr=0.01, adam_beta2=0.95, weight_decay=0.1))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> list[float]:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
+from nemotron.kit.schemas.optimizer import AdamWConfig, OptimizerConfig, SchedulerConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 
 
 def test_every_parameter_of_the_hybrid_model_is_in_the_right_group(small_model: Callable[..., NemotronH]) -> None:
     model = small_model("ME*-")
-    optimizer = build_optimizer(model, 1e-3)
+    optimizer = build_optimizer(model, AdamWConfig(lr=1e-3, adam_beta2=0.95, weight_decay=0.1))
     decay = {id(p) for group in optimizer.param_groups if group["weight_decay"] > 0 for p in group["params"]}
     plain = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0 for p in group["params"]}
     names = {name: id(p) for name, p in model.named_parameters()}
@@ -38,7 +38,7 @@ def test_first_step_is_decay_then_sign_of_the_gradient() -> None:
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[2.0, -1.0]]))
         model.bias.fill_(4.0)
-    optimizer = build_optimizer(model, lr=123.0, weight_decay=0.5)
+    optimizer = build_optimizer(model, AdamWConfig(lr=123.0, adam_beta2=0.95, weight_decay=0.5))
     set_lr(optimizer, 0.1)
     model.weight.grad, model.bias.grad = torch.tensor([[1e-3, -50.0]]), torch.tensor([7.0])
     optimizer.step()
@@ -49,10 +49,11 @@ def test_first_step_is_decay_then_sign_of_the_gradient() -> None:
 def test_frozen_parameters_stay_out_and_none_is_an_error() -> None:
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    assert [len(group["params"]) for group in build_optimizer(model, 1.0).param_groups] == [1]
+    adam = AdamWConfig(lr=1.0, adam_beta2=0.95, weight_decay=0.1)
+    assert [len(group["params"]) for group in build_optimizer(model, adam).param_groups] == [1]
     model.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="trainable"):
-        build_optimizer(model, 1.0)
+        build_optimizer(model, adam)
 
 
 def settings(

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from nemotron.kit import MetricsLog, Progress
+from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import ALONE
@@ -23,10 +24,14 @@ from nemotron.stack.training.session import Session
 
 
 def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) -> Session:
-    run: Any = SimpleNamespace(dir=folder, resumed=resumed, metrics=MetricsLog(folder / "metrics.jsonl"))
+    def open_log(name: str) -> MetricsLog:
+        return MetricsLog(folder / f"{name}.jsonl")
+
+    run: Any = SimpleNamespace(dir=folder, resumed=resumed, metrics=open_log("metrics"), open_log=open_log)
     session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", "abc"), save_interval, bf16=False)
-    session.model, session.last_step, session.progress = torch.nn.Linear(2, 1), 10, Progress(10)
-    session.optimizer = build_optimizer(session.model, 0.1)
+    model: Any = torch.nn.Linear(2, 1)
+    session.model, session.last_step, session.progress = model, 10, Progress(10)
+    session.optimizer = build_optimizer(session.model, AdamWConfig(lr=0.1, adam_beta2=0.95, weight_decay=0.1))
     return session
 
 
@@ -88,6 +93,20 @@ def test_a_resumed_run_ends_where_the_stopped_one_was_going_to(tmp_path: Path) -
     again = make_session(tmp_path, resumed=True)
     assert again.resume("test", 10, again.model, again.optimizer) is not None
     assert again.last_step == again.progress.total == 7
+
+
+def test_every_log_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    samples = session.open_log("samples")
+    samples.log(1, text="a")
+    with session.head_of_step(4, {}):
+        pass
+    session.run.metrics.log(5, loss=1.0)
+    samples.log(5, text="b")
+    again = make_session(tmp_path, resumed=True)
+    samples = again.open_log("samples")
+    again.resume("test", 10, again.model, again.optimizer)
+    assert ([r["step"] for r in samples.read()], again.run.metrics.read()) == ([1], [])
 
 
 def test_a_fresh_run_drops_the_records_of_one_that_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:

@@ -51,16 +51,9 @@ import torch
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
-from nemotron.kit import Model, PretrainBlend, Results, print_complete, read_pipe
+from nemotron.kit import PretrainBlend, Results, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.stack.evaluation import (
-    bits_per_byte_of,
-    load_tokenizer,
-    model_bits_per_byte,
-    score_tasks,
-    token_byte_lengths,
-    trigram_baseline,
-)
+from nemotron.stack.evaluation import bits_per_byte_of, load_tokenizer, score_tasks, score_text, token_byte_lengths
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
 from nemotron.stack.training.distributed import (
@@ -93,7 +86,11 @@ def main() -> None:
         stop_distributed()
         if not session.ranks.is_main:  # one process publishes
             return
-        published = publish(cfg, session, data, model, metrics)
+        steps = session.last_step
+        published = publish_model(
+            session.run, model, data.tokenizer_dir, metrics, dataset_path=cfg.dataset.path, step=steps,
+            tokens=steps * cfg.train.global_batch_size * cfg.dataset.seq_length,
+        )  # fmt: skip
         with session.run.phase("evaluate"):
             results = evaluate(cfg, session, data, model)
     print_complete({"model": published, "results": results})
@@ -121,15 +118,14 @@ def open_data(cfg: PretrainConfig, ranks: Ranks) -> Data:
 
 
 def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, Any]]:
-    """The training loop. Returns the model, whole on rank 0, and the last validation."""
+    """The training loop. Returns the model, whole on rank 0, the last validation, and what was read of which source."""
     ranks, loader = session.ranks, data.loader
     steps, batch_size = cfg.train.train_iters, cfg.train.global_batch_size
     # ---- model: the same seed on every rank, hence the same initial weights
     torch.manual_seed(cfg.rng.seed)
     model = NemotronH(config_from_dict(cfg.model.model_dump()))
     place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=session.bf16)
-    betas = (cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2)
-    optimizer = build_optimizer(model, cfg.optimizer.lr, betas, cfg.optimizer.adam_eps, cfg.optimizer.weight_decay)
+    optimizer = build_optimizer(model, cfg.optimizer)
     tokens_per_step = batch_size * cfg.dataset.seq_length
     flops_per_step = tokens_per_step * training_flops_per_token(model.config, cfg.dataset.seq_length)
 
@@ -190,7 +186,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
                 step, **sums, lr=lr, grad_norm=grad_norm, tokens=step * tokens_per_step, phase=loader.blend.phase
             )
     session.progress.close()
-    return whole_model(model, ranks), metrics
+    mixture = [asdict(row) for row in loader.mixture()]  # realised beside requested
+    return whole_model(model, ranks), {**metrics, "mixture": mixture, "epochs": loader.epochs()}
 
 
 @torch.no_grad()
@@ -230,34 +227,14 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
     return {"valid_loss": loss, "valid_bits_per_byte": bits}
 
 
-def publish(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH, metrics: dict[str, Any]) -> Model:
-    """The model of the last step, as the artifact `run.output`."""
-    metrics |= {
-        "mixture": [asdict(row) for row in data.loader.mixture()],  # realised beside requested
-        "epochs": {**data.loader.epochs()},
-    }
-    steps, tokens_per_step = cfg.train.train_iters, cfg.train.global_batch_size * cfg.dataset.seq_length
-    return publish_model(
-        session.run, model, data.tokenizer_dir, metrics, dataset_path=cfg.dataset.path, step=steps,
-        tokens=steps * tokens_per_step,
-    )  # fmt: skip
-
-
 def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH) -> Results:
     """Bits per byte on all held-out text, beside the trigram baseline; pass@1 on held-out tasks, in plain text."""
-    lengths = data.byte_lengths_V.numpy()
     poll = session.stop.poll  # rank 0 is alone by now: there is nobody to agree with
     trained = data.loader.trained_tokens() if cfg.evaluation.trigram_baseline else None
-    text: dict[str, Any] = {}
-    for source, documents in held_out_documents(cfg.dataset.path).items():
-        trigram, scored = trigram_baseline(trained, documents, lengths, poll)
-        score = model_bits_per_byte(
-            model, scored, lengths, seq_len=cfg.dataset.seq_length, batch_size=cfg.train.micro_batch_size, poll=poll
-        )
-        text[source] = {"bits_per_byte": score.bits_per_byte, "tokens": score.tokens, "bytes": score.bytes}
-        text[source] |= {"trigram_bits_per_byte": trigram} if trigram is not None else {}
-        beside = f" (trigram {trigram:.3f})" if trigram is not None else ""
-        print(f"{source}: {score.bits_per_byte:.3f} bits per byte{beside}", file=sys.stderr)
+    text = score_text(
+        model, held_out_documents(cfg.dataset.path), trained, data.byte_lengths_V.numpy(),
+        seq_len=cfg.dataset.seq_length, batch_size=cfg.train.micro_batch_size, poll=poll,
+    )  # fmt: skip
     scores = score_tasks(model, data.tokenizer_dir, cfg.evaluation, template=None, poll=poll)
     return Results(metrics={"text": text, **scores}).save()
 

@@ -144,8 +144,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     torch.manual_seed(cfg.rng.seed)
     model = NemotronH.from_pretrained(data.base.path)
     place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=session.bf16)
-    betas = (cfg.optimizer.adam_beta1, cfg.optimizer.adam_beta2)
-    optimizer = build_optimizer(model, cfg.optimizer.lr, betas, cfg.optimizer.adam_eps, cfg.optimizer.weight_decay)
+    optimizer = build_optimizer(model, cfg.optimizer)
     tokens_per_step = batch_size * data.pack.seq_len
     flops_per_step = tokens_per_step * training_flops_per_token(model.config, data.pack.seq_len)
 

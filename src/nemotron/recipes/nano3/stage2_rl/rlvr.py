@@ -57,7 +57,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
-from nemotron.kit import Checkpoint, MetricsLog, Results, RLPrompts, print_complete, read_pipe
+from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.chat import response_of
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
@@ -67,7 +67,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import leave_one_out_advantages
 from nemotron.stack.rl.losses import grpo_loss, token_logprobs
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
-from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, count_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, count_rollouts, pack_rollouts, rollout_rates
 from nemotron.stack.training.distributed import (
     Ranks,
     clip_gradients,
@@ -140,7 +140,7 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
 
 def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
-    ranks, steps, adam = session.ranks, cfg.grpo.max_num_steps, cfg.policy.optimizer
+    ranks, steps = session.ranks, cfg.grpo.max_num_steps
     torch.manual_seed(cfg.seed)
     model = NemotronH.from_pretrained(data.initial.path).to(ranks.device)
     if cfg.policy.freeze_moe_router:
@@ -149,22 +149,18 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     reference = None
     if cfg.loss_fn.reference_policy_kl_penalty:
         reference = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval()
-    optimizer = build_optimizer(model, adam.lr, (adam.adam_beta1, adam.adam_beta2), adam.adam_eps, adam.weight_decay)
-    policy = Policy(model, reference, optimizer)
+    optimizer = build_optimizer(model, cfg.policy.optimizer)
     flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
 
     # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state
-    step, num_samples = 0, 0
-    if (restored := session.resume("rl", steps, model, optimizer)) is not None:
-        step, num_samples = restored.step, restored.state["num_samples"]
-    samples = MetricsLog(session.run.dir / "rollouts.jsonl")  # some of rank 0's
-    if ranks.is_main:
-        samples.truncate(num_samples)
+    samples = session.open_log("rollouts")
+    restored = session.resume("rl", steps, model, optimizer)
+    step = restored.step if restored else 0
 
     while True:
         # ---- 1. What changes no weight: save where that is due, validate, draw the rollouts. Where a signal cuts this
         # short, the rollouts are dropped, and a resumed run draws the same ones.
-        with session.head_of_step(step, {"num_samples": samples.num_records}):
+        with session.head_of_step(step, {}):
             if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
                 metrics = validate(cfg, session, model, data)
                 session.run.metrics.log(step, **metrics)
@@ -184,9 +180,9 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
         advantages_PN = leave_one_out_advantages(rewards_PN, ~rewards_PN.isnan(), cfg.grpo.normalize_rewards)
 
         # ---- 3. One update
-        lr = adam.lr * min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
+        lr = cfg.policy.optimizer.lr * min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
         set_lr(optimizer, lr)
-        grad_norm, sums = update(cfg, session, policy, batch.rollouts, advantages_PN)
+        grad_norm, sums = update(cfg, session, reference, batch.rollouts, advantages_PN)
         if not math.isfinite(grad_norm):
             raise RunFailed(f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps")
 
@@ -206,7 +202,6 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
         flops = flops_per_token * (metrics["trained_tokens"] + metrics["tokens"] / 3)
         session.progress.update(step, tokens=int(metrics["tokens"]), flops=flops, reward=metrics["reward"])
     session.progress.close()
-    samples.close()
     return model
 
 
@@ -252,24 +247,16 @@ def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data,
     return Batch(tasks, rollouts, errors)
 
 
-@dataclass
-class Policy:
-    """The model being trained, the one that a KL term holds it to, and the optimiser."""
-
-    model: NemotronH
-    reference: NemotronH | None
-    optimizer: torch.optim.Optimizer
-
-
 def update(
-    cfg: RLConfig, session: Session, policy: Policy, rollouts: list[Rollout], advantages_PN: torch.Tensor
+    cfg: RLConfig, session: Session, reference: NemotronH | None, rollouts: list[Rollout], advantages_PN: torch.Tensor
 ) -> tuple[float, dict[str, float | torch.Tensor]]:
     """One step on one batch. Loss: sum over completion tokens / number of completion tokens of the global batch.
 
     Completions without a verdict and, with overlong filtering, those that hit the length limit count in neither.
-    Returns the norm of the gradient, and what this rank counted.
+    `reference`: the model that a KL term, if any, holds the policy to. Returns the norm of the gradient, and what this
+    rank counted.
     """
-    device, reference = session.ranks.device, policy.reference
+    model, optimizer, device = session.model, session.optimizer, session.ranks.device
     counted = [
         (rollout, advantage)
         for rollout, advantage in zip(rollouts, advantages_PN.flatten().tolist(), strict=True)
@@ -278,7 +265,7 @@ def update(
     num_loss_tokens = float(sum(len(rollout.completion_ids) for rollout, _ in counted))
     loss_tokens = torch.tensor([num_loss_tokens], device=device)
     sum_over_ranks([loss_tokens])
-    policy.model.train()
+    model.train()
     kl, clipped, masked = torch.zeros(3, device=device)
     trained_tokens = 0
     for micro in pack_rollouts(
@@ -291,7 +278,7 @@ def update(
         micro = micro.to(device)
         inputs = micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL
         with session.autocast:
-            logits_TV = policy.model(*inputs).logits
+            logits_TV = model(*inputs).logits
         logp_T = token_logprobs(logits_TV, micro.targets_T)
         reference_T = None
         if reference is not None:
@@ -311,12 +298,12 @@ def update(
         (loss.loss / loss_tokens.clamp(min=1)).sum().backward()
         kl, clipped, masked = kl + loss.kl, clipped + loss.clipped, masked + loss.masked
         trained_tokens += micro.input_ids_BL.numel()
-    sum_gradients(policy.model)
-    grad_norm = clip_gradients(policy.model, cfg.policy.max_grad_norm).item()
+    sum_gradients(model)
+    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
     if math.isfinite(grad_norm):
-        policy.optimizer.step()
-        policy.model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
-    policy.optimizer.zero_grad()
+        optimizer.step()
+        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
+    optimizer.zero_grad()
     sums = {"loss_tokens": num_loss_tokens, "trained_tokens": trained_tokens}
     return grad_norm, {**sums, "kl": kl, "clipped_tokens": clipped, "masked_tokens": masked}
 
@@ -335,13 +322,8 @@ def step_metrics(
             f"verification failed for {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts",
             batch.errors[0] if batch.errors else "on another rank",
         )
-    verdicts = {family: sums[f"verdicts_{family}"] for family in cfg.env.families}
     return {
-        "reward": sum(sums[f"reward_{family}"] for family in verdicts) / max(sum(verdicts.values()), 1),
-        **{f"reward_{family}": sums[f"reward_{family}"] / max(count, 1) for family, count in verdicts.items()},
-        "entropy": sums["entropy"] / max(sums["tokens"], 1),
-        "completion_tokens": sums["tokens"] / sums["completions"],
-        "truncated": sums["truncated"] / sums["completions"],
+        **rollout_rates(sums, list(cfg.env.families)),
         "groups_without_gradient": sums["groups_without_gradient"] / cfg.grpo.num_prompts_per_step,
         "kl": sums["kl"] / max(sums["loss_tokens"], 1),
         **{name: sums[name] for name in ("verifier_errors", "clipped_tokens", "masked_tokens")},
@@ -362,11 +344,11 @@ def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> d
         )  # fmt: skip
     families = list(dict.fromkeys(task.family for task in data.valid))
     sums = sum_metrics(evaluation.counts(families), ranks)
-    rates = {
-        f"valid_{which}": [sums[which, family, "right"] / max(sums[which, family, "scored"], 1) for family in families]
-        for which in ("greedy", "sampled")
-    }
-    return {name: sum(of_family) / len(families) for name, of_family in rates.items()}
+
+    def mean_rate(which: str) -> float:
+        return sum(sums[which, f, "right"] / max(sums[which, f, "scored"], 1) for f in families) / len(families)
+
+    return {"valid_greedy": mean_rate("greedy"), "valid_sampled": mean_rate("sampled")}
 
 
 if __name__ == "__main__":

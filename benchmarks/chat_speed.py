@@ -23,14 +23,14 @@ import json
 import os
 import platform
 import random
-import resource
 import statistics
-import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from process import Clock
+from text import encode_alone, library_lines
 
 ROUNDS = 5
 VOCAB_SIZE = 131_072
@@ -41,10 +41,7 @@ TOOL = {"name": "search", "parameters": {"type": "object", "properties": {"query
 def conversations(num_bytes: int) -> Iterator[dict[str, Any]]:
     """Records of about `num_bytes` together, the same every time."""
     rng = random.Random(0)
-    lines: list[str] = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        if "site-packages" not in path.parts:
-            lines += path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    lines = library_lines()
 
     def text(median: int) -> str:
         wanted = min(int(rng.lognormvariate(0, 0.8) * median), 50_000)
@@ -72,33 +69,6 @@ def conversations(num_bytes: int) -> Iterator[dict[str, Any]]:
         record = {"messages": messages, "tools": [TOOL] if with_tool else None}
         num_bytes -= len(json.dumps(record, ensure_ascii=False).encode())
         yield record
-
-
-class Clock:
-    """Seconds since it was made: `wall`, and of processors, of this process and of its children that have ended."""
-
-    def __init__(self) -> None:
-        self._wall, self._processor = time.perf_counter(), self._used()
-
-    @staticmethod
-    def _used() -> float:
-        both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(usage.ru_utime + usage.ru_stime for usage in both)
-
-    def read(self) -> tuple[float, float]:
-        """(wall, processor) seconds."""
-        return time.perf_counter() - self._wall, self._used() - self._processor
-
-
-def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
-    """Seconds of the tokenizer alone, as of `Clock`."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json)
-    clock = Clock()
-    for i in range(0, len(texts), 256):
-        tokenizer.encode_batch_fast(texts[i : i + 256], add_special_tokens=False)
-    return clock.read()
 
 
 def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float, int]:
@@ -145,7 +115,7 @@ def measure(tokenizer_json: str, file: Path, texts: list[str], threads: int, rou
     walls, processors, rates = [], [], []
     tokens = 0
     for _ in range(rounds):
-        plain_wall, plain_processor = plain(tokenizer_json, texts)
+        plain_wall, plain_processor = encode_alone(tokenizer_json, texts, specials_as_text=False)
         chat_wall, chat_processor, tokens = chat(tokenizer_json, file, threads)
         walls.append(plain_wall / chat_wall)
         processors.append(plain_processor / chat_processor)

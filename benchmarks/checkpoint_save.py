@@ -12,20 +12,14 @@ slower the steps beside it are: the two share processor and memory.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from nemo_runspec.execution.local import CPU_SETTINGS
-
-if os.environ.get("_SETTINGS") != "1":  # they act when a process starts
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CPU_SETTINGS | {"_SETTINGS": "1"})
-
 import torch
 from models import MODELS, machine
+from process import restart_with_cpu_settings
 
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.models import NemotronH, NemotronHConfig
@@ -96,6 +90,7 @@ def measure(config: NemotronHConfig, folder: Path) -> None:
 
 def main() -> None:
     """Print a block a model."""
+    restart_with_cpu_settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")

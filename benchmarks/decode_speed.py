@@ -20,23 +20,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-from nemo_runspec.execution.local import CPU_SETTINGS
-
-if os.environ.get("_SETTINGS") != "1":  # they act when a process starts; both sides run under them
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CPU_SETTINGS | {"_SETTINGS": "1"})
 
 import torch
 from models import build, huggingface_twin, machine
+from process import forget_peak, resident, restart_with_cpu_settings
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.generate import generate
@@ -197,21 +191,16 @@ def print_memory(side: str, name: str, batch: int, experts: str, attention: str,
     else:
         decode = ours
     decode(model, prompts[:1], 2)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    forget_peak()
     before = resident("VmRSS")
     decode(model, prompts, NEW_TOKENS)
     peak = resident("VmHWM")
     print(f"{peak:.0f} (+{peak - before:.0f})")
 
 
-def resident(field: str) -> float:
-    """Resident memory of this process in MB: VmRSS now, VmHWM at its peak."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith(field))
-
-
 def main() -> None:
     """Print a table a model."""
+    restart_with_cpu_settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["1.9M", "14M"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64, 256])

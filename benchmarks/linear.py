@@ -9,19 +9,14 @@ printed, as GFLOP/s, because the question is what each library can do. A last li
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
-from nemo_runspec.execution.local import CPU_SETTINGS
-
-if os.environ.get("_SETTINGS") != "1":  # they act when a process starts
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CPU_SETTINGS | {"_SETTINGS": "1"})
-
 import torch
 from models import machine
+from process import restart_with_cpu_settings
 
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt
 
@@ -37,6 +32,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print the table."""
+    restart_with_cpu_settings()
     print(machine())
     if not HAS_ONEDNN:
         sys.exit("this build of torch has no oneDNN for x86")

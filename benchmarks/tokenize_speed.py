@@ -24,16 +24,17 @@ import json
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from process import Clock
+from text import encode_alone, library_lines
 
 ROUNDS = 5
 VOCAB_SIZE = 131_072
@@ -44,10 +45,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "src/nemotron/recipes/data/tokeni
 def documents(num_bytes: int) -> Iterator[str]:
     """Documents of about `num_bytes` together, the same every time."""
     rng = random.Random(0)
-    lines = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        if "site-packages" not in path.parts:
-            lines += path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    lines = library_lines()
     while num_bytes > 0:
         wanted = min(rng.lognormvariate(7.6, 1.1), 200_000)
         parts: list[str] = []
@@ -58,34 +56,6 @@ def documents(num_bytes: int) -> Iterator[str]:
         text = "".join(parts)
         num_bytes -= len(text.encode())
         yield text
-
-
-class Clock:
-    """Seconds since it was made: `wall`, and of processors, of this process and of its children that have ended."""
-
-    def __init__(self) -> None:
-        self._wall, self._processor = time.perf_counter(), self._used()
-
-    @staticmethod
-    def _used() -> float:
-        both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(usage.ru_utime + usage.ru_stime for usage in both)
-
-    def read(self) -> tuple[float, float]:
-        """(wall, processor) seconds."""
-        return time.perf_counter() - self._wall, self._used() - self._processor
-
-
-def plain(tokenizer_json: str, texts: list[str]) -> tuple[float, float]:
-    """Seconds of the tokenizer alone, as of `Clock`."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json)
-    tokenizer.encode_special_tokens = True
-    clock = Clock()
-    for i in range(0, len(texts), 256):
-        tokenizer.encode_batch_fast(texts[i : i + 256], add_special_tokens=False)
-    return clock.read()
 
 
 def pipeline(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float]:
@@ -193,7 +163,7 @@ def main() -> None:
                 stream.writelines(json.dumps({"text": text}) + "\n" for text in texts)
             alone, ours, commands = [], [], []
             for _ in range(arguments.rounds):
-                alone.append(plain(tokenizer_json, texts))
+                alone.append(encode_alone(tokenizer_json, texts, specials_as_text=True))
                 ours.append(pipeline(tokenizer_json, file, arguments.threads))
                 commands.append(command(file, tokenizer_dir))
             commands = commands or [command(file, tokenizer_dir)]

@@ -21,16 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-from nemo_runspec.execution.local import CPU_SETTINGS
-
-if os.environ.get("_SETTINGS") != "1":  # they act when a process starts
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CPU_SETTINGS | {"_SETTINGS": "1"})
 
 import torch
 import torch.nn.functional as F
 from models import MODELS, build, huggingface_twin, machine
+from process import forget_peak, resident, restart_with_cpu_settings
 from torch import Tensor, nn
 
 from nemotron.kit.schemas.optimizer import AdamWConfig
@@ -118,21 +113,16 @@ def print_memory(side: str, name: str, batch: int, length: int, device: str) -> 
             step()
         print((torch.cuda.max_memory_allocated() - allocated) / 1e6)
         return
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building
-    before = resident_peak()
+    forget_peak()  # of building
+    before = resident("VmHWM")
     for _ in range(3):
         step()
-    print(resident_peak() - before)
-
-
-def resident_peak() -> float:
-    """Highest resident memory of this process so far, in MB (`ru_maxrss` would start from the parent's)."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith("VmHWM"))
+    print(resident("VmHWM") - before)
 
 
 def main() -> None:
     """Measure every case of the device."""
+    restart_with_cpu_settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=15)

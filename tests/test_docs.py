@@ -1,4 +1,7 @@
-"""What README and docs point to is there: relative links, folders of the file tree, commands of the examples."""
+"""What README and docs point to is there: relative links, folders of the file tree, modules.
+
+Their commands: test_commands_in_docs.py.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from nemotron.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = ("src", "examples", "benchmarks", "tests")
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md"]
+PAGES += sorted(path for folder in ("docs", *CODE) for path in (ROOT / folder).rglob("*.md"))
+MODULES = [f"/{path.relative_to(ROOT)}" for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+# Of a user's own, and misspelt ones.
+EXAMPLES = {"path/to/script.py", "trian.py", "schma.py"}
 FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -36,17 +41,8 @@ def test_the_file_tree_of_the_readme_exists() -> None:
     assert len(tree.splitlines()) > 10
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    blocks = FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("nemotron ")]
-    assert len(lines) > 5
-    for line in lines:
-        words = [word for word in line.split("#")[0].split()[1:] if re.fullmatch(r"[a-z0-9]+", word)]
-        command = words[: next(i for i in range(len(words), 0, -1) if is_command(words[:i]))]
-        assert len(command) >= 2, line
-
-
-def is_command(words: list[str]) -> bool:
-    """Whether `nemotron WORDS --help` has a page of its own (a misspelt word has none)."""
-    done = CliRunner().invoke(app, [*words, "--help"])
-    return done.exit_code == 0 and f"{' '.join(words)} [" in done.output
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_modules_that_a_page_names_exist(page: Path) -> None:
+    """A name may leave out the folders before it: `launch_script.py`, `chat/pack.py`."""
+    names = {name.lstrip("./") for name in re.findall(r"[\w./-]+\.py\b", page.read_text(encoding="utf-8"))}
+    assert [name for name in names - EXAMPLES if not any(path.endswith(f"/{name}") for path in MODULES)] == []

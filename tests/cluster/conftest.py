@@ -5,6 +5,9 @@ slurm_cluster   the same for fixtures of a wider scope, without that
 login_node      an sshd whose sessions see the cluster
 ray_cluster     a Ray head with its job server
 startup_command what a job runs first to find these tests' Python
+make_desk       a folder in which commands are given; its profile `slurm` is both nodes
+desk            one of them
+s3, bucket      an S3 and a Google Cloud Storage, which this process finds
 
 All tests here are marked `cluster`. Where an engine cannot run they are skipped and say why;
 `make test-cluster` installs what they need.
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,10 @@ import pytest
 from . import ray_cluster as ray_engine
 from . import slurm as slurm_engine
 from . import sshd
+from .desk import Desk
+from .gcs import bucket_fixture  # noqa: F401
 from .ray_cluster import RayCluster
+from .s3 import s3_fixture, s3_server_fixture  # noqa: F401
 from .slurm import Slurm
 from .sshd import LoginNode
 
@@ -71,3 +77,21 @@ def startup_command() -> str:
     if activate.exists():
         return f"source {shlex.quote(str(activate))}"
     return f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+
+
+@pytest.fixture(scope="session")
+def make_desk(slurm_cluster: Slurm, startup_command: str) -> Callable[[Path], Desk]:
+    def make(folder: Path) -> Desk:
+        desk = Desk(folder, slurm_cluster.env)
+        desk.profile(
+            "slurm", executor="slurm", account="test", partition="batch", nodes=2, gpus_per_node=0, time="10",
+            env={"OMP_NUM_THREADS": "1"}, startup_commands=[startup_command],
+        )  # fmt: skip
+        return desk
+
+    return make
+
+
+@pytest.fixture
+def desk(slurm: Slurm, make_desk: Callable[[Path], Desk], tmp_path: Path) -> Desk:
+    return make_desk(tmp_path / "desk")

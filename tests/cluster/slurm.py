@@ -20,7 +20,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PACKAGES = ("slurm-wlm", "slurmdbd", "munge", "mariadb-server", "openssh-server", "openssh-client", "rsync")
@@ -30,6 +30,8 @@ COMMANDS = (
 )  # fmt: skip
 SBIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GPUS = 8
+NODES = ("node1", "node2")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 LIBC = ctypes.CDLL(None)
 
 
@@ -137,23 +139,18 @@ class Daemons:
 
 
 class Slurm:
-    """A Slurm cluster under `root`. `start()` returns with both nodes idle, `stop()` leaves no process.
+    """A Slurm cluster under `root`. As a context: inside, both nodes are idle; afterwards no process is left.
 
     conf   slurm.conf
     env    environment for `sbatch`, `squeue` and the rest: `os.environ` with SLURM_CONF, and sbin folders in PATH
-    nodes  ["node1", "node2"], 16 CPUs and 8 GPUs each, in the partitions `batch` (default) and `interactive`
 
-    The account is `test`. Requeued jobs start again after 5 s (cred_expire; 120 s unless set), and a dead node is
-    noticed after about 15 s (SlurmdTimeout).
+    NODES have 16 CPUs and 8 GPUs each. The account is `test`, the partition `batch`. Requeued jobs start again after
+    5 s (cred_expire; 120 s unless set), and a dead node is noticed after about 15 s (SlurmdTimeout).
     """
 
-    accounts = ("test",)
-    partitions = ("batch", "interactive")
-
-    def __init__(self, root: Path, nodes: int = 2) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.conf = root / "slurm.conf"
-        self.nodes = [f"node{number + 1}" for number in range(nodes)]
         self.env = {
             key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))
         }
@@ -165,23 +162,17 @@ class Slurm:
 
     # -- life
 
-    def start(self) -> None:
+    def __enter__(self) -> Slurm:
         try:
             self._start()
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
-
-    def stop(self) -> None:
-        self.daemons.stop()
-        shutil.rmtree(self.sockets, ignore_errors=True)
-
-    def __enter__(self) -> Slurm:
-        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.daemons.stop()
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
     def _start(self) -> None:
         self._configure()
@@ -197,16 +188,15 @@ class Slurm:
         self.daemons.start("slurmdbd", ["slurmdbd", "-D"], self.env)
         self.daemons.listens("slurmdbd", self.ports["slurmdbd"])
         sacctmgr = "sacctmgr -n -i"
-        self.run(f"{sacctmgr} add cluster {self.name}")
-        for account in self.accounts:
-            self.run(f"{sacctmgr} add account {account} Description=tests Organization=tests")
-            self.run(f"{sacctmgr} add user root Account={account}")
-        self.run(f"{sacctmgr} modify user root set DefaultAccount={self.accounts[0]}")
+        self.run(f"{sacctmgr} add cluster tests")
+        self.run(f"{sacctmgr} add account test Description=tests Organization=tests")
+        self.run(f"{sacctmgr} add user root Account=test")
+        self.run(f"{sacctmgr} modify user root set DefaultAccount=test")
         self.daemons.start("slurmctld", ["slurmctld", "-D", "-i"], self.env)
-        for node in self.nodes:
+        for node in NODES:
             self._start_node(node)
         self.daemons.listens("slurmctld", self.ports["slurmctld"])
-        wait_for("idle nodes", lambda: self.node_states() == dict.fromkeys(self.nodes, "idle"))
+        wait_for("idle nodes", lambda: self.node_states() == dict.fromkeys(NODES, "idle"))
 
     def _start_database(self) -> None:
         data, messages = self.root / "mariadb", self.logs / "mariadb-install-db.log"
@@ -227,30 +217,27 @@ class Slurm:
         self.daemons.listens("mariadbd", port)
 
     def _configure(self) -> None:
-        names = ["mariadb", "slurmdbd", "slurmctld", *self.nodes]
+        names = ["mariadb", "slurmdbd", "slurmctld", *NODES]
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
-        self.name = "tests"
         self.munge_socket = self.sockets / "munge.sock"
         host = socket.gethostname().partition(".")[0]
-        for folder in ("state", *(f"{node}/{part}" for node in self.nodes for part in ("spool", "devices"))):
+        for folder in ("state", *(f"{node}/{part}" for node in NODES for part in ("spool", "devices"))):
             (self.root / folder).mkdir(parents=True)
-        for node in self.nodes:
-            for gpu in range(
-                GPUS
-            ):  # character devices like /dev/null: Slurm derives CUDA_VISIBLE_DEVICES from their names
+        for node in NODES:
+            for gpu in range(GPUS):  # like /dev/null: Slurm derives CUDA_VISIBLE_DEVICES from their names
                 os.mknod(self.root / node / "devices" / f"nvidia{gpu}", 0o20666, os.makedev(1, 3))
-        self.addresses = {node: f"127.0.1.{number + 1}" for number, node in enumerate(self.nodes)}
-        hosts = ["127.0.0.1 localhost", f"127.0.0.1 {host}", *(f"{self.addresses[node]} {node}" for node in self.nodes)]
+        addresses = {node: f"127.0.1.{number + 1}" for number, node in enumerate(NODES)}
+        hosts = ["127.0.0.1 localhost", f"127.0.0.1 {host}", *(f"{addresses[node]} {node}" for node in NODES)]
         (self.root / "hosts").write_text("\n".join(hosts) + "\n")
 
         def node_line(node: str) -> str:
             return (
-                f"NodeName={node} NodeHostname={host} NodeAddr={self.addresses[node]} Port={self.ports[node]}"
+                f"NodeName={node} NodeHostname={host} NodeAddr={addresses[node]} Port={self.ports[node]}"
                 f" CPUs=16 RealMemory=20000 Gres=gpu:{GPUS} State=UNKNOWN"
             )
 
         write_private(self.root / "gres.conf", "".join(
-            f"NodeName={node} Name=gpu File={self.root}/{node}/devices/nvidia[0-{GPUS - 1}]\n" for node in self.nodes
+            f"NodeName={node} Name=gpu File={self.root}/{node}/devices/nvidia[0-{GPUS - 1}]\n" for node in NODES
         ))  # fmt: skip
         write_private(
             self.root / "slurmdbd.conf",
@@ -272,7 +259,7 @@ PidFile={self.root}/slurmdbd.pid
         write_private(
             self.conf,
             f"""\
-ClusterName={self.name}
+ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={self.ports["slurmctld"]}
 SlurmUser=root
@@ -305,9 +292,8 @@ SlurmctldTimeout=30
 SlurmdTimeout=10
 KillWait=2
 ReturnToService=2
-{chr(10).join(node_line(node) for node in self.nodes)}
+{chr(10).join(node_line(node) for node in NODES)}
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-PartitionName=interactive Nodes=ALL MaxTime=1:00:00 State=UP
 """,
         )
 
@@ -321,13 +307,11 @@ PartitionName=interactive Nodes=ALL MaxTime=1:00:00 State=UP
 
     # -- for tests
 
-    def run(
-        self, command: str, env: dict[str, str] | None = None, *, check: bool = True, timeout: float = 60.0
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A shell command as on a login node. With `check`, RuntimeError with its output where it fails."""
         done = subprocess.run(
-            ["bash", "-c", command], env=self.env | (env or {}), cwd=self.root, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout,
+            ["bash", "-c", command], env=self.env, cwd=self.root, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         if check and done.returncode:
             raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
@@ -343,68 +327,34 @@ PartitionName=interactive Nodes=ALL MaxTime=1:00:00 State=UP
         """The node and all its processes are gone at once, as after a power cut. Slurm notices within about 15 s."""
         self.daemons.kill(name)
 
-    def restore_node(self, name: str, timeout: float = 30.0) -> None:
-        """Start a killed node again and wait until Slurm gives it work."""
-        self._start_node(name)
-        wait_for(f"{name} idle", lambda: self.node_states().get(name) == "idle", timeout)
-
     def tidy(self) -> None:
         """Cancel all jobs, bring back dead nodes, wait until everything is idle."""
         self.run("scancel --full --signal=KILL --user=root; scancel --user=root")
-        for node in self.nodes:
+        for node in NODES:
             if node not in self.daemons.running:
                 self._start_node(node)
-        wait_for("idle nodes", lambda: self.node_states() == dict.fromkeys(self.nodes, "idle"), 60)
-
-    def sbatch(self, script: str, *options: str, env: dict[str, str] | None = None) -> str:
-        """Submit a script's text; the job id. Unless options say otherwise, `output(id)` has what it writes."""
-        path = self.root / f"batch-{random.getrandbits(32):08x}.sh"
-        path.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}")
-        return self.run(f"sbatch --parsable {shlex.join(options)} {path}", env).stdout.strip().partition(";")[0]
-
-    def output(self, job: str) -> str:
-        """What a job of `sbatch()` has written so far."""
-        path = self.root / f"slurm-{job}.out"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def sacct(self, job: str) -> dict[str, str]:
-        """What the accounting has of a job's allocation, by field; {} while it has nothing.
-
-        State is one word; ExitCode "3:0" is exit code and signal, and above 128 the exit code less 128.
-        """
-        fields = "JobID,JobName,State,ExitCode,DerivedExitCode,NodeList,NNodes,Partition,Account,AllocTRES"
-        lines = self.run(f"sacct -n -X --parsable2 -j {shlex.quote(job)} --format={fields}").stdout.splitlines()
-        if not lines:
-            return {}
-        record = dict(zip(fields.split(","), lines[-1].split("|"), strict=True))
-        record["State"] = record["State"].split()[0]  # "CANCELLED by 0"
-        return record
+        wait_for("idle nodes", lambda: self.node_states() == dict.fromkeys(NODES, "idle"), 60)
 
     def scontrol(self, job: str) -> dict[str, str]:
         """What `scontrol show job` says: JobState, Restarts, Reason, ExitCode, NodeList, ...; {} once forgotten."""
         done = self.run(f"scontrol -o show job {shlex.quote(job)}", check=False)
         return dict(re.findall(r"(?:^| )([A-Za-z/:_]+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 
-    def wait_state(self, job: str, states: str | Collection[str], timeout: float = 60.0) -> str:
-        """Wait until the accounting has the job in one of `states`, and return that. Raises TimeoutError.
+    def end_state(self, job: str) -> str:
+        """Wait until the accounting has the job in one of ENDED, and return that. Raises TimeoutError.
 
         The accounting lags by seconds: a requeued job keeps the end of its first attempt for a while. `scontrol()`
         knows what is true now.
         """
-        wanted = {states} if isinstance(states, str) else set(states)
-        seen: str | None = None
+        state = ""
 
-        def reached() -> bool:
-            nonlocal seen
-            seen = self.sacct(job).get("State")
-            return seen in wanted
+        def has_ended() -> bool:
+            nonlocal state
+            state = self.run(f"sacct -n -X --parsable2 -j {job} --format=State").stdout.strip().partition(" ")[0]
+            return state in ENDED
 
-        try:
-            wait_for(f"job {job} {' or '.join(sorted(wanted))}", reached, timeout, 0.3)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}; it is {seen}:\n{self.scontrol(job)}\n{self.output(job)[-2000:]}") from None
-        assert seen is not None
-        return seen
+        wait_for(f"end of job {job}", has_ended, 60, 0.3)
+        return state
 
 
 def write_private(path: Path, text: str) -> None:

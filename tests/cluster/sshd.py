@@ -47,22 +47,20 @@ class LoginNode:
         return self.root / "bin"
 
     @property
+    def profile(self) -> dict[str, object]:
+        """The keys of a profile of env.toml that submits here, all but `job_dir`."""
+        keys = {"host": self.host, "port": self.port, "user": self.user, "identity": str(self.identity)}
+        return {"tunnel": "ssh", **keys}
+
+    @property
     def env(self) -> dict[str, str]:
         """For a subprocess that logs in (with rsync, say), beside the rest of its environment: HOME and PATH."""
         return {"HOME": str(self.client_home), "PATH": f"{self.bin}:{os.environ.get('PATH', SBIN)}"}
 
-    def ssh(self, command: str, *, check: bool = True, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """A shell command on the login node, through the `ssh` program."""
-        done = subprocess.run(
-            ["ssh", "-F", self.client_config, "login", command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        if check and done.returncode:
-            raise RuntimeError(f"ssh {command}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        return done
+    def ssh(self, command: str) -> str:
+        """What a shell command prints on the login node. Raises subprocess.CalledProcessError."""
+        words = ["ssh", "-F", str(self.client_config), "login", command]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
 
     def stop(self) -> None:
         self.daemons.stop()

@@ -1,4 +1,4 @@
-"""Files of a web server, over real HTTP on loopback; the stores are tried in tests/cluster/test_s3_sources.py."""
+"""Files of a web server, over real HTTP on loopback; the stores are tried in tests/cluster/test_object_stores.py."""
 
 from __future__ import annotations
 

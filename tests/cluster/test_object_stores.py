@@ -18,11 +18,9 @@ import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.pieces import pieces_of
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.locations import list_files, open_binary
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-from nemotron.data_prep.sources.remote import open_remote
 
 from .gcs import Bucket
 from .s3 import S3
@@ -124,7 +122,7 @@ def test_one_row_group_asks_for_ranges_only(folder: Folder) -> None:
     folder.put(f"{folder.url}/x.parquet", sink.getvalue())
     (file,) = list_files([f"{folder.url}/x.parquet"])
     fetched: list[int] = []
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         raw = stream.raw  # type: ignore[attr-defined]
         fetch = raw._fetch
         raw._fetch = lambda begin, end: fetched.append(end - begin) or fetch(begin, end)
@@ -133,7 +131,7 @@ def test_one_row_group_asks_for_ranges_only(folder: Folder) -> None:
 
 
 def size_of(file: SourceFile) -> int:
-    with open_remote(file) as stream:
+    with open_binary(file) as stream:
         return len(stream.read())
 
 
@@ -149,7 +147,7 @@ def test_an_object_that_changes_is_noticed(folder: Folder) -> None:
     url = f"{folder.url}/x.jsonl"
     folder.put(url, b"a" * 300_000)
     (file,) = list_files([url])
-    stream = open_remote(file)
+    stream = open_binary(file)
     assert stream.read(10) == b"a" * 10
     folder.put(url, b"b" * 300_000)
     with pytest.raises(RunFailed, match=r"/x\.jsonl changed after it was listed"):
@@ -159,7 +157,7 @@ def test_an_object_that_changes_is_noticed(folder: Folder) -> None:
     assert again.version != file.version
     folder.remove(url)
     with pytest.raises(RunFailed, match="changed after it was listed"):
-        open_remote(again).read(10)
+        open_binary(again).read(10)
 
 
 def test_refusals_are_one_line(s3_folder: Folder) -> None:
@@ -195,4 +193,4 @@ def test_a_store_out_of_reach_is_one_line(s3_folder: Folder, monkeypatch: pytest
     fsspec.filesystem("s3").clear_instance_cache()
     assert "Could not connect to the endpoint" in refusal(f"{s3_folder.url}/train.jsonl")
     with pytest.raises(RunFailed, match="Could not connect to the endpoint"):
-        open_remote(SourceFile(f"{s3_folder.url}/x.jsonl", 1, "v", "jsonl"))
+        open_binary(SourceFile(f"{s3_folder.url}/x.jsonl", 1, "v", "jsonl"))

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hub_server import PAGE, SIGNATURE, TOKEN, Hub, blob_id, running_hub
 
 import nemotron
 from nemo_runspec.errors import RunFailed, UserError
@@ -26,8 +27,6 @@ from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, 
 from nemotron.data_prep.sources.locations import list_files, open_binary
 from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
-
-from .hub_server import PAGE, SIGNATURE, TOKEN, Hub, blob_id, running_hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

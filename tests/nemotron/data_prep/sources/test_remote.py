@@ -7,16 +7,16 @@ import io
 import json
 import random
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from http_server import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,15 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     monkeypatch.setattr(ranges, "_FIRST_WAIT", 0.01)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.web = Web(f"http://127.0.0.1:{server.server_address[1]}")  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server.web  # type: ignore[attr-defined]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    files = Web("")
+    with serving(_Handler, web=files) as files.base:
+        yield files
 
 
 def source(web: Web, path: str, query: str = "") -> SourceFile:

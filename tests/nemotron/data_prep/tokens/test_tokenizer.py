@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hub_server import running_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -22,8 +23,6 @@ from nemotron.data_prep.tokens.tokenizer import (
     train_tokenizer,
 )
 from nemotron.kit.chat import render
-
-from ..sources.hub_server import running_hub
 
 TEXTS = [f"def function_{i}(value):\n    return value + {i * 37}\n" for i in range(50)] + ["the quick brown fox " * 20]
 

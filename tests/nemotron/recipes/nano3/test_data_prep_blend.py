@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hub_server import running_hub
 
 from nemo_runspec.artifacts import Version
 
@@ -31,17 +30,6 @@ BLEND, DAPO, SKYWORK = (
     "Skywork/Skywork-OR1-RL-Data",
 )
 ROWS = 40  # of each collection
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("blend_hub_server", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hub_server = _load(Path(__file__).parents[2] / "data_prep" / "sources" / "hub_server.py")
 
 
 # --- A small blend with the layout of the published one ---------------------------------------------------------------
@@ -108,7 +96,7 @@ def mixed(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def hub() -> Iterator[Any]:
-    with hub_server.running_hub() as hub:
+    with running_hub() as hub:
         hub.add(DAPO, {"data/dapo-math-17k.parquet": parquet([dapo_row(n) for n in range(ROWS)])})
         math = parquet([skywork_row(n) for n in range(ROWS)])
         code = parquet([skywork_row(-1)])

@@ -18,12 +18,13 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from http_server import serving
 
 TOKEN = "hf_good"
 SIGNATURE = "signature=not-for-logs"
@@ -78,19 +79,10 @@ def blob_id(data: bytes) -> str:
 @contextlib.contextmanager
 def running_hub() -> Iterator[Hub]:
     """A server for as long as the context lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    port = server.server_address[1]
-    hub = Hub(f"http://127.0.0.1:{port}", f"http://localhost:{port}")
-    server.hub = hub  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    hub = Hub("", "")
+    with serving(_Handler, hub=hub) as address:
+        hub.endpoint, hub.cdn = address, address.replace("127.0.0.1", "localhost")
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

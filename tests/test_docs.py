@@ -16,7 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "AGENTS.md"]
 PAGES += sorted(path for folder in ("docs", *CODE) for path in (ROOT / folder).rglob("*.md"))
 MODULES = [f"/{path.relative_to(ROOT)}" for folder in CODE for path in (ROOT / folder).rglob("*.py")]
 # Of a user's own, and misspelt ones.
-EXAMPLES = {"path/to/script.py", "trian.py", "schma.py"}
+EXAMPLES = {"path/to/script.py", "garden/beds/dig.py", "trian.py", "schma.py"}
 FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

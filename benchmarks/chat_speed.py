@@ -97,15 +97,11 @@ def chat(tokenizer_json: str, file: Path, processes: int) -> tuple[float, float,
             list(run_shards(plan, folder / "spool", task, settings, engine, counts))
             sequences = chat_pack.read_sequences(folder / "spool", plan, ["own"])
             chosen = chat_pack.choose(sequences, ["own"], weights=None, repeats={}, num_tokens=None)
-            longest = max(4096, int(sequences.length.max()))
-            train = chosen.splits["train"]
-            packed = chat_pack.pack_split(
-                "train", train, sequences, longest, "best_fit_decreasing", 0, 1 << 22, folder / "packing"
-            )
-            job = chat_pack.RowsJob(folder / "spool", tuple(s.name for s in plan.shards), folder / "packing")
-            written = chat_pack.write_rows(plan, [packed], job, folder / "rows", engine)
+            longest = max(4096, int(sequences["length"].max()))
+            packing = chat_pack.Packing(longest, "best_fit_decreasing", 0, 1 << 22)
+            packed = chat_pack.pack_rows(plan, sequences, chosen.splits, packing, folder, engine)
         seconds = clock.read()
-    return *seconds, written["train"].tokens
+    return *seconds, packed["train"].counts.tokens
 
 
 def measure(tokenizer_json: str, file: Path, texts: list[str], threads: int, rounds: int) -> None:

@@ -1,7 +1,7 @@
 """Sequences in a spool -> packed rows: which of them, in which row, from their lengths alone; then the rows, by shards.
 
 In memory are the lengths of all sequences (29 bytes each), and of their tokens one row group a task; they are read out
-of the spool (`chat_spool`) by memory map. What is written depends on plan and settings only, not on who wrote it.
+of the spool (spool.py) by memory map. What is written depends on plan and settings only, not on who wrote it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +19,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, pack_lengths
+from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, BinsReport, pack_lengths
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
-from nemotron.data_prep.chat.spool import SPLITS, ChatWork
+from nemotron.data_prep.chat.spool import SPLITS, SPOOLED, ChatWork
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, publish_file, run_shards
@@ -34,41 +33,34 @@ _GOLDEN = 0x9E3779B97F4A7C15
 # --- Which sequences: lengths alone -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """What lies in the spool: arrays over all sequences [N], in the plan's order.
-
-    `shard`: index in the plan; `begin`: first token in that shard's files; `source`: index among the settings' sources.
-    """
-
-    shard: NDArray[np.int32]
-    begin: NDArray[np.int64]
-    length: NDArray[np.int32]
-    order: NDArray[np.uint64]
-    split: NDArray[np.uint8]
-    source: NDArray[np.int32]
+SEQUENCE = np.dtype(
+    [
+        ("shard", "<i4"),  # index in the plan
+        ("begin", "<i8"),  # first token in that shard's files
+        ("length", "<i4"),
+        ("order", "<u8"),
+        ("split", "u1"),  # index in SPLITS
+        ("source", "<i4"),  # index among the settings' sources
+    ]
+)
+"""What is known of a sequence in the spool."""
+Sequences = NDArray[np.void]
+"""An array of `SEQUENCE` [N]: all that lie in a spool, in the plan's order."""
 
 
 def read_sequences(folder: Path, plan: Plan[ChatWork], source_names: Sequence[str]) -> Sequences:
     """The tables of all shards of a spool."""
-    columns: dict[str, list[NDArray[Any]]] = {
-        name: [] for name in ("shard", "begin", "length", "order", "split", "source")
-    }
+    tables = [np.empty(0, SEQUENCE)]
     for number, shard in enumerate(plan.shards):
-        lengths = np.load(folder / f"{shard.name}.lengths.npy", allow_pickle=False)
-        columns["length"].append(lengths)
-        columns["begin"].append(np.cumsum(lengths, dtype=np.int64) - lengths)
-        columns["order"].append(np.load(folder / f"{shard.name}.order.npy", allow_pickle=False))
-        columns["split"].append(np.load(folder / f"{shard.name}.split.npy", allow_pickle=False))
-        columns["shard"].append(np.full(len(lengths), number, np.int32))
-        columns["source"].append(np.full(len(lengths), source_names.index(shard.work.source), np.int32))
-    empty = {"begin": np.int64, "order": np.uint64, "split": np.uint8}
-    joined = {
-        name: np.concatenate([*arrays, np.empty(0, empty.get(name, np.int32))]) for name, arrays in columns.items()
-    }
-    return Sequences(
-        joined["shard"], joined["begin"], joined["length"], joined["order"], joined["split"], joined["source"]
-    )
+        stored = np.load(folder / f"{shard.name}.sequences.npy", allow_pickle=False)
+        table = np.empty(len(stored), SEQUENCE)
+        for name in SPOOLED.names or ():
+            table[name] = stored[name]
+        table["shard"] = number
+        table["begin"] = np.cumsum(stored["length"], dtype=np.int64) - stored["length"]
+        table["source"] = source_names.index(shard.work.source)
+        tables.append(table)
+    return np.concatenate(tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +105,15 @@ def choose(
     UserError: a source with a weight has no sequence, or is needed more often than it may be.
     """
     # Of equal ones the first, and of those one that is held out.
-    by_order = np.lexsort((np.arange(len(sequences.order)), sequences.split == 0, sequences.order))
-    ordered = sequences.order[by_order]
+    by_order = np.lexsort((np.arange(len(sequences)), sequences["split"] == 0, sequences["order"]))
+    ordered = sequences["order"][by_order]
     first = np.ones(len(ordered), np.bool_)
     first[1:] = ordered[1:] != ordered[:-1]
     by_order = by_order[first]
-    splits = {name: by_order[sequences.split[by_order] == code] for code, name in enumerate(SPLITS)}
+    splits = {name: by_order[sequences["split"][by_order] == code] for code, name in enumerate(SPLITS)}
     training = splits["train"]
-    source_of = sequences.source[training]
-    available = np.bincount(source_of, sequences.length[training], minlength=len(names)).astype(np.int64)
+    source_of = sequences["source"][training]
+    available = np.bincount(source_of, sequences["length"][training], minlength=len(names)).astype(np.int64)
     epochs = _epochs(dict(zip(names, available.tolist(), strict=True)), weights, repeats, num_tokens)
 
     chosen, keys = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
@@ -129,15 +121,16 @@ def choose(
         mine = training[source_of == number]
         whole, part = divmod(epochs[name], 1.0)
         for epoch in range(int(whole) + 1):
-            taken = mine if epoch < whole else mine[: _up_to(sequences.length[mine], part)]
+            taken = mine if epoch < whole else mine[: _up_to(sequences["length"][mine], part)]
             chosen.append(taken)
             # Another order in every epoch, so that a sequence and its repetition do not lie side by side.
-            keys.append(sequences.order[taken] ^ np.uint64(epoch * _GOLDEN % 2**64))
+            keys.append(sequences["order"][taken] ^ np.uint64(epoch * _GOLDEN % 2**64))
     train = np.concatenate(chosen)
     splits["train"] = train = train[np.argsort(np.concatenate(keys), kind="stable")]
 
-    used = np.bincount(sequences.source[train], sequences.length[train], minlength=len(names)).astype(np.int64)
-    counts = np.bincount(sequences.source[train], minlength=len(names))
+    drawn = sequences[train]
+    used = np.bincount(drawn["source"], drawn["length"], minlength=len(names)).astype(np.int64)
+    counts = np.bincount(drawn["source"], minlength=len(names))
     requested = [epochs[name] * int(total) for name, total in zip(names, available, strict=True)]
     all_used, all_requested = max(int(used.sum()), 1), max(sum(requested), 1.0)
     shares = [
@@ -193,16 +186,25 @@ def _epochs(
     return epochs
 
 
-# --- 3. Rows ----------------------------------------------------------------------------------------------------------
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How sequences become rows. `file_tokens`: tokens of a Parquet file, about."""
+
+    seq_len: int
+    algorithm: Algorithm
+    seed: int
+    file_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowsJob:
-    """What the tasks that write rows share: where the spool is, the names of its shards, where the packing is."""
+    """What the tasks that write rows share: the folder above spool and packing, the names of the spool's shards."""
 
-    spool: Path
+    work: Path
     shards: tuple[str, ...]
-    packing: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,112 +233,113 @@ class RowsCounts:
 
 @dataclass(frozen=True, slots=True)
 class PackedSplit:
-    """The packing of one split, and the plan to write it."""
+    """The rows of one split, and how full they are."""
 
-    split: str
-    bins: Bins
-    digest: str
-    shards: list[Shard[RowsWork]]
+    counts: RowsCounts
+    report: BinsReport
+
+    def metrics(self) -> dict[str, int | float]:
+        """Both, flat, for the artifact's record."""
+        return asdict(self.counts) | asdict(self.report)
 
 
-def pack_split(
-    split: str,
-    chosen: NDArray[np.int64],
+def pack_rows(
+    tokenized: Plan[ChatWork],
     sequences: Sequences,
-    seq_len: int,
-    algorithm: Algorithm,
-    seed: int,
-    file_tokens: int,
-    folder: Path,
-) -> PackedSplit:
-    """Pack, save who lies where to `folder` for the tasks, and cut the rows into files of some `file_tokens` tokens."""
-    bins = pack_lengths(sequences.length[chosen].astype(np.int64), seq_len, algorithm, seed=seed)
-    items = chosen[bins.items]
-    arrays = {
-        "shard": sequences.shard[items].astype("<i4"),
-        "begin": sequences.begin[items].astype("<i8"),
-        "length": sequences.length[items].astype("<i4"),
-        "offsets": bins.offsets.astype("<i8"),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        digest.update(array.tobytes())
-        np.save(folder / f"{split}.{name}.npy", array, allow_pickle=False)
-    row_ends = np.cumsum(np.add.reduceat(arrays["length"].astype(np.int64), bins.offsets[:-1]))
+    splits: Mapping[str, NDArray[np.int64]],
+    packing: Packing,
+    work: Path,
+    engine: Engine,
+) -> dict[str, PackedSplit]:
+    """Pack the sequences that were chosen and write the rows, `work/rows/SPLIT/00000.parquet` and so on.
+
+    Shows on stderr how far it is. A split without a sequence has no rows. `tokenized`: the plan of `work/spool`.
+    """
+    (work / "packing").mkdir(parents=True, exist_ok=True)
+    shards: list[Shard[RowsWork]] = []
+    reports: dict[str, BinsReport] = {}
+    digests: dict[str, str] = {}
+    for split, chosen in splits.items():
+        if len(chosen):
+            lengths = sequences["length"][chosen].astype(np.int64)
+            bins = pack_lengths(lengths, packing.seq_len, packing.algorithm, seed=packing.seed)
+            reports[split] = bins.report()
+            digests[split] = _save_places(sequences[chosen[bins.items]], bins, work / "packing" / split)
+            shards += _row_shards(split, bins, packing.file_tokens)
+    plan = Plan({"tokenized": tokenized.digest, "packing": digests}, [], shards)
+    freeze(plan, work / "rows")
+    totals = dict.fromkeys(reports, RowsCounts())
+    job = RowsJob(work, tuple(shard.name for shard in tokenized.shards))
+    with Progress("write") as progress:
+        receipts = run_shards(plan, work / "rows", rows_shard, job, engine, RowsCounts)
+        for shard, (receipt, was_done) in zip(shards, receipts, strict=True):
+            totals[shard.work.split] += receipt.counts
+            progress.add(rows=receipt.counts.rows, tokens=receipt.counts.tokens, was_done=was_done)
+    return {split: PackedSplit(totals[split], report) for split, report in reports.items()}
+
+
+def _save_places(placed: Sequences, bins: Bins, prefix: Path) -> str:
+    """Write where each placed sequence lies in the spool, int64 [3, N] (shard, begin, length), and where each row
+    begins among them, int64 [rows + 1]; returns a digest of both."""
+    places = np.stack([placed[name].astype("<i8") for name in ("shard", "begin", "length")])
+    offsets = bins.offsets.astype("<i8")
+    np.save(f"{prefix}.places.npy", places, allow_pickle=False)
+    np.save(f"{prefix}.offsets.npy", offsets, allow_pickle=False)
+    return hashlib.sha256(places.tobytes() + offsets.tobytes()).hexdigest()
+
+
+def _row_shards(split: str, bins: Bins, file_tokens: int) -> list[Shard[RowsWork]]:
+    """The rows of a split, cut into files of some `file_tokens` tokens."""
+    row_ends = np.cumsum(np.add.reduceat(bins.lengths, bins.offsets[:-1]))
     files = max(1, round(int(row_ends[-1]) / file_tokens))
     cuts = np.searchsorted(row_ends, row_ends[-1] * np.arange(1, files) / files, side="right") + 1
     borders = sorted({0, *(min(int(cut), len(bins)) for cut in cuts), len(bins)})
-    shards = [
+    return [
         Shard(f"{split}-{number:05d}", RowsWork(split, f"{split}/{number:05d}.parquet", begin, end))
         for number, (begin, end) in enumerate(pairwise(borders))
     ]
-    return PackedSplit(split, bins, digest.hexdigest(), shards)
 
 
-def rows_shard(shard: Shard[RowsWork], task: RowsJob, output: ShardOutput) -> RowsCounts:
+def rows_shard(shard: Shard[RowsWork], job: RowsJob, output: ShardOutput) -> RowsCounts:
     """A task: some rows of a split as one Parquet file."""
-    split, begin, end = shard.work.split, shard.work.begin, shard.work.end
-    packing = {
-        name: np.load(task.packing / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
-        for name in ("shard", "begin", "length", "offsets")
-    }
-    offsets = np.asarray(packing["offsets"][begin : end + 1])
-    in_split = slice(int(offsets[0]), int(offsets[-1]))
-    where_from = [np.asarray(packing[name][in_split]) for name in ("shard", "begin", "length")]
+    prefix = job.work / "packing" / shard.work.split
+    offsets = np.load(f"{prefix}.offsets.npy", allow_pickle=False)[shard.work.begin : shard.work.end + 1]
+    places = np.load(f"{prefix}.places.npy", mmap_mode="r", allow_pickle=False)[:, offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    lengths = np.array(places[2])
+    row_lengths = np.add.reduceat(lengths, offsets[:-1])
     tokens = trained_tokens = 0
-    lengths = where_from[2].astype(np.int64)
-    row_lengths = np.add.reduceat(lengths, offsets[:-1] - offsets[0])
     with pq.ParquetWriter(output.path(shard.work.file), PACKED_SCHEMA, compression="zstd") as writer:
         for first, last in _row_groups(row_lengths):
-            items = slice(int(offsets[first] - offsets[0]), int(offsets[last] - offsets[0]))
+            items = slice(offsets[first], offsets[last])
             ends = np.cumsum(lengths[items])
             ids = np.empty(int(ends[-1]), np.int32)
             mask = np.empty(int(ends[-1]), np.uint8)
             # Shard by shard, so that two files are open at a time: a group may draw from more shards than may be open.
-            by_shard = np.argsort(where_from[0][items], kind="stable")
-            columns = (column[items][by_shard].tolist() for column in where_from)
+            by_shard = np.argsort(places[0, items], kind="stable")
+            columns = [*places[:, items][:, by_shard].tolist(), ends[by_shard].tolist()]
             now_open = -1
-            for number, from_, length, stop in zip(*columns, ends[by_shard].tolist(), strict=True):
+            for number, begin, length, end in zip(*columns, strict=True):
                 if number != now_open:
-                    path, now_open = task.spool / task.shards[number], number
+                    path, now_open = job.work / "spool" / job.shards[number], number
                     spool_ids = np.memmap(f"{path}.ids", dtype="<i4", mode="r")
                     spool_mask = np.memmap(f"{path}.mask", dtype="u1", mode="r")
-                ids[stop - length : stop] = spool_ids[from_ : from_ + length]
-                mask[stop - length : stop] = spool_mask[from_ : from_ + length]
+                ids[end - length : end] = spool_ids[begin : begin + length]
+                mask[end - length : end] = spool_mask[begin : begin + length]
             writer.write_table(_table(ids, mask, lengths[items], offsets[first : last + 1], row_lengths[first:last]))
             tokens += len(ids)
             trained_tokens += int(mask.sum(dtype=np.int64))
-    return RowsCounts(end - begin, int(offsets[-1] - offsets[0]), tokens, trained_tokens)
+    return RowsCounts(len(row_lengths), len(lengths), tokens, trained_tokens)
 
 
-def write_rows(
-    tokenized: Plan[ChatWork], packed: Sequence[PackedSplit], task: RowsJob, folder: Path, engine: Engine
-) -> dict[str, RowsCounts]:
-    """Write the rows of all splits below `folder`, `SPLIT/00000.parquet` and so on; returns the counts by split.
-
-    Shows on stderr how far it is. `tokenized`: the plan of the spool.
-    """
-    settings = {"tokenized": tokenized.digest, "packing": {split.split: split.digest for split in packed}}
-    plan = Plan(settings, [], [shard for split in packed for shard in split.shards])
-    freeze(plan, folder)
-    totals = {split.split: RowsCounts() for split in packed}
-    with Progress("write") as progress:
-        receipts = run_shards(plan, folder, rows_shard, task, engine, RowsCounts)
-        for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
-            totals[shard.work.split] += receipt.counts
-            progress.add(rows=receipt.counts.rows, tokens=receipt.counts.tokens, was_done=was_done)
-    return totals
-
-
-def publish_rows(totals: Mapping[str, RowsCounts], folder: Path, output_dir: Path) -> dict[str, Path]:
+def publish_rows(packed: Mapping[str, PackedSplit], work: Path, output_dir: Path) -> dict[str, Path]:
     """Give the files of every split a second name in `output_dir`; returns the folder of each split.
 
     Copies share the bytes: what is done stays done until it is published.
     """
-    for split in totals:
-        shutil.copytree(folder / split, output_dir / split, copy_function=publish_file)
-    return {split: output_dir / split for split in totals}
+    for split in packed:
+        shutil.copytree(work / "rows" / split, output_dir / split, copy_function=publish_file)
+    return {split: output_dir / split for split in packed}
 
 
 def _row_groups(row_lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

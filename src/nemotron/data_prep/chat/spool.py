@@ -1,8 +1,8 @@
 """Conversations in files -> token ids and masks on disk, shard by shard: the first step of `nemotron data pack`.
 
 A record is checked, rendered, masked and tokenised once. Spool of a shard: `NAME.ids` (int32) and `NAME.mask` (uint8,
-aligned to labels), one sequence after another; `NAME.lengths.npy` (int32), `NAME.order.npy` (uint64, a seeded hash of
-each sequence), `NAME.split.npy` (uint8, index in `SPLITS`). What is in it depends on the inputs and the settings only.
+aligned to labels), one sequence after another; `NAME.sequences.npy`, a row of `SPOOLED` for each. What is in it depends
+on the inputs and the settings only.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput, 
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
 
 SPLITS = ("train", "valid", "test")
+SPOOLED = np.dtype([("length", "<i4"), ("order", "<u8"), ("split", "u1")])
+"""Of a sequence: its tokens, a seeded hash of it, its split as an index in `SPLITS`."""
 
 # Outcomes of records and sequences, beside the reasons of ReadReport and of UntrainableError.
 READ, KEPT, EARLIER_TURNS = "read", "kept", "earlier turn, on its own"
@@ -166,9 +168,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     piece = shard.work.piece
     report = ReadReport()
     outcomes: Counter[str] = Counter()
-    lengths: list[int] = []
-    orders: list[int] = []
-    splits: list[int] = []
+    sequences: list[tuple[int, int, int]] = []
     conversations = _conversations(piece, source, settings, report, outcomes)
     if shard.work.max_records is not None:
         conversations = islice(conversations, shard.work.max_records)
@@ -192,16 +192,13 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
                     continue
                 ids_file.write(ids.astype("<i4", copy=False).tobytes())
                 mask_file.write(mask.tobytes())
-                lengths.append(len(ids))
-                orders.append(span.order)
-                splits.append(span.split)
-    np.save(output.path(f"{shard.name}.lengths.npy"), np.array(lengths, dtype="<i4"), allow_pickle=False)
-    np.save(output.path(f"{shard.name}.order.npy"), np.array(orders, dtype="<u8"), allow_pickle=False)
-    np.save(output.path(f"{shard.name}.split.npy"), np.array(splits, dtype="u1"), allow_pickle=False)
+                sequences.append((len(ids), span.order, span.split))
+    np.save(output.path(f"{shard.name}.sequences.npy"), np.array(sequences, SPOOLED), allow_pickle=False)
     outcomes.update(report.skipped)
     outcomes[READ] = report.records + sum(report.skipped.values()) - outcomes.pop(_SKIPPED_HERE, 0)
-    outcomes[KEPT] = len(lengths)
-    return ChatCounts(outcomes, len(lengths), sum(lengths), report.errors(), report.samples)
+    outcomes[KEPT] = len(sequences)
+    tokens = sum(length for length, _, _ in sequences)
+    return ChatCounts(outcomes, len(sequences), tokens, report.errors(), report.samples)
 
 
 @dataclass

@@ -160,13 +160,8 @@ def run(
     names = list(how.sources)
     sequences = chat_pack.read_sequences(folder / "spool", plan, names)
     chosen = chat_pack.choose(sequences, names, weights=None, repeats={}, num_tokens=None)
-    packed = [
-        chat_pack.pack_split(split, items, sequences, how.seq_len, "best_fit_decreasing", 0, 20_000, folder / "packing")
-        for split, items in chosen.splits.items()
-        if len(items)
-    ]
-    task = chat_pack.RowsJob(folder / "spool", tuple(shard.name for shard in plan.shards), folder / "packing")
-    chat_pack.write_rows(plan, packed, task, folder / "rows", engine)
+    packing = chat_pack.Packing(how.seq_len, "best_fit_decreasing", 0, 20_000)
+    chat_pack.pack_rows(plan, sequences, chosen.splits, packing, folder, engine)
     return folder / "rows", outcomes, chosen
 
 
@@ -362,12 +357,10 @@ def test_a_cap_takes_its_share_of_every_piece(tokenizer: Tokenizer, tmp_path: Pa
 
 
 def made_up(lengths: list[int], sources: list[int], orders: list[int] | None = None) -> chat_pack.Sequences:
-    count = len(lengths)
-    order = np.array(orders or [hash((i, "x")) % 2**63 for i in range(count)], np.uint64)
-    return chat_pack.Sequences(
-        np.zeros(count, np.int32), np.cumsum(lengths, dtype=np.int64), np.array(lengths, np.int32), order,
-        np.zeros(count, np.uint8), np.array(sources, np.int32),
-    )  # fmt: skip
+    sequences = np.zeros(len(lengths), chat_pack.SEQUENCE)
+    sequences["order"] = orders or [hash((i, "x")) % 2**63 for i in range(len(lengths))]
+    sequences["length"], sequences["source"] = lengths, sources
+    return sequences
 
 
 @given(
@@ -381,8 +374,8 @@ def test_the_mixture_is_what_the_weights_say(drawn: list[tuple[int, int]], weigh
     chosen = chat_pack.choose(sequences, names, weights=wanted, repeats={}, num_tokens=None)
     train = chosen.splits["train"]
     assert len(set(train.tolist())) == len(train)  # nothing twice
-    there = np.bincount(sequences.source, sequences.length, minlength=3)
-    got = np.bincount(sequences.source[train], sequences.length[train], minlength=3)
+    there = np.bincount(sequences["source"], sequences["length"], minlength=3)
+    got = np.bincount(sequences["source"][train], sequences["length"][train], minlength=3)
     total = min(there / (np.array(weights) / sum(weights)))
     for number, share in enumerate(chosen.shares):
         assert abs(got[number] - total * weights[number] / sum(weights)) <= 300  # less than one sequence off
@@ -404,7 +397,8 @@ def test_repeats_without_weights_and_equal_sequences() -> None:
     assert chosen.duplicates == 1
     assert Counter(chosen.splits["train"].tolist()) == {0: 2, 1: 3, 3: 1}
     assert [(share.epochs, share.tokens) for share in chosen.shares] == [(2.5, 50), (1.0, 10)]
-    held = replace(sequences, split=np.array([0, 0, 1, 0], np.uint8))
+    held = sequences.copy()
+    held["split"] = [0, 0, 1, 0]
     chosen = chat_pack.choose(held, ["a", "b"], weights=None, repeats={}, num_tokens=None)
     assert sorted(chosen.splits["train"].tolist()) == [1, 3] and chosen.splits["valid"].tolist() == [2]
     with pytest.raises(UserError, match="source 'c' has weight 1 and no sequence"):

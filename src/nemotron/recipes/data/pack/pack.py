@@ -113,44 +113,36 @@ def main() -> None:
                 print(f"left out: {sample['where']}: {sample['reason']}", file=sys.stderr)
             if not len(chosen.splits["train"]):
                 raise UserError("no training conversation is left", "the table above says what was dropped and why")
-            packing = cfg.packing
-            packed = [
-                chat_pack.pack_split(
-                    split, items, sequences, packing.seq_length, packing.algorithm, cfg.seed, packing.file_tokens,
-                    work / "packing",
-                )
-                for split, items in chosen.splits.items()
-                if len(items)
-            ]  # fmt: skip
 
         # --- Rows, a shard a Parquet file -----------------------------------------------------------------------------
-        job = chat_pack.RowsJob(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
         with run.phase("write"):
-            totals = chat_pack.write_rows(plan, packed, job, work / "rows", engine)
-        for split in packed:
-            print(f"{split.split}: {split.bins.report()}", file=sys.stderr)
+            form = cfg.packing
+            packing = chat_pack.Packing(form.seq_length, form.algorithm, cfg.seed, form.file_tokens)
+            packed = chat_pack.pack_rows(plan, sequences, chosen.splits, packing, work, engine)
+        for split, rows in packed.items():
+            print(f"{split}: {rows.report}", file=sys.stderr)
 
         # --- Publish --------------------------------------------------------------------------------------------------
         shutil.rmtree(run.output_dir)
         tokenizer.copy_to(run.output_dir / "tokenizer")
         _set_template(run.output_dir / "tokenizer", cfg.chat_template)
-        paths = chat_pack.publish_rows(totals, work / "rows", run.output_dir)
+        paths = chat_pack.publish_rows(packed, work, run.output_dir)
         dataset = SFTPack(
             path=run.output_dir,
-            num_examples=totals["train"].sequences,
-            num_tokens=totals["train"].tokens,
-            num_loss_tokens=totals["train"].trained_tokens,
+            num_examples=packed["train"].counts.sequences,
+            num_tokens=packed["train"].counts.tokens,
+            num_loss_tokens=packed["train"].counts.trained_tokens,
             train_path=paths["train"],
             valid_path=paths.get("valid"),
             test_path=paths.get("test"),
             tokenizer_path=run.output_dir / "tokenizer",
-            seq_len=packing.seq_length,
+            seq_len=packing.seq_len,
             chat_template=cfg.chat_template,
             metrics={
                 "curation": table.rows(),
                 "duplicates": chosen.duplicates,
                 "mixture": [asdict(share) for share in chosen.shares],
-                "packs": {split.split: asdict(totals[split.split]) | asdict(split.bins.report()) for split in packed},
+                "packs": {split: rows.metrics() for split, rows in packed.items()},
                 "samples": samples[:100],
             },
             sources=[_source(name, listed) for name, listed in files.items()],

@@ -36,7 +36,6 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -117,36 +116,22 @@ def main() -> None:
 
         # --- Pack: which conversations in which row, by lengths alone; then the rows ----------------------------------
         with run.phase("pack"):
-            packed = [
-                pack.pack_split(
-                    split,
-                    numbers,
-                    sequences,
-                    cfg.packing.seq_length,
-                    cfg.packing.algorithm,
-                    cfg.seed,
-                    FILE_TOKENS,
-                    work / "packing",
-                )
-                for split, numbers in chosen.splits.items()
-                if len(numbers)
-            ]
-            task = pack.RowsJob(work / "spool", tuple(shard.name for shard in plan.shards), work / "packing")
-            totals = pack.write_rows(plan, packed, task, work / "rows", engine)
-        for of_split in packed:
-            print(f"{of_split.split}: {of_split.bins.report()}", file=sys.stderr)
+            packing = pack.Packing(cfg.packing.seq_length, cfg.packing.algorithm, cfg.seed, FILE_TOKENS)
+            packed = pack.pack_rows(plan, sequences, chosen.splits, packing, work, engine)
+        for split, rows in packed.items():
+            print(f"{split}: {rows.report}", file=sys.stderr)
 
         # --- Publish --------------------------------------------------------------------------------------------------
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir()
-        paths = pack.publish_rows(totals, work / "rows", run.output_dir)
+        paths = pack.publish_rows(packed, work, run.output_dir)
         # Which tasks the model meets: what evaluation checks for leaks and measures novelty against.
         write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for split, task in tasks if split == "train"))
         dataset = SFTPack(
             path=run.output_dir,
-            num_examples=totals["train"].sequences,
-            num_tokens=totals["train"].tokens,
-            num_loss_tokens=totals["train"].trained_tokens,
+            num_examples=packed["train"].counts.sequences,
+            num_tokens=packed["train"].counts.tokens,
+            num_loss_tokens=packed["train"].counts.trained_tokens,
             train_path=paths["train"],
             valid_path=paths.get("valid"),
             tokenizer_path=cfg.tokenizer,
@@ -156,7 +141,7 @@ def main() -> None:
                 "curation": conversations.table.rows(),
                 "duplicates": chosen.duplicates,
                 "not_read_samples": conversations.samples,
-                "packs": {each.split: asdict(totals[each.split]) | asdict(each.bins.report()) for each in packed},
+                "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
             sources=list(_raw(cfg, tasks, own_files)),
         )

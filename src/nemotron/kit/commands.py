@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
+from typing import NoReturn
 
-from nemo_runspec.errors import ArtifactError, RunspecError
+from nemo_runspec.errors import ArtifactError, RunspecError, run_main
+from nemotron.kit.stop import stop_at_once
 
 # <family>-<stage>-<data|model|results>-<config>; stage and config may have parts (rl-rlvr, my-test).
 _RULE = re.compile(
@@ -25,6 +29,12 @@ def command_hint(error: RunspecError) -> str | None:
     if error.corrupt:
         return f"make it again: {command} --force"
     return f"{error.hint} if not, make it: {command}" if error.hint else f"make it: {command}"
+
+
+def run_data_script(main: Callable[[], None]) -> NoReturn:
+    """Run the main of a data preparation and leave with its exit code. A signal ends it at once: see `stop_at_once`."""
+    stop_at_once()
+    sys.exit(run_main(main, command_hint))
 
 
 def command_for(name: str) -> str | None:

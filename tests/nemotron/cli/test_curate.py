@@ -103,7 +103,9 @@ def test_the_table_names_the_most_frequent_reasons() -> None:
     console.print(curate._table([result("crawl", None), result("language", counts)]))
     text = console.export_text()
     assert "1,830" in text
-    assert re.search(r"language .* 1,000 .* 880 .* 0\.88 .*language ru 57, language de 55, unsure 4, 2 more 4", text)
+    assert re.search(
+        r"language .* 1,000 .* 880 .* 0\.88 .*language ru: 57, language de: 55, unsure: 4, other reasons: 4", text
+    )
 
 
 @pytest.mark.parametrize(

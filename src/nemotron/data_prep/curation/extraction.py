@@ -60,7 +60,7 @@ def main_text(response: WarcRecord, settings: ExtractionSettings) -> tuple[str, 
     if response.problem:
         return Drop("damaged record", response.problem)
     if response.status and response.status != 200:
-        return Drop(f"status {response.status // 100}xx", str(response.status))
+        return Drop(f"HTTP status {response.status // 100}xx", str(response.status))
     kind = response.content_type.partition(";")[0].strip()
     if kind and kind not in HTML_TYPES:
         return Drop("not HTML", kind)

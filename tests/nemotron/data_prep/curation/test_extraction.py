@@ -35,7 +35,7 @@ def html(body: bytes, **more: object) -> WarcRecord:
     ("response", "reason"),
     [
         (html(b"", status=200), "empty page"),
-        (html(page(1), status=404), "status 4xx"),
+        (html(page(1), status=404), "HTTP status 4xx"),
         (html(page(1), content_type="image/png"), "not HTML"),
         (html(b"<p>" + b"a" * LIMIT), "page too large"),
         (html(b"<html><body><nav><a href=/>Home</a></nav></body></html>"), "no main text"),

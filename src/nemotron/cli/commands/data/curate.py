@@ -149,9 +149,8 @@ def _table(results: list[StepResult]) -> Table:
 
 
 def _reasons(dropped: dict[str, dict[str, int]]) -> str:
-    """`language de 55, language fr 55, language es 55, 5 more 120`: the most frequent first."""
+    """`language de: 55, language fr: 55, too short to tell: 40, other reasons: 120`: the most frequent first."""
     counts = sorted(((tally["documents"], reason) for reason, tally in dropped.items()), reverse=True)
-    texts = [f"{reason} {count:,}" for count, reason in counts[:_REASONS]]
     if rest := counts[_REASONS:]:
-        texts.append(f"{len(rest)} more {sum(count for count, _ in rest):,}")
-    return ", ".join(texts)
+        counts = [*counts[:_REASONS], (sum(count for count, _ in rest), "other reasons")]
+    return ", ".join(f"{reason}: {count:,}" for count, reason in counts)

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.sources.files import Format, SourceFile
@@ -52,8 +52,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import template_source
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 from nemotron.recipes.data.pack.example import write_example
 
 if TYPE_CHECKING:
@@ -212,5 +211,4 @@ def _source(name: str, files: list[SourceFile]) -> Source:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, cast
 import tokenizers
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.files import FORMATS
 from nemotron.data_prep.sources.locations import described, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
@@ -62,9 +62,8 @@ from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
-from nemotron.kit.commands import command_hint
+from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
-from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.tokenize.schema import TokenizeConfig
@@ -215,5 +214,4 @@ def special_id(files: TokenizerFiles, name: str) -> int:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

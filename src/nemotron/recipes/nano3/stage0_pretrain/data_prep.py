@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination, heuristics
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, FileSource, ingest_documents, ingest_files
@@ -75,8 +75,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 
 if TYPE_CHECKING:
@@ -302,5 +301,4 @@ def _digests(
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack, spool
 from nemotron.data_prep.chat.conversations import CONVERSATION_FORMATS, Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
@@ -52,8 +52,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
 
 if TYPE_CHECKING:
@@ -212,5 +211,4 @@ def _raw(
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -40,7 +40,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import SourceFile
@@ -50,9 +50,8 @@ from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
-from nemotron.kit.commands import command_hint
+from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.difficulty import Difficulty
-from nemotron.kit.stop import stop_at_once
 from nemotron.stack.environments import (
     FAMILIES,
     Split,
@@ -222,5 +221,4 @@ def _spoken(prompt: str) -> str:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.rl.gym_records import server_of
 from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
 from nemotron.data_prep.rl.steps import (
@@ -69,9 +69,8 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import InputFile, Plan, Receipt, Shard, freeze, run_shards
 from nemotron.kit import RLPrompts, Source, open_run, print_complete
-from nemotron.kit.commands import command_hint
+from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
-from nemotron.kit.stop import stop_at_once
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
@@ -282,5 +281,4 @@ def sources_of(files: list[SourceFile], role: str) -> list[Source]:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -35,12 +35,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import read_records
 from nemotron.kit import Dataset, Source, open_run, print_complete
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import CrawlConfig
@@ -82,5 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, leaks_of, protect
 from nemotron.data_prep.curation.step import collect, open_step, plan_step
 from nemotron.data_prep.sources.files import SourceFile
@@ -44,8 +44,7 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.kit import Source, read_pipe
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 from nemotron.stack.environments import evaluation_prompts
 
 if TYPE_CHECKING:
@@ -94,5 +93,4 @@ def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

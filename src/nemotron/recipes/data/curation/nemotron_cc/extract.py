@@ -30,18 +30,15 @@ jusText where it finds too little.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.extraction import extract_shard, plan_extraction
 from nemotron.data_prep.curation.settings import ExtractionSettings
 from nemotron.data_prep.curation.step import collect, open_step
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.kit import Source, read_pipe
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import ExtractConfig
@@ -63,5 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

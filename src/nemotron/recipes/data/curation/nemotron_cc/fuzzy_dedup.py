@@ -36,12 +36,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation.deduplication import minhash
 from nemotron.data_prep.curation.step import open_step
 from nemotron.kit import read_pipe
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import FuzzyDedupConfig
@@ -61,5 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -30,19 +30,16 @@ Simplified against what NeMo Curator offers: no names and no street addresses, w
 
 from __future__ import annotations
 
-import sys
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import pii
 from nemotron.data_prep.curation.settings import PiiSettings
 from nemotron.data_prep.curation.step import list_documents, open_step, read_documents
 from nemotron.kit import read_pipe
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import PiiConfig
@@ -74,5 +71,4 @@ def _samples(files: list[Path]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import run_main
 from nemotron.data_prep.curation import quality
 from nemotron.data_prep.curation.settings import ClassifierSettings, TrainSettings
 from nemotron.data_prep.curation.step import collect, open_step, plan_step
@@ -51,8 +50,7 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.kit import read_pipe
-from nemotron.kit.commands import command_hint
-from nemotron.kit.stop import stop_at_once
+from nemotron.kit.commands import run_data_script
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import QualityConfig, TrainingConfig
@@ -165,5 +163,4 @@ def _log_lengths(texts: list[str]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    stop_at_once()
-    sys.exit(run_main(main, command_hint))
+    run_data_script(main)

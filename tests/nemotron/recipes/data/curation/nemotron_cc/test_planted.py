@@ -140,7 +140,7 @@ def test_main_text_is_found_and_no_good_page_is_lost(curated: Curated) -> None:
     assert score.recall > 0.97 and score.precision > 0.95
     assert good.keys() <= after.keys()
     table = curated.version("extract").record["metrics"]["table"]
-    assert {"empty page", "not HTML", "page too large", "status 4xx", "damaged record"} <= set(table["dropped"])
+    assert {"empty page", "not HTML", "page too large", "HTTP status 4xx", "damaged record"} <= set(table["dropped"])
     assert table["read"]["documents"] == len(curated.pages)
 
 

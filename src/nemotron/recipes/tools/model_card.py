@@ -1,11 +1,16 @@
-"""The model card (README.md) of an exported model: what its record says, and nothing else."""
+"""The model card (README.md) of an exported model: what its record says, and nothing else.
+
+`model_card.md.jinja` is its text.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import UserError
@@ -22,108 +27,33 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         registry: searched for results that measured this version.
         dtype: of the exported weights.
     """
-    record = version.record
+    record, pattern = version.record, config.hybrid_override_pattern
     producer = record.get("producer") or {}
-    front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["nemotron_h", version.name]}
-    made_by = producer.get("name") or producer.get("script")
-    parts = [
-        # JSON is YAML, and quotes what needs quoting.
-        "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()) + "---\n",
-        f"# {version.ref}\n",
-        (
-            f"A Nemotron-H language model: the artifact `{version.pinned}`, published at {record.get('created_at')} by "
-            f"`{made_by}`. Everything below is from its record, and from the records of its inputs and of the results "
-            "that measured it.\n"
-        ),
-        "## Use\n",
-        _usage(version),
-        "## Architecture\n",
-        _table(["", ""], _architecture(config, dtype)),
-        "## Training\n",
-        _table(["", ""], _training(record)),
-        "## Measured\n",
-        *_measured(version, registry),
-        "## Lineage\n",
-        "```text\n" + "\n".join(format_lineage(lineage)) + "\n```\n",
-        *_sources(lineage),
-    ]
-    return "\n".join(parts)
-
-
-def _usage(version: Version) -> str:
-    base = str((version.record.get("producer") or {}).get("name", "")).endswith("/pretrain")
-    if base:
-        call = 'inputs = tokenizer("def main(", return_tensors="pt")'
-    else:
-        call = (
-            'messages = [{"role": "user", "content": "What is 728+654?"}]\n'
-            "inputs = tokenizer.apply_chat_template(\n"
-            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True\n'
-            ")"
-        )
-    return (
-        "```python\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'folder = "."  # this directory\n'
-        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        "model = AutoModelForCausalLM.from_pretrained(folder)\n"
-        f"{call}\n"
-        "output = model.generate(**inputs, max_new_tokens=256)\n"
-        "print(tokenizer.decode(output[0]))\n"
-        "```\n"
+    blocks = [f"{pattern.count(symbol)} {name} ({symbol})" for symbol, name in BLOCK_NAMES.items() if symbol in pattern]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _architecture(config: NemotronHConfig, dtype: str) -> Iterator[list[str]]:
-    pattern, count, mtp = config.hybrid_override_pattern, count_parameters(config), count_mtp_parameters(config)
-    blocks = ", ".join(f"{pattern.count(s)} {name} ({s})" for s, name in BLOCK_NAMES.items() if s in pattern)
-    yield ["pattern", f"`{pattern}`"]
-    yield ["blocks", blocks.replace("*", r"\*")]
-    yield ["parameters", f"{count.total + mtp.total:,}"]
-    yield ["active parameters a token", f"{count.active:,}"]
-    if mtp.total:
-        yield ["multi-token prediction", f"{mtp.total:,} parameters, `{config.mtp_hybrid_override_pattern}`"]
-    yield ["hidden size", f"{config.hidden_size:,}"]
-    yield ["vocabulary", f"{config.vocab_size:,}"]
-    yield ["weights", dtype]
-
-
-def _training(record: Mapping[str, Any]) -> Iterator[list[str]]:
-    fields, producer = record.get("fields") or {}, record.get("producer") or {}
-    if fields.get("step"):
-        yield ["optimizer steps", f"{fields['step']:,}"]
-    if fields.get("tokens"):
-        yield ["tokens", f"{fields['tokens']:,}"]
-    if producer.get("argv"):
-        yield ["command", f"`{' '.join(producer['argv'])}`"]
-    yield ["script", f"`{producer.get('script')}`"]
-    if producer.get("git_commit"):
-        yield ["git commit", f"`{producer['git_commit']}`"]
-    if producer.get("fingerprint"):
-        yield ["config fingerprint", f"`{producer['fingerprint']}`"]
-    for role, pinned in (record.get("inputs") or {}).items():
-        yield [f"input: {role}", f"`{pinned}`"]
-
-
-def _measured(version: Version, registry: Registry) -> Iterator[str]:
-    numbers = list(_scalars(version.record.get("metrics") or {}))
-    if numbers:
-        yield "In the model's own record:\n"
-        yield _table(["metric", "value"], [[f"`{key}`", _number(value)] for key, value in numbers])
-    is_evaluated = False
-    for results, role, scores in _evaluations(version, registry):
-        is_evaluated = True
-        yield (
-            f"`{results.pinned}`" + (f", as `{role}`" if role else "") + f": pass@1 on held-out tasks, prompt format "
-            f"{scores.get('prompt_format')}, 95 % intervals in brackets.\n"
-        )
-        rows = [
-            [family, str(entry.get("tasks")), _interval(entry, "greedy"), _interval(entry, "sampled")]
-            for family, entry in [*scores["families"].items(), ("mean", scores.get("mean") or {})]
-        ]
-        yield _table(["family", "tasks", "greedy", "sampled"], rows)
-    if not is_evaluated:
-        yield "No evaluation of this version is in the registry.\n"
+    environment.filters |= {"number": _number, "interval": _interval, "cell": _cell}
+    return environment.get_template("model_card.md.jinja").render(
+        version=version,
+        created_at=record.get("created_at"),
+        fields=record.get("fields") or {},
+        inputs=record.get("inputs") or {},
+        producer=producer,
+        is_base=str(producer.get("name", "")).endswith("/pretrain"),
+        config=config,
+        blocks=", ".join(blocks).replace("*", r"\*"),
+        count=count_parameters(config),
+        mtp=count_mtp_parameters(config),
+        dtype=dtype,
+        numbers=list(_scalars(record.get("metrics") or {})),
+        evaluations=list(_evaluations(version, registry)),
+        lineage="\n".join(format_lineage(lineage)),
+        sources=raw_sources(lineage),
+    )
 
 
 def _evaluations(version: Version, registry: Registry) -> Iterator[tuple[Version, str | None, dict[str, Any]]]:
@@ -156,19 +86,6 @@ def _evaluations(version: Version, registry: Registry) -> Iterator[tuple[Version
                 break
 
 
-def _sources(lineage: LineageNode) -> Iterator[str]:
-    sources = raw_sources(lineage)
-    if sources:
-        yield "Raw sources (the records name no licences):\n"
-        rows = [
-            [_cell(source.name), f"`{source.sha256}`" if source.sha256 else "", _cell(source.detail or "")]
-            for source in sources
-        ]
-        yield _table(["source", "sha256", "detail"], rows)
-    else:
-        yield "The records name no raw source.\n"
-
-
 def _scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Numbers in nested metrics with their dotted path; lists and texts are left to the record."""
     for key, value in metrics.items():
@@ -191,8 +108,3 @@ def _number(value: float) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("\n", " ")
-
-
-def _table(head: Sequence[str], rows: Iterator[list[str]] | list[list[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"

@@ -10,7 +10,9 @@ from nemo_runspec.display import display_job
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.pipeline import submit_to_ray
-from nemotron.cli.commands.data.curate import CURATION
+from nemotron.cli.recipe_dir import recipe_dir
+
+STAGE = recipe_dir("data/curation/nemotron_cc")
 
 
 def curate_step(ctx: typer.Context) -> None:
@@ -20,9 +22,9 @@ def curate_step(ctx: typer.Context) -> None:
 
 def _execute_curate_step(cfg: job.RecipeConfig, step: str) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
-    spec = job.parse_runspec(CURATION / f"{step}.py")
+    spec = job.parse_runspec(STAGE / f"{step}.py")
     train_config = job.parse_config(cfg, spec)
-    spec = job.parse_runspec(job.find_script(CURATION, train_config.run.script))  # the one that the config names
+    spec = job.parse_runspec(job.find_script(STAGE, train_config.run.script))  # the one that the config names
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local
     job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.

@@ -6,7 +6,6 @@ temporary folder that exists for as long as submitting takes.
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 import time
@@ -17,13 +16,12 @@ from pathlib import Path
 
 from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.env.file import tool_variables
-from nemo_runspec.errors import DEBUG, debugging
 from nemo_runspec.execution.launch_script import JSON_NAME, SCRIPT_NAME, Launch, launch_json, launch_script
-from nemo_runspec.job import Job, job_yaml
+from nemo_runspec.job import Job, job_variables, job_yaml
 from nemo_runspec.packaging import BundlePlan, PackedCode, megabytes, pack_code, plan_bundle
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, FRESH, GIT_COMMIT, OUTPUT_ROOT
+from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, GIT_COMMIT, OUTPUT_ROOT
 
 _SHOWN_UNCOMMITTED = 10
 
@@ -115,22 +113,16 @@ def _shared_folder(env: Env) -> str | None:
 
 
 def _variables(job: Job, env: Env, plan: BundlePlan, code: PackedCode) -> dict[str, str]:
-    """What `launch.sh` sets: the script's `[env]`, the profile's, the roots as the job sees them, where it comes from.
+    """What `launch.sh` sets: `job_variables`, the roots as the job sees them, where the code comes from.
 
     env.toml stays here, so what its [tool] tables say to other programs travels as variables.
     """
-    variables = {**tool_variables(), **job.resolved.spec.env, **env.variables}
+    variables = {**tool_variables(), **job_variables(job, env)}
     if env.output is not None:
         variables[OUTPUT_ROOT] = env.output
     if env.artifacts is not None:
         variables[ARTIFACTS_ROOT] = env.artifacts
-    if env.cache_dir is not None:
-        variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
     variables[CODE_DIGEST] = code.digest
     if plan.commit is not None:
         variables[GIT_COMMIT] = plan.commit
-    if debugging():
-        variables[DEBUG] = "1"
-    if "--force" in job.argv or os.environ.get(FRESH):
-        variables[FRESH] = "1"
     return variables

@@ -259,22 +259,27 @@ def job_yaml(job: Job, spec: Runspec, code: Mapping[str, Any] | None = None) -> 
     return dump_yaml({key: value for key, value in provenance.items() if key != "code" or value}, escape=False)
 
 
-def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:
-    """The variables to set for a job on this machine, over the environment that it inherits.
-
-    The script's `[env]`, then the profile's, then the roots of runs and artifacts as absolute paths, so that a script
-    with another working directory finds the same ones, `--debug` and `--force`. Secrets are not among them: they are
-    inherited.
-    """
-    variables = {**job_config.resolved.spec.env, **env.variables}
-    variables[OUTPUT_ROOT] = str(output_root())
-    variables[ARTIFACTS_ROOT] = env.artifacts or str(artifacts_root())
+def job_variables(job: Job, env: Env) -> dict[str, str]:
+    """The variables to set for a job wherever it runs: the script's `[env]`, the profile's, `--debug` and `--force`."""
+    variables = {**job.resolved.spec.env, **env.variables}
     if env.cache_dir is not None:
         variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
     if debugging():
         variables[DEBUG] = "1"
-    if "--force" in job_config.argv:
+    if "--force" in job.argv:
         variables[FRESH] = "1"
+    return variables
+
+
+def build_env_vars(job_config: Job, env: Env) -> dict[str, str]:
+    """The variables to set for a job on this machine, over the environment that it inherits.
+
+    Those of `job_variables`, then the roots of runs and artifacts as absolute paths, so that a script with another
+    working directory finds the same ones. Secrets are not among them: they are inherited.
+    """
+    variables = job_variables(job_config, env)
+    variables[OUTPUT_ROOT] = str(output_root())
+    variables[ARTIFACTS_ROOT] = env.artifacts or str(artifacts_root())
     if env.file is not None:
         variables[ENV_FILE] = str(env.file.absolute())
     return variables

@@ -8,15 +8,13 @@ A bundle is a folder, the current directory of every process on a node::
 
 `plan_bundle` finds out and writes nothing, `pack_code` copies. The digest is over paths, executable bits and contents
 of `project/` as they were packed: the same tree on two machines has the same one, and a file that grows meanwhile (the
-log that this very command is piped into) travels as far as it was read.
+log that this very command writes) travels as far as it was read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -78,7 +76,7 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
     """
     script = spec.script_path.parent.resolve() / spec.script_path.name
     root, paths, repositories = _listed(script)
-    left_out = (*_left_out(root, leave_out), *_written_by_us(root, paths))
+    left_out = _left_out(root, leave_out)
     sources = dict(sorted(_followed(root, _without(root, paths, left_out))))
     if script.relative_to(root).as_posix() not in sources:
         raise UserError(f"{script}: lies where runs write, and would not travel", "move it to where the code is")
@@ -230,25 +228,6 @@ def _left_out(root: Path, more: Iterable[Path]) -> tuple[str, ...]:
         if isinstance(path, Path) and (absolute := path.resolve()).is_relative_to(root) and absolute != root:
             paths.append(absolute.relative_to(root).as_posix())
     return tuple(paths)
-
-
-def _written_by_us(root: Path, paths: Sequence[str]) -> list[str]:
-    """Files that this process's output is redirected into: they grow while they are packed."""
-    outputs = set()
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode):
-                outputs.add((status.st_dev, status.st_ino))
-    if not outputs:
-        return []
-    written = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = os.lstat(root / path)
-            if (status.st_dev, status.st_ino) in outputs:
-                written.append(path)
-    return written
 
 
 def _is_below(path: str, folders: Sequence[str]) -> bool:

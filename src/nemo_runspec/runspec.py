@@ -24,6 +24,10 @@ LAUNCHERS = ("torchrun", "ray", "direct")
 FORMATS = ("omegaconf", "yaml", "json")
 DEFAULT_CMD = "python {script} --config {config}"
 
+_START = re.compile(r"^# /// script[ \t]*\n", re.MULTILINE)
+# PEP 723: the last `# ///` of the comment ends the block.
+_BLOCK = re.compile(r"(?P<comments>(?:#(?: .*)?\n)*)# ///[ \t]*$", re.MULTILINE)
+
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"  # of a script, its family or its stage
 
 _TOP = {
@@ -159,13 +163,13 @@ def parse(path: str | Path) -> Runspec:
     """
     script = Path(path).absolute()
     try:
-        lines = script.read_text(encoding="utf-8").splitlines()
+        text = script.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"no such script: {path}", _nearest_file(script)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    first_line, block = _extract_block(script, lines)
-    return _build(read_toml("\n".join(block), str(script), first_line), script, first_line)
+    first_line, block = _extract_block(script, text)
+    return _build(read_toml(block, str(script), first_line), script, first_line)
 
 
 def _nearest_file(script: Path) -> str | None:
@@ -175,35 +179,21 @@ def _nearest_file(script: Path) -> str | None:
     return None if near is None else f"did you mean {script.parent / near}?"
 
 
-def _extract_block(script: Path, lines: list[str]) -> tuple[int, list[str]]:
-    """The TOML lines of the one `# /// script` block, and the number of the first of them (counted from 1)."""
-    blocks: list[tuple[int, list[str]]] = []
-    number = 0
-    while number < len(lines):
-        if lines[number].rstrip() != "# /// script":
-            number += 1
-            continue
-        start, content = number + 1, []
-        number += 1
-        while number < len(lines) and (lines[number] == "#" or lines[number].startswith("# ")):
-            content.append(lines[number][2:])
-            number += 1
-        # PEP 723: the last `# ///` of the comment ends the block.
-        ends = [index for index, line in enumerate(content) if line.rstrip() == "///"]
-        if not ends:
-            raise UserError(f"{script}:{start}: the `# /// script` block is not closed by a line `# ///`")
-        inner = content[: ends[-1]]
-        if "/// script" in (line.rstrip() for line in inner):
-            raise UserError(f"{script}:{start}: two `# /// script` blocks; a script has one")
-        blocks.append((start + 1, inner))
-    if not blocks:
+def _extract_block(script: Path, text: str) -> tuple[int, str]:
+    """The TOML of the one `# /// script` block, and the number of its first line (counted from 1)."""
+    starts = list(_START.finditer(text))
+    if not starts:
         raise UserError(
             f"{script}: no runspec: the file has no `# /// script` block",
             "a script describes itself in [tool.runspec]; see docs/runspec/v1/spec.md",
         )
-    if len(blocks) > 1:
-        raise UserError(f"{script}:{blocks[1][0] - 1}: two `# /// script` blocks; a script has one")
-    return blocks[0]
+    line = text.count("\n", 0, starts[-1].start()) + 1
+    if len(starts) > 1:
+        raise UserError(f"{script}:{line}: two `# /// script` blocks; a script has one")
+    block = _BLOCK.match(text, starts[0].end())
+    if block is None:
+        raise UserError(f"{script}:{line}: the `# /// script` block is not closed by a line `# ///`")
+    return line + 1, "\n".join(comment[2:] for comment in block["comments"].splitlines())
 
 
 def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:

@@ -15,7 +15,9 @@ models = typer.Typer(help="Architectures: layers, parameters, memory, FLOPs.", n
 def show(
     name: Annotated[
         str | None,
-        typer.Argument(help="nano3-30b, super3-120b, nano2-12b, nano2-9b; a directory with config.json; an artifact."),
+        typer.Argument(
+            help="A preset (without a name: the list of them), a directory with config.json, or an artifact."
+        ),
     ] = None,
     seq_length: Annotated[
         int, typer.Option("--seq-length", min=1, help="Tokens a sequence, for FLOPs and KV cache.")

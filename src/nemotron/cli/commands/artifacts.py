@@ -23,6 +23,8 @@ def list_artifacts(
 
     Shows reference, type, size, time, and the first digits of the payload digest.
     """
+    from nemotron.kit.tables import aligned
+
     registry = Registry.default()
     entries = list_entries(registry, name, all_versions=all_versions)
     if not entries:
@@ -35,10 +37,7 @@ def list_artifacts(
         else:
             kind, created = (str(version.record.get(key, "")) for key in ("type", "created_at"))
             rows.append((ref, kind, human_size(version.size_bytes), created[:19], version.digest[:12]))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    for ref, kind, size, created, digest in rows:
-        line = f"{ref:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}  {created:<{widths[3]}}  {digest}"
-        typer.echo(line.rstrip())
+    typer.echo("\n".join(aligned(rows, "<<><<")))
 
 
 @artifacts.command("show")

@@ -18,6 +18,7 @@ from nemotron.data_prep.curation.decontamination import hits, protect, words
 from nemotron.data_prep.sources.documents import Split, stable_hash
 from nemotron.data_prep.sources.files import Format
 from nemotron.kit.chat_template import load_template
+from nemotron.kit.tables import aligned
 
 Item = TypeVar("Item")
 _SHOWN = ("role", "content", "reasoning_content", "tool_calls")  # of a message, by the templates
@@ -78,8 +79,8 @@ class ConversationTable:
 
     def __str__(self) -> str:
         """The table for people, one line a row."""
-        lines = [f"{'source':<24} {'outcome':<36} {'conversations':>13}"]
-        lines += [f"{row['source']:<24} {row['outcome']:<36} {row['conversations']:>13}" for row in self.rows()]
+        head = ("source", "outcome", "conversations")
+        lines = aligned([head, *([str(row[name]) for name in head] for row in self.rows())], "<<>")
         for source, key in sorted(self.capped.items()):
             number = self.counts[source][f"the first only ({key})"]
             lines.append(f"{key}: the first {number} records of {source}; more are there")

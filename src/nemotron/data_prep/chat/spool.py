@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,13 +29,14 @@ from nemotron.data_prep.chat.conversations import (
 from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
+from nemotron.data_prep.sources.planning import inputs_of, shares_of
 from nemotron.data_prep.sources.reader import pieces_of, place, read_piece, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
 from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput, run_shards
+from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, run_shards
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
 
 SPLITS = ("train", "valid", "test")
@@ -142,21 +143,11 @@ def plan_tokenize(
     shards: list[Shard[ChatWork]] = []
     for name, source in settings.sources.items():
         pieces = [piece for file in files[name] for piece in pieces_of(file, shard_bytes)]
-        shares = _shares(source.max_records, [piece.size for piece in pieces])
+        shares = shares_of(source.max_records, [piece.size for piece in pieces])
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
             if share != 0:
                 shards.append(Shard(f"{name}-{number:05d}", ChatWork(name, piece, share)))
-    inputs = [InputFile(file.uri, file.size, file.version) for name in settings.sources for file in files[name]]
-    return Plan(settings.to_json(), inputs, shards)
-
-
-def _shares(total: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """`total` in proportion to `sizes`, in whole numbers that sum to it; None for all."""
-    if total is None:
-        return [None] * len(sizes)
-    ends = np.cumsum(np.maximum(np.array(sizes, dtype=np.int64), 1)).astype(object)  # exact, however large
-    cuts = [0, *(int(total * end // ends[-1]) for end in ends)]
-    return [end - begin for begin, end in pairwise(cuts)]
+    return Plan(settings.to_json(), inputs_of(file for name in settings.sources for file in files[name]), shards)
 
 
 def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: ShardOutput) -> ChatCounts:

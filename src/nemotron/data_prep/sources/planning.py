@@ -72,8 +72,12 @@ def make_plan(
         count = num_shards or -(-size // target)
         shards += _shards_of(source, group_pieces(pieces, max(1, count)))
     files = {file.uri: file for source in sources for file in source.files}
-    inputs = [InputFile(file.uri, file.size, file.version) for _, file in sorted(files.items())]
-    return Plan(settings, inputs, shards)
+    return Plan(settings, inputs_of(file for _, file in sorted(files.items())), shards)
+
+
+def inputs_of(files: Iterable[SourceFile]) -> list[InputFile]:
+    """What a plan says of the files that it reads."""
+    return [InputFile(file.uri, file.size, file.version) for file in files]
 
 
 def group_pieces(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
@@ -119,13 +123,14 @@ def _shards_of(source: SourceInput, groups: list[list[Piece]]) -> Iterable[Shard
         count = min(len(groups), max(1, fewest, source.max_tokens // MIN_CAPPED_TOKENS))
         chosen = evenly(count, len(groups))
         groups, sizes = [groups[i] for i in chosen], [sizes[i] for i in chosen]
-    documents = _caps(source.max_documents, sizes)
-    tokens = _caps(source.max_tokens, sizes)
+    documents = shares_of(source.max_documents, sizes)
+    tokens = shares_of(source.max_tokens, sizes)
     for number, group in enumerate(groups):
         if documents[number] == 0 or tokens[number] == 0:
             continue
         yield Shard(f"{source.name}-{number:05d}", SourceWork(source.name, group, documents[number], tokens[number]))
 
 
-def _caps(cap: int | None, sizes: Sequence[int]) -> Sequence[int | None]:
+def shares_of(cap: int | None, sizes: Sequence[int]) -> Sequence[int | None]:
+    """The share of each in a cap, by `share_out`; None for all where there is no cap."""
     return [None] * len(sizes) if cap is None else share_out(cap, sizes)

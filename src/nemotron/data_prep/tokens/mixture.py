@@ -17,6 +17,7 @@ from typing import Any
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.blend import Phase, resolve_phases
+from nemotron.kit.tables import aligned
 
 MIXTURE_FILE = "mixture.json"
 # Muennighoff et al., "Scaling Data-Constrained Language Models", 2023 (arXiv 2305.16264).
@@ -97,11 +98,7 @@ class Mixture:
             )
             for row in self.sources
         ]
-        widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
-        lines = [
-            "  ".join(f"{cell:{'<' if column == 0 else '>'}{widths[column]}}" for column, cell in enumerate(line))
-            for line in [head, *body]
-        ]
+        lines = aligned([head, *body], "<>>>>>")
         # Once all tokens that there are, and yet drawn by weight: a small source often, a large one in part.
         what = "train_tokens" if self.budget_given else "one pass" if self.one_pass else "as many as the sources hold"
         none = "" if self.train_tokens else ": there are fewer"

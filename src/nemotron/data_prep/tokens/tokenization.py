@@ -26,6 +26,7 @@ from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Receipt, Shard, ShardOutput, publish_file, run_shards
+from nemotron.kit.tables import aligned
 
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 _TRAIN = 0
@@ -289,7 +290,7 @@ def link_streams(streams: dict[str, SourceStreams], folder: Path, output_dir: Pa
 
 def skipped_table(streams: dict[str, SourceStreams]) -> str:
     """What was read and what was not, source by source, for people; with an example of each reason."""
-    lines = [f"{'documents of source':<24} {'train':>12} {'valid':>10} {'test':>10} {'MB of text':>11}  not used"]
+    rows = [("documents of source", "train", "valid", "test", "MB of text", "not used")]
     for name, source in streams.items():
         train, valid, test = (source.files[key] for key in ("documents", "valid_documents", "test_documents"))
         num_bytes = sum(source.files[key] for key in ("bytes", "valid_bytes", "test_bytes"))
@@ -297,8 +298,8 @@ def skipped_table(streams: dict[str, SourceStreams]) -> str:
         if source.capped:
             notes.append(f"{source.capped} of {source.shards} shards end at their share of the cap")
         skipped = "; ".join(filter(None, notes)) or "-"
-        counts = f"{train:>12,} {valid:>10,} {test:>10,} {num_bytes / 1e6:>11.1f}"
-        lines.append(f"{name:<24} {counts}  {skipped}")
+        rows.append((name, f"{train:,}", f"{valid:,}", f"{test:,}", f"{num_bytes / 1e6:.1f}", skipped))
+    lines = aligned(rows, "<>>>><")
     shown: set[str] = set()
     for source in streams.values():
         for sample in source.read.samples:

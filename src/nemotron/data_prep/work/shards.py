@@ -19,7 +19,6 @@ In `folder`: `plan.json`, `receipts/SHARD.json`, what the shards wrote, and `par
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -32,6 +31,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.write import write_in_one_step
 from nemotron.data_prep.work.engines import Engine
 
 PLAN_FILE, RECEIPTS, PARTS = "plan.json", "receipts", "parts"
@@ -119,7 +119,7 @@ def freeze(plan: Plan, folder: Path) -> None:
             raise UserError(f"{path}: {_difference(before, now)}", "--force starts anew; what is done so far is lost")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _write_atomically(path, _dump(plan, indent=1) + "\n")
+    write_in_one_step(path, _dump(plan, indent=1) + "\n")
 
 
 def run_shards(
@@ -147,7 +147,7 @@ def run_shards(
     (folder / RECEIPTS).mkdir(parents=True, exist_ok=True)
     # What tasks that were killed left: parts, and a receipt that has not got its name yet.
     shutil.rmtree(folder / PARTS, ignore_errors=True)
-    for stray in [*folder.glob(f".{PLAN_FILE}-*"), *(folder / RECEIPTS).glob(".*")]:
+    for stray in [*folder.glob(f".{PLAN_FILE}.*"), *(folder / RECEIPTS).glob(".*")]:
         stray.unlink()
     receipts = {shard.name: read_receipt(folder, shard.name, digest, counts) for shard in plan.shards}
     missing = [shard for shard in plan.shards if receipts[shard.name] is None]
@@ -237,7 +237,7 @@ def _run_shard(shard: Shard[Any], job: tuple[Any, Any, Path, str]) -> Receipt[An
     try:
         counts = function(shard, shared, output)
         receipt = Receipt(shard.name, digest, output.commit(), counts)
-        _write_atomically(folder / RECEIPTS / f"{shard.name}.json", _dump(receipt, indent=1) + "\n")
+        write_in_one_step(folder / RECEIPTS / f"{shard.name}.json", _dump(receipt, indent=1) + "\n")
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(folder)):
             raise  # about an input
@@ -297,23 +297,3 @@ def restore(kind: Any, value: Json) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{type(value).__name__} in place of {kind.__name__}")
     return value
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """A file that is there whole or not at all, also after a power failure."""
-    part = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # the name, too
-    finally:
-        os.close(descriptor)

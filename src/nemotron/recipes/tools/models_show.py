@@ -21,6 +21,7 @@ from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, nearest
 from nemotron.kit.commands import command_for
+from nemotron.kit.tables import aligned
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
 from nemotron.stack.models.published.config_json import CONFIG_FILE, load_config
@@ -118,15 +119,6 @@ def page(name: str, config: NemotronHConfig, seq_len: int) -> str:
         aligned(cost_rows(config, seq_len), "<><"),
     ]
     return "\n\n".join("\n".join(lines) for lines in [head, *tables])
-
-
-def aligned(rows: list[Row], align: str) -> list[str]:
-    """Rows as lines, columns two blanks apart; `align` has a < or > a column."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(align))]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def layer_rows(config: NemotronHConfig) -> list[Row]:

@@ -63,14 +63,16 @@ from nemotron.data_prep.rl.steps import (
 from nemotron.data_prep.sources.documents import split_of
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.planning import inputs_of
 from nemotron.data_prep.sources.reader import pieces_of
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import InputFile, Plan, Receipt, Shard, freeze, run_shards
+from nemotron.data_prep.work.shards import Plan, Receipt, Shard, freeze, run_shards
 from nemotron.kit import RLPrompts, Source, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
+from nemotron.kit.tables import aligned
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
@@ -241,11 +243,6 @@ def known_references(cfg: BlendConfig) -> dict[str, Reference]:
     return references
 
 
-def inputs_of(files: Iterable[SourceFile]) -> list[InputFile]:
-    """What a plan says of the files that it reads."""
-    return [InputFile(file.uri, file.size, file.version) for file in files]
-
-
 def keys_of(receipts: Iterable[Receipt[ReadReport]], folder: Path) -> Iterator[tuple[str, str, str | None]]:
     """(agent, key of the prompt, key of the question) of every record, in order."""
     for receipt in receipts:
@@ -264,12 +261,9 @@ def lines_of(receipts: Iterable[Receipt[ReadReport]], folder: Path) -> Iterator[
 
 def table_of(outcomes: Mapping[str, Counter[str]]) -> str:
     """For people: records by environment and by what became of them."""
-    width = max(len(agent) for agent in ("environment", *outcomes))
-    lines = ["  ".join([f"{'environment':<{width}}", *(f"{name:>{max(len(name), 7)}}" for name in OUTCOMES)])]
-    for agent in sorted(outcomes):
-        counts = (f"{outcomes[agent][name]:>{max(len(name), 7)}}" for name in OUTCOMES)
-        lines.append("  ".join([f"{agent:<{width}}", *counts]))
-    return "\n".join(lines)
+    rows = [["environment", *OUTCOMES]]
+    rows += [[agent, *(str(outcomes[agent][name]) for name in OUTCOMES)] for agent in sorted(outcomes)]
+    return "\n".join(aligned(rows, "<" + ">" * len(OUTCOMES)))
 
 
 def sources_of(files: list[SourceFile], role: str) -> list[Source]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nemotron.kit.tables import aligned
 from nemotron.recipes.nano3.stage3_eval.bands import BandCheck
 
 
@@ -17,8 +18,7 @@ def format_table(metrics: dict[str, Any]) -> str:
 
 def _aligned(title: str, rows: list[list[str]]) -> str:
     """Rows under each other: the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    lines = aligned(rows, "<" + ">" * (len(rows[0]) - 1))
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 

@@ -13,33 +13,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import pytest
+from publishers import go, published, start_publisher
 
 import nemo_runspec
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import RunFailed, UserError
 
+from .desk import Desk
 from .s3 import S3
 
 SOURCE_ROOT = Path(nemo_runspec.__file__).parents[1]
-
-# One process: publishes COUNT versions of `shared`, each with a payload of its own, and prints a line for each.
-PUBLISHER = """
-import sys
-from pathlib import Path
-from nemo_runspec.artifacts import Registry
-root, worker, count, work = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]) / sys.argv[2]
-work.mkdir()
-registry = Registry(root)
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(count):
-    (work / "who").write_text(f"{worker} {number}")
-    print(registry.publish("shared", work, {"type": "T", "who": worker}).version, flush=True)
-"""
 
 
 @pytest.fixture
@@ -65,38 +53,11 @@ def environment(server: S3, cache: Path, **more: str) -> dict[str, str]:
 
 def start(server: S3, root: str, worker: str, count: int, tmp_path: Path) -> subprocess.Popen[str]:
     """A publisher on a machine of its own, ready to go."""
-    command = [sys.executable, "-c", PUBLISHER, root, worker, str(count), str(tmp_path)]
-    env = environment(server, tmp_path / f"cache-{worker}")
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return process
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def published(root: str) -> list[tuple[str, int]]:
-    """(worker, number) of every version in version order, each checked byte by byte where it lies."""
-    registry = Registry(root)
-    found = []
-    for number in registry.versions("shared"):
-        assert registry.verify(f"shared:{number}") == []
-        version = registry.resolve_verified(f"shared:{number}")
-        worker, index = (version.path / "who").read_text().split()
-        assert worker == version.record["who"]
-        found.append((worker, int(index)))
-    return found
+    return start_publisher(root, worker, count, tmp_path, **environment(server, tmp_path / f"cache-{worker}"))
 
 
 def test_a_laptop_reads_what_a_cluster_published_and_fetches_it_once(
-    s3: S3,
-    root: str,
-    payload: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    s3: S3, root: str, payload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Registry(root).publish("corpus", payload, {"type": "T", "fields": {"train_path": "art://./train.bin"}})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "laptop"))
@@ -121,7 +82,7 @@ def test_processes_publish_one_name_at_once(s3: S3, root: str, tmp_path: Path) -
     for name, process in workers.items():
         reported[name] = [int(line) for line in process.communicate()[0].split()]
         assert process.returncode == 0
-    found = published(root)
+    found = published(Registry(root))
     assert Counter(found) == Counter({(name, number): 1 for name in workers for number in range(4)})
     numbers = Registry(root).versions("shared")
     assert sorted(number for numbers in reported.values() for number in numbers) == numbers
@@ -158,7 +119,10 @@ def test_killed_in_the_middle_of_an_upload(s3: S3, root: str, tmp_path: Path, mo
     second = start(s3, root, "second", 1, tmp_path)
     go(second)
     assert second.wait() == 0
-    assert published(root) == [*(whole or [("first", 0)]), ("second", 0)] and registry.resolve("shared").version == 3
+    assert (
+        published(Registry(root)) == [*(whole or [("first", 0)]), ("second", 0)]
+        and registry.resolve("shared").version == 3
+    )
 
 
 @pytest.mark.slow
@@ -244,15 +208,10 @@ SCRIPT = '''
 # [tool.runspec]
 # schema = "1"
 # name = "toy/train"
-# docs = "Read a corpus."
-# [tool.runspec.config]
-# dir = "./config"
-# default = "tiny"
 # ///
-import json, os, sys, time
+import json, os
 from nemo_runspec.config import load_script_config
 from nemotron.kit import open_run
-time.sleep(float(os.environ.get("LATE", "0")))
 run = open_run(load_script_config(__file__), __file__)
 data = run.inputs["data"]
 print(json.dumps({"ref": data.ref, "dir": str(run.dir), "path": str(data.path), "resumed": run.resumed,
@@ -266,50 +225,41 @@ def script(tmp_path: Path) -> Path:
     folder = tmp_path / "recipe"
     (folder / "config").mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT.lstrip())
-    (folder / "config" / "tiny.yaml").write_text("run: {data: corpus, output: made}\npath: ${art:data,path}\n")
+    (folder / "config" / "default.yaml").write_text("run: {data: corpus, output: made}\npath: ${art:data,path}\n")
     return folder / "train.py"
 
 
 def publish(root: str, payload: Path, text: str) -> str:
     (payload / "train.jsonl").write_text(text)
-    return Registry(root).publish("corpus", payload, {"type": "Dataset", "types": ["Dataset"], "fields": {}}).ref
+    return (
+        Registry(root)
+        .publish("corpus", payload, {"type": "Dataset", "types": ["Dataset"], "fields": {}, "sources": [{"name": "x"}]})
+        .ref
+    )
 
 
 def ranks(
-    server: S3,
-    root: str,
-    script: Path,
-    tmp_path: Path,
-    between: object = None,
-    **more: str,
+    server: S3, root: str, script: Path, folder: Path, between: Callable[[], object] = lambda: None, **more: str
 ) -> list[dict[str, object]]:
-    """Two ranks on two nodes with caches of their own; rank 1 is late. `between` is called when rank 0 is ready."""
-    shared = {"RUNSPEC_ARTIFACTS_ROOT": root, "RUNSPEC_JOB_DIR": str(tmp_path / "job"), "SLURM_JOB_ID": "7"}
+    """Two ranks on two nodes with caches of their own. `between` is called when rank 0 is ready, and before rank 1."""
+    shared = {"RUNSPEC_ARTIFACTS_ROOT": root, "RUNSPEC_JOB_DIR": str(folder / "job"), "SLURM_JOB_ID": "7"}
     shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500", **more}
-    processes = []
+    shared["RUNSPEC_OUTPUT_ROOT"] = str(folder / "output")
+    lines = []
     for rank in (0, 1):
-        env = environment(server, tmp_path / f"node{rank}" / "cache", **shared, RANK=str(rank))
-        env["RUNSPEC_OUTPUT_ROOT"] = str(tmp_path / "output")
-        process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
-        processes.append(process)
-        if rank == 0:
+        env = environment(server, folder / f"node{rank}" / "cache", **shared, RANK=str(rank))
+        with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env) as process:
             assert process.stdout is not None
-            first = process.stdout.readline()
-            if callable(between):
+            lines.append(process.stdout.readline())
+            if rank == 0:
                 between()
-    outputs = [first, processes[1].communicate(timeout=60)[0]]
-    processes[0].communicate(timeout=60)
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return [json.loads(output.splitlines()[0]) for output in outputs]
+        assert process.returncode == 0, lines
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.slow
 def test_nodes_and_a_requeued_attempt_agree_though_latest_moves(
-    s3: S3,
-    root: str,
-    payload: Path,
-    script: Path,
-    tmp_path: Path,
+    s3: S3, root: str, payload: Path, script: Path, tmp_path: Path
 ) -> None:
     publish(root, payload, "one")
     zero, one = ranks(s3, root, script, tmp_path, lambda: publish(root, payload, "two"), STOPPED="1")
@@ -325,25 +275,13 @@ def test_nodes_and_a_requeued_attempt_agree_though_latest_moves(
     assert {rank["ref"] for rank in fresh} == {"corpus:2"} and fresh[0]["dir"] != zero["dir"]
 
 
-def test_the_commands_read_records_and_no_payload(
-    s3: S3,
-    root: str,
-    payload: Path,
-    script: Path,
-    tmp_path: Path,
-) -> None:
+def test_the_commands_read_records_and_no_payload(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:
     publish(root, payload, "one")
-    env = environment(s3, tmp_path / "laptop", RUNSPEC_ARTIFACTS_ROOT=root, NO_COLOR="1")
+    desk = Desk(tmp_path / "desk", environment(s3, tmp_path / "laptop", RUNSPEC_ARTIFACTS_ROOT=root))
     s3.requests()
-
-    def nemotron(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from nemotron.cli.main import main; main()", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=env)
-
-    shown = nemotron("artifacts", "show", "corpus")
-    assert shown.returncode == 0 and f"{root}/corpus/1/payload" in shown.stdout, shown.stderr
-    assert "corpus:1" in nemotron("artifacts", "list").stdout
-    assert "corpus:1" in nemotron("artifacts", "lineage", "corpus").stdout
+    assert f"{root}/corpus/1/payload" in desk.run("nemotron artifacts show corpus")
+    assert "corpus:1" in desk.run("nemotron artifacts list")
+    assert "corpus:1" in desk.run("nemotron artifacts lineage corpus")
     assert not any("/payload/" in line for line in s3.requests()) and not (tmp_path / "laptop").exists()
-    assert nemotron("artifacts", "verify").stdout == "corpus:1: ok\n"
+    assert desk.run("nemotron artifacts verify") == "corpus:1: ok\n"
     assert any("/payload/" in line for line in s3.requests()) and not (tmp_path / "laptop").exists()

@@ -10,54 +10,16 @@ import time
 from collections import Counter
 
 import pytest
+from publishers import go, published, start_publisher
 
 from nemo_runspec.artifacts import Registry, aside, build, local_store
 from nemo_runspec.errors import RunFailed
-
-# One process: publishes COUNT versions of `shared`, each with a payload of its own, and prints a line for each.
-PUBLISHER = """
-import sys
-from pathlib import Path
-from nemo_runspec.artifacts import Registry
-root, worker, count, work = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]) / sys.argv[2]
-work.mkdir()
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(count):
-    (work / "who").write_text(f"{worker} {number}")
-    version = Registry(root).publish("shared", work, {"type": "T", "who": worker})
-    print(version.version, flush=True)
-"""
-
-
-def start(registry, worker, count, tmp_path):
-    command = [sys.executable, "-c", PUBLISHER, str(registry.root), worker, str(count), str(tmp_path)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def go(process):
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def published(registry):
-    """(worker, number) of every version, in version order, each version checked byte by byte."""
-    numbers = registry.versions("shared")
-    assert numbers == list(range(1, len(numbers) + 1))
-    found = []
-    for number in numbers:
-        assert registry.verify(f"shared:{number}") == []
-        worker, index = (registry.root / "shared" / str(number) / "payload" / "who").read_text().split()
-        found.append((worker, int(index)))
-    return found
 
 
 def test_four_processes_publish_one_name_and_one_is_killed(registry, tmp_path):
     """The last one is killed once it has published five versions."""
     workers, count, kill_after = ["a", "b", "c", "killed"], 15, 5
-    processes = {worker: start(registry, worker, count, tmp_path) for worker in workers}
+    processes = {worker: start_publisher(registry.root, worker, count, tmp_path) for worker in workers}
     for process in processes.values():
         go(process)
     reported = {"killed": [processes["killed"].stdout.readline() for _ in range(kill_after)]}
@@ -66,6 +28,7 @@ def test_four_processes_publish_one_name_and_one_is_killed(registry, tmp_path):
         reported[worker] = reported.get(worker, []) + process.stdout.read().split()
         assert process.wait() == (-signal.SIGKILL if worker == "killed" else 0)
     found = published(registry)
+    assert registry.versions("shared") == list(range(1, len(found) + 1))
     assert not [item for item, times in Counter(found).items() if times > 1]
     for worker in workers:
         indices = [index for who, index in found if who == worker]
@@ -80,12 +43,13 @@ def test_four_processes_publish_one_name_and_one_is_killed(registry, tmp_path):
 
 def test_killed_at_any_moment_leaves_a_whole_version_or_none(registry, tmp_path):
     for attempt, delay in enumerate([0.0, 0.001, 0.002, 0.004, 0.008]):
-        process = start(registry, f"w{attempt}", 1000, tmp_path)
+        process = start_publisher(registry.root, f"w{attempt}", 1000, tmp_path)
         go(process)
         time.sleep(delay)
         process.kill()
         process.wait()
     found = published(registry)
+    assert registry.versions("shared") == list(range(1, len(found) + 1))
     for attempt in range(5):
         indices = [index for worker, index in found if worker == f"w{attempt}"]
         assert indices == list(range(len(indices)))

@@ -12,29 +12,20 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.recipes.tools import chat
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import Completion
 from nemotron.stack.models import NemotronH
 
-SPECIALS = {0: "<pad>", 1: "<s>", 2: "</s>", 10: "<|im_start|>", 11: "<|im_end|>", 12: "<think>", 13: "</think>"}
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Every byte is a token of its own; ids below 16 are special, as in the recipes."""
-    specials = [SPECIALS.get(i, f"<SPECIAL_{i}>") for i in range(16)]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {text: i for i, text in enumerate([*specials, *letters])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
-    return tokenizer
+    return train_tokenizer(["hello"], MIN_VOCAB_SIZE)
 
 
 class Replies:

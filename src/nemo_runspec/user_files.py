@@ -25,10 +25,13 @@ TO_COME = "(resolved at start)>"
 class UserFiles:
     """Marks a field of a schema that names files: `paths: list[Annotated[str, UserFiles()]]`.
 
-    Its values are files, folders, globs and addresses. `hint`: advice about one that does not exist.
+    Its values are files, folders, globs and addresses. `hint`: advice about one that does not exist. `names`: values
+    that are no files. `check`: given the path of one that exists, says what is wrong with it, or None.
     """
 
     hint: str | None = None
+    names: tuple[str, ...] = ()
+    check: Callable[[Path], str | None] | None = None
 
 
 def is_elsewhere(location: str) -> bool:

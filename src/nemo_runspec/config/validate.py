@@ -18,7 +18,7 @@ from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.schema import group_of, is_group, item_of, optional_group
 from nemo_runspec.config.yaml_text import KeyPath, dotted, read_scalar, value_at
 from nemo_runspec.errors import UserError
-from nemo_runspec.user_files import UserFiles, digest, files_of, in_artifact, is_elsewhere
+from nemo_runspec.user_files import UserFiles, digest, files_of, in_artifact, is_elsewhere, local_path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -110,16 +110,22 @@ def digest_user_files(model: BaseModel, loaded: LoadedConfig) -> str | None:
     payload may not be on this machine yet. Nor do those behind an address, which is not asked here.
 
     Raises:
-        UserError: there is no such file; the message says where the location was written.
+        UserError: there is no such file, or it is not of the kind that the field needs; the message says where the
+            location was written.
     """
     files: set[str] = set()
     for path, location, mark in _locations(model, type(model), (), ()):
-        if is_elsewhere(location) or in_artifact(location):
+        if location in mark.names or is_elsewhere(location):
+            continue
+        at = f"{loaded.origin(path)}: {dotted(path)}"
+        file = local_path(location)
+        if mark.check is not None and file.exists() and (fault := mark.check(file)):
+            raise UserError(f"{at}: {fault}", mark.hint)
+        if in_artifact(location):
             continue
         try:
             files.update(files_of(location))
         except UserError as error:
-            at = f"{loaded.origin(path)}: {dotted(path)}"
             raise UserError(f"{at}: {error.message}", error.hint or mark.hint) from None
     return digest(files)
 

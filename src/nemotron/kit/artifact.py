@@ -21,6 +21,7 @@ from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_fil
 from nemo_runspec.artifacts.naming import SCHEME, encode_path
 from nemo_runspec.errors import UserError
 from nemotron.kit import lineage
+from nemotron.kit.chat_templates import is_path
 from nemotron.kit.pipes import read_pipe
 from nemotron.kit.producer import Producer, producer_of
 from nemotron.kit.run import Run, current_run
@@ -47,6 +48,14 @@ _MOST_NAMES = 100  # whose records are read for a hint
 
 def _source(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
+
+
+def _template(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) and is_path(value) else value
+
+
+# A family's chat template by name, or the folder of one in a payload (`kit.chat_template.keep_template`).
+ChatTemplate = Annotated[str | Path, BeforeValidator(_template)]
 
 
 class Artifact(BaseModel):
@@ -242,7 +251,7 @@ class SFTPack(Dataset):
 
     seq_len: int = Field(ge=1, description="tokens a row")
     num_loss_tokens: int | None = Field(default=None, ge=0, description="tokens that count in the loss")
-    chat_template: str = Field(description="template under which the conversations were tokenised")
+    chat_template: ChatTemplate = Field(description="template under which the conversations were tokenised")
 
 
 class RLPrompts(Dataset):
@@ -262,7 +271,14 @@ class Checkpoint(Artifact):
     tokens: int | None = Field(default=None, ge=0, description="tokens trained on")
     dataset_path: Path | None = Field(default=None, description="payload of the data set that it was trained on")
     tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
-    chat_template: str | None = Field(default=None, description="template that it answers under; none: a base model")
+    chat_template: ChatTemplate | None = Field(
+        default=None, description="template that it answers under; none: a base model"
+    )
+
+    @property
+    def template(self) -> str | None:
+        """`chat_template` as `kit.chat` takes it."""
+        return None if self.chat_template is None else str(self.chat_template)
 
 
 class Model(Checkpoint):

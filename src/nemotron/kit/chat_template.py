@@ -25,32 +25,31 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.errors import UserError
+from nemotron.kit.chat_templates import CHOICES, FOLDER, TEMPLATES, is_path, unknown
 
-TEMPLATES = ("nano2", "nano3", "super3")
 Segment = tuple[str, bool]
 """Text, and whether the model has to write it itself."""
 
-_FOLDER = Path(__file__).parent / "chat_templates"
 # What opens and ends turns in the templates of public models; `<think>` and `<tools>` are not such.
 _TURN_TOKEN = re.compile(r"<\|[^|<>\s]+\|>|<SPECIAL_\d+>|<(?:start|end)_of_turn>")
 _PROBE = "probe"
 
 
 class ChatTemplate:
-    """A compiled template. `name`: as it was asked for; `source`: its Jinja text; `variables`: what it is rendered with
+    """A compiled template. `name`: as it was asked for; `source`: its Jinja text; `tokens`: what it is rendered with
     beside the conversation (`bos_token`, … of the tokenizer that it belongs to).
 
     UserError for source that is no Jinja template.
     """
 
-    def __init__(self, name: str, source: str, variables: Mapping[str, str]) -> None:
-        self.name, self.source = name, source
+    def __init__(self, name: str, source: str, tokens: Mapping[str, str]) -> None:
+        self.name, self.source, self.tokens = name, source, dict(tokens)
         environment = _environment()
         try:
             self._variables = meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
-            self._globals: dict[str, Any] = {**self._template.globals, **variables}
+            self._globals: dict[str, Any] = {**self._template.globals, **tokens}
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"chat template {name}, line {error.lineno}: {error.message}") from None
 
@@ -136,15 +135,25 @@ def load_template(template: str) -> ChatTemplate:
 
     What has a slash or a dot is a path. UserError: unknown name, missing or unreadable file, a folder without template.
     """
-    if "/" in template or "." in template or "\\" in template:
+    if is_path(template):
         return _read(template)
     if template not in TEMPLATES:
-        guess = nearest(template, TEMPLATES)
-        raise UserError(
-            f"unknown chat template {template!r}" + (f", did you mean {guess!r}?" if guess else ""),
-            f"templates are {', '.join(TEMPLATES)}; a path with a slash takes a file, or the folder of a tokenizer",
-        )
-    return ChatTemplate(template, (_FOLDER / f"{template}.jinja").read_text(encoding="utf-8").rstrip("\n"), {})
+        raise UserError(unknown(template), f"templates: {CHOICES}")
+    return ChatTemplate(template, (FOLDER / f"{template}.jinja").read_text(encoding="utf-8").rstrip("\n"), {})
+
+
+def keep_template(template: str, folder: Path) -> str | Path:
+    """What a record says of a template: a family's name, or for a path the copy of it that this makes below `folder`.
+
+    The user's file may change, and is not there on another machine. The copy is a folder as a tokenizer's is.
+    """
+    if template in TEMPLATES:
+        return template
+    chosen, copy = load_template(template), folder / "chat_template"
+    copy.mkdir()
+    (copy / "chat_template.jinja").write_text(chosen.source, encoding="utf-8")
+    (copy / "tokenizer_config.json").write_text(json.dumps(chosen.tokens), encoding="utf-8")
+    return copy
 
 
 def has_template(folder: Path) -> bool:

@@ -35,6 +35,9 @@ class Cfg(BaseModel):
     sources: list[Source] = []
     named: dict[str, Source] = {}
     pages: list[Annotated[Location, UserFiles(hint="write pages=[…]")]] = []
+    style: Annotated[
+        str, UserFiles(names=("plain",), check=lambda path: None if path.suffix == ".txt" else f"no text: {path.name}")
+    ] = "plain"
 """
 
 
@@ -102,3 +105,13 @@ def test_a_missing_file_is_refused_where_it_is_written(override: str, message: s
     with pytest.raises(UserError, match=f"^{message}") as caught:
         resolve(override)
     assert hint in (caught.value.hint or "")
+
+
+def test_a_name_is_no_file_and_a_file_may_be_of_the_wrong_kind(write: Callable[[str, str], Path]) -> None:
+    assert resolve("style=plain")["run"]["files"] is None
+    assert resolve("style=b.txt")["run"]["files"] is not None
+    write("picture.png", "x")
+    with pytest.raises(UserError, match=r"command line: style: no text: picture\.png"):
+        resolve("style=picture.png")
+    with pytest.raises(UserError, match="command line: style: no such file: plane"):
+        resolve("style=plane")

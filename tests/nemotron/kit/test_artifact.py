@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.kit import Artifact, Checkpoint, Dataset, Model, PretrainBlend, Results, SFTPack, Source, pipes
+from nemotron.kit.chat_template import keep_template, load_template
 
 
 class Curated(Dataset):
@@ -58,13 +59,18 @@ def test_records_hold_no_path_of_this_machine_except_a_users_own(out, tmp_path, 
     (tmp_path / "w" / "m").write_text("x")
     own = tmp_path / "tokenizer"
     own.mkdir()
-    model = Model(path=tmp_path / "w", step=1, dataset_path=data.train_path, tokenizer_path=own).save("model")
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    template = keep_template(str(tmp_path / "own.jinja"), tmp_path / "w")
+    model = Model(
+        path=tmp_path / "w", step=1, dataset_path=data.train_path, tokenizer_path=own, chat_template=template
+    ).save("model")
     fields = json.loads((model.version.directory / "artifact.json").read_text())["fields"]
     assert fields["path"] == "art://." and fields["dataset_path"] == "art://data:1/train.jsonl"
-    assert fields["tokenizer_path"] == str(own)
+    assert fields["tokenizer_path"] == str(own) and fields["chat_template"] == "art://./chat_template"
     moved = Registry(shutil.move(registry.root, tmp_path / "moved"))
     again = Model.load(moved.root / "model" / "1" / "payload")
     assert again.dataset_path == moved.root / "data" / "1" / "payload" / "train.jsonl"
+    assert again.template is not None and load_template(again.template).source == "{{ messages }}"
 
 
 def test_kinds_load_as_their_own_type_or_any_base_and_as_nothing_else(out):

@@ -21,7 +21,7 @@ from nemotron.kit.chat import (
     response_of,
     template_source,
 )
-from nemotron.kit.chat_template import TEMPLATES
+from nemotron.kit.chat_templates import TEMPLATES
 
 USER = {"role": "user", "content": "2+2?"}
 CALLED = {"name": "f", "arguments": {}}
@@ -299,7 +299,7 @@ def test_parse_inverts_render(reasoning: str, answer: str) -> None:
 def test_misspelt_template_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match="unknown chat template 'nanno3', did you mean 'nano3'"):
         render([USER], template="nanno3")
-    with pytest.raises(UserError, match="templates are nano2, nano3, super3"):
+    with pytest.raises(UserError, match="templates: nano2, nano3, super3"):
         template_source("zzz")
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask, template_source
-from nemotron.kit.chat_template import TEMPLATES, load_template, stop_tokens
+from nemotron.kit.chat_template import load_template, stop_tokens
+from nemotron.kit.chat_templates import TEMPLATES
 
 OWN = """{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
 {% if message.role == "assistant" %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from nemo_runspec.user_files import TO_COME, UserFiles, local_path
+from nemotron.kit.chat_templates import CHOICES, TEMPLATES, is_path, unknown
 from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.sources import Fraction
 
+
+def _check_template(template: str) -> str:
+    """A family's template by name, or an absolute path; that there is something is looked at later (`UserFiles`)."""
+    if template in TEMPLATES or TO_COME in template:
+        return template
+    if not is_path(template):
+        raise ValueError(f"{unknown(template)}; there is {CHOICES}")
+    return str(local_path(template))
+
+
+ChatTemplate: TypeAlias = Annotated[
+    str,
+    AfterValidator(_check_template),
+    UserFiles(names=TEMPLATES),
+    Field(description=f"how messages become text: {CHOICES}"),
+]
 BinPacking = Literal[
     "best_fit",
     "best_fit_decreasing",

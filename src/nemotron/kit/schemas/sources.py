@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere, local_path
+from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere
 from nemotron.kit.schemas.difficulty import FAMILIES, DifficultyConfig, Family
 from nemotron.kit.schemas.group import Group, RunConfig, Scale
 
@@ -40,25 +40,23 @@ def _check_address(location: str) -> str:
 
 def _check_tokenizer(tokenizer: str) -> str:
     """A folder with tokenizer.json, that file, or an address on the Hugging Face Hub."""
-    if TO_COME in tokenizer or _HUB_NAME.fullmatch(tokenizer):
-        return tokenizer
-    if is_elsewhere(tokenizer):
+    if is_elsewhere(tokenizer) and not (TO_COME in tokenizer or _HUB_NAME.fullmatch(tokenizer)):
         raise ValueError("a tokenizer is a folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]")
-    path = local_path(tokenizer)
-    if path.is_dir() and not (path / "tokenizer.json").is_file():
-        raise ValueError(f"{tokenizer}: no tokenizer.json in it")
-    if path.is_file() and path.suffix != ".json":
-        raise ValueError(f"{tokenizer}: neither a folder nor a .json file")
-    if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer):
-        raise ValueError(f"no such folder; for a model of the Hugging Face Hub write hf://{tokenizer}")
     return tokenizer
+
+
+def _not_a_tokenizer(path: Path) -> str | None:
+    """What is wrong with the path of a tokenizer."""
+    if path.is_dir():
+        return None if (path / "tokenizer.json").is_file() else f"{path}: no tokenizer.json in it"
+    return None if path.suffix == ".json" else f"{path}: neither a folder nor a .json file"
 
 
 Location: TypeAlias = Annotated[str, AfterValidator(_check_address), UserFiles()]
 TokenizerLocation: TypeAlias = Annotated[
     str,
     AfterValidator(_check_tokenizer),
-    UserFiles(),
+    UserFiles(hint="for a model of the Hugging Face Hub write hf://ORG/MODEL", check=_not_a_tokenizer),
     Field(description="folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]"),
 ]
 OnError: TypeAlias = Literal["stop", "skip"]

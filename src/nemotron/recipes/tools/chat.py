@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import generation_prompt, parse_response, render
-from nemotron.kit.chat_template import TEMPLATES, stop_tokens
+from nemotron.kit.chat_template import stop_tokens
+from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn

@@ -23,7 +23,6 @@ import torch
 from nemo_runspec.errors import UserError
 from nemotron.kit import Model
 from nemotron.kit.chat import template_source
-from nemotron.kit.chat_template import TEMPLATES
 from nemotron.kit.lineage import walk
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import (
@@ -107,8 +106,8 @@ def write_tokenizer(model: Model, folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{source / path.name}: cannot be read: {error}") from error
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    template = chat_template_of(folder, model.chat_template, model.producer.name)
-    if template in TEMPLATES:
+    template = chat_template_of(folder, model.template, model.producer.name)
+    if template not in (None, str(folder.absolute())):
         settings["chat_template"] = template_source(template)
         (folder / "chat_template.jinja").unlink(missing_ok=True)  # transformers would take that one
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -138,7 +137,7 @@ def write_generation_config(model: Model, folder: Path, others: dict[str, Any]) 
         return
     ids = {key: value for key, value in others.items() if key.endswith("_token_id")}
     eos = ids.get("eos_token_id")
-    stops = [*(eos if isinstance(eos, list) else [eos]), *stop_token_ids(folder, model.chat_template)]
+    stops = [*(eos if isinstance(eos, list) else [eos]), *stop_token_ids(folder, model.template)]
     ids["eos_token_id"] = list(dict.fromkeys(stop for stop in stops if stop is not None))
     (folder / GENERATION_FILE).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
 

@@ -22,7 +22,7 @@ import torch
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.errors import UserError
 from nemotron.kit import Model, Source
-from nemotron.kit.chat_template import TEMPLATES
+from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation import load_tokenizer

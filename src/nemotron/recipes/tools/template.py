@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemotron.kit.chat_template import TEMPLATES, has_template
+from nemotron.kit.chat_template import has_template
+from nemotron.kit.chat_templates import TEMPLATES
 
 
 def chat_template_of(tokenizer: Path, recorded: str | None, producer: str | None) -> str | None:

@@ -26,6 +26,8 @@ def publish_model(run: Run, model: NemotronH, tokenizer_dir: Path, metrics: dict
     model.save_pretrained(run.output_dir)
     for file in sorted(tokenizer_dir.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)
+    if isinstance(template := fields.get("chat_template"), Path):  # it lies in the data; the model has its own copy
+        fields["chat_template"] = shutil.copytree(template, run.output_dir / template.name, dirs_exist_ok=True)
     total, active = model.num_parameters()
     return Model(
         path=run.output_dir,

@@ -35,7 +35,7 @@ from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit.chat import template_source
-from nemotron.kit.chat_template import TEMPLATES
+from nemotron.kit.chat_templates import TEMPLATES
 
 OPEN_FILES = Path("/proc/self/fd")
 FIELDS = {field: field for field in ("messages", "tools", "used_in")}

@@ -52,6 +52,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import template_source
+from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
 from nemotron.recipes.data.pack.example import write_example
 
@@ -69,6 +70,8 @@ def main() -> None:
         tokenizer = find_tokenizer(cfg.tokenizer)
         settings = _settings(cfg, tokenizer.json_text())
         check_template_tokens(tokenizer_from(settings.tokenizer), cfg.tokenizer, cfg.chat_template)
+        if any(source.low_effort for source in cfg.sources):
+            load_template(cfg.chat_template).check_switch("low_effort")
 
         # --- Files ----------------------------------------------------------------------------------------------------
         with run.phase("list"):
@@ -136,7 +139,7 @@ def main() -> None:
             test_path=paths.get("test"),
             tokenizer_path=run.output_dir / "tokenizer",
             seq_len=packing.seq_len,
-            chat_template=cfg.chat_template,
+            chat_template=keep_template(cfg.chat_template, run.output_dir),
             metrics={
                 "curation": table.rows(),
                 "duplicates": chosen.duplicates,

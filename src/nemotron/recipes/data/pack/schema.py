@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.kit.schemas import conversations
 from nemotron.kit.schemas import sources as shared
-from nemotron.kit.schemas.conversations import BinPacking, ReasoningConfig
+from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ReasoningConfig
 from nemotron.kit.schemas.group import Group, Scale
 from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
@@ -74,7 +75,7 @@ class PackConfig(SourcesConfig):
 
     scale: Scale = Field("full", description="share of the made-up conversations to use")
     seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
-    chat_template: Literal["nano2", "nano3", "super3"] = Field("nano3", description="how messages become text")
+    chat_template: ChatTemplate = "nano3"
     sources: list[SourceConfig] = Field(
         [], description="conversations, source by source; a plain string is a location and becomes a source"
     )
@@ -105,6 +106,6 @@ class PackConfig(SourcesConfig):
         if not check_weights(self.sources, unweighed + examples) and self.num_tokens is not None:
             raise ValueError("num_tokens goes with weights; without them every source is used `repeats` times")
         for source in self.sources:
-            if source.low_effort and self.chat_template != "super3":
+            if source.low_effort and self.chat_template in TEMPLATES and self.chat_template != "super3":
                 raise ValueError(f"source {source.name!r}: low_effort is for chat_template super3")
         return self

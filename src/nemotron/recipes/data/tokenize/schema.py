@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import glob
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from nemo_runspec.config.yaml_text import read_yaml
-from nemo_runspec.user_files import is_elsewhere, local_path, no_such_file
+from nemo_runspec.user_files import no_such_file
 from nemotron.kit.schemas import sources as shared
 from nemotron.kit.schemas.sources import (
     PhaseConfig,
@@ -176,7 +175,8 @@ def read_blend(path: Path) -> dict[str, Any]:
     ValueError: no such file, another shape, an unknown key (with the nearest), a wrong type; it names file and entry.
     """
     if not path.is_file():
-        raise ValueError(f"blend: {_missing(str(path))}")
+        error = no_such_file(str(path))
+        raise ValueError(f"blend: {error.message}" + (f", {error.hint}" if error.hint else ""))
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else read_yaml(text, str(path))[0]
@@ -250,15 +250,7 @@ def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
         key = ".".join(map(str, fault["loc"]))
         reason = str(fault["msg"]).removeprefix("Value error, ")
         raise ValueError(f"{at} ({values['name']}): {key}{': ' if key else ''}{reason}") from None
-    for number, location in enumerate(source.locations):
-        if not (is_elsewhere(location) or glob.has_magic(location) or local_path(location).exists()):
-            raise ValueError(f"{at} ({source.name}): locations.{number}: {_missing(location)}")
     return {key: value for key, value in source.model_dump().items() if value is not None}
-
-
-def _missing(location: str) -> str:
-    error = no_such_file(location)
-    return f"{error.message}, {error.hint}" if error.hint else error.message
 
 
 def _beside(path: Path, location: Any) -> Any:

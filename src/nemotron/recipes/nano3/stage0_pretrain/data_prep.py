@@ -189,7 +189,10 @@ def main() -> None:
             tokenizer_dir = work / "tokenizer"
             tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size)
             bpe.save_tokenizer(
-                tokenizer, tokenizer_dir, model_max_length=cfg.tokenizer.model_max_length, template="nano3"
+                tokenizer,
+                tokenizer_dir,
+                model_max_length=cfg.tokenizer.model_max_length,
+                template=cfg.tokenizer.chat_template,
             )
 
         # --- Token streams of every source and split, and the blend that says how to mix them -------------------------

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from nemotron.kit.schemas.conversations import ChatTemplate
 from nemotron.kit.schemas.difficulty import DifficultyConfig
 from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.limits import LimitConfig
@@ -118,6 +119,7 @@ class TokenizerConfig(Group):
     vocab_size: int = Field(131_072, ge=272, description="tokens, with 16 special ones and 256 bytes (tech report 2)")
     sample_bytes: int = Field(400_000_000, ge=1000, description="bytes of text that the merges are learned from")
     model_max_length: int = Field(8192, ge=1, description="tokens; written to tokenizer_config.json")
+    chat_template: ChatTemplate = "nano3"
 
 
 class PretrainDataConfig(DataPrepConfig):

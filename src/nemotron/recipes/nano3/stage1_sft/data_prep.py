@@ -52,6 +52,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
+from nemotron.kit.chat_template import keep_template
 from nemotron.kit.commands import run_data_script
 from nemotron.stack.environments import FAMILIES, Task, evaluation_prompts, generate_tasks, make_difficulty, to_messages
 
@@ -135,7 +136,7 @@ def main() -> None:
             valid_path=paths.get("valid"),
             tokenizer_path=cfg.tokenizer,
             seq_len=cfg.packing.seq_length,
-            chat_template=cfg.chat_template,
+            chat_template=keep_template(cfg.chat_template, run.output_dir),
             metrics={
                 "curation": conversations.table.rows(),
                 "duplicates": chosen.duplicates,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
-from nemotron.kit.schemas.conversations import BinPacking
+from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate
 from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, Fraction, OwnSourceConfig, check_names
 
 
@@ -60,7 +60,7 @@ class SFTDataConfig(DataPrepConfig):
     run: RunConfig
     seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
     tokenizer: Path = Field(description="directory with tokenizer.json")
-    chat_template: Literal["nano3"] = Field("nano3", description="how messages become text")
+    chat_template: ChatTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own conversations; a path alone is a source, too")
     evaluation_tasks: int = Field(500, ge=0, description="tasks a family whose prompts no source may contain")

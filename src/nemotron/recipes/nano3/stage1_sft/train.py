@@ -96,7 +96,7 @@ def main() -> None:
         with session.run.phase("evaluate"):
             # Under the chat template, reasoning on.
             scores = score_tasks(
-                model, data.base.path, cfg.evaluation, template=pack.chat_template, poll=session.stop.poll
+                model, data.base.path, cfg.evaluation, template=str(pack.chat_template), poll=session.stop.poll
             )
             results = Results(metrics={"valid_loss": best.loss, **scores}).save()
     print_complete({"model": published, "results": results})

@@ -99,7 +99,7 @@ def main() -> None:
         published = publish_model(
             session.run, model, data.initial.path,
             {"rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt},
-            step=steps, dataset_path=data.prompts.path, chat_template=data.template,
+            step=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
         )  # fmt: skip
         with session.run.phase("evaluate"):
             scores = score_tasks(
@@ -126,14 +126,13 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     """Model and prompts. Which prompts a step draws is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    if initial.chat_template is None:
+    if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "RL starts from a model after SFT")
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
     source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed)
     pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
-    template = initial.chat_template
     stop_ids = stop_token_ids(initial.path, template)
     return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)
 

@@ -193,7 +193,7 @@ def evaluate_role(
     artifact = Model.load(reference)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = NemotronH.from_pretrained(artifact.path).to(device)
-    template = artifact.chat_template
+    template = artifact.template
 
     def score(samples: int, thinking: bool) -> Evaluation:
         settings = cfg.tasks.model_copy(update={"samples": samples})

@@ -1,4 +1,4 @@
-"""One artifact registry, and training scripts that run in it as a user would start them, in subprocesses."""
+"""Scripts and commands as a user would start them, in subprocesses, and a registry that several of them share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import nemotron.recipes
 from nemo_runspec.artifacts import Registry
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
-NANO3 = SOURCE_ROOT / "nemotron" / "recipes" / "nano3"
+RECIPES = Path(nemotron.recipes.__file__).parent
+NANO3 = RECIPES / "nano3"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def start(root: Path, command: Sequence[object], stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
+    """`python COMMAND` in `root`, in a session of its own, so that it can be killed with all its children."""
+    env = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **env}
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)], cwd=root, env=os.environ | env, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+    )  # fmt: skip
 
 
 class House:
@@ -27,17 +38,8 @@ class House:
 
     def start(self, command: list[object], output: str = "output") -> subprocess.Popen[str]:
         """Start a script."""
-        env = os.environ | {
-            "PYTHONPATH": str(SOURCE_ROOT),
-            "RUNSPEC_ARTIFACTS_ROOT": str(self.root / "artifacts"),
-            "RUNSPEC_OUTPUT_ROOT": str(self.root / output),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)], env=env, cwd=self.root, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        folders = {"RUNSPEC_ARTIFACTS_ROOT": self.root / "artifacts", "RUNSPEC_OUTPUT_ROOT": self.root / output}
+        return start(self.root, command, **{name: str(folder) for name, folder in folders.items()})
 
     def run(self, command: list[object], output: str = "output") -> str:
         """Run a script to its end and return what it wrote to stderr."""

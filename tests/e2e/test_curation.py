@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,28 +15,19 @@ import pytest
 
 from nemo_runspec.artifacts import Registry
 
+from .house import start
+
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 for module in ("warcio", "trafilatura", "py3langid", "sklearn"):
     pytest.importorskip(module)
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
-CODE = "from nemotron.cli.main import main; main()"
+COMMAND = ["-c", "from nemotron.cli.main import main; main()", "data", "curate", "-c", "tiny"]
 
 
-def start(root: Path, *words: str) -> subprocess.Popen[str]:
-    """`nemotron data curate …` in a session of its own, so that it can be killed with all its children."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("RUNSPEC_", "NEMOTRON_"))}
-    env["PYTHONPATH"] = os.pathsep.join([str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, "data", "curate", *words],
-        cwd=root,
-        env=env | {"NO_COLOR": "1", "COLUMNS": "120", "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def curate(root: Path) -> subprocess.Popen[str]:
+    """`nemotron data curate -c tiny`; all that it writes is its stdout."""
+    artifacts = str(root / "artifacts")
+    return start(root, COMMAND, subprocess.STDOUT, NO_COLOR="1", COLUMNS="120", RUNSPEC_ARTIFACTS_ROOT=artifacts)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -57,7 +47,7 @@ def digests(root: Path) -> dict[str, str]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything curated once; `output.txt` is what the command said."""
     folder = tmp_path_factory.mktemp("curated")
-    (folder / "output.txt").write_text(finish(start(folder, "-c", "tiny")), encoding="utf-8")
+    (folder / "output.txt").write_text(finish(curate(folder)), encoding="utf-8")
     return folder
 
 
@@ -99,7 +89,7 @@ def test_the_table_at_the_end_fits_on_a_screen(root: Path) -> None:
 
 def test_a_second_run_skips_every_step(root: Path) -> None:
     before = digests(root)
-    output = finish(start(root, "-c", "tiny"))
+    output = finish(curate(root))
     states = re.findall(r"^\[(\d+)/(\d+)\] \w+: skipped, published already", output, re.MULTILINE)
     assert len(states) == int(states[0][1])
     assert digests(root) == before
@@ -108,10 +98,10 @@ def test_a_second_run_skips_every_step(root: Path) -> None:
 def test_kills_change_nothing(root: Path, tmp_path: Path) -> None:
     rng = random.Random(5)
     for _ in range(6):
-        process = start(tmp_path, "-c", "tiny")
+        process = curate(tmp_path)
         time.sleep(rng.uniform(1, 6))
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    finish(start(tmp_path, "-c", "tiny"))
+    finish(curate(tmp_path))
     assert digests(tmp_path) == digests(root)

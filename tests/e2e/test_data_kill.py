@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,12 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 
+from .house import RECIPES, start
+
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
-DATA = SOURCE_ROOT / "nemotron" / "recipes" / "data"
-WORDS = (SOURCE_ROOT.parent / "README.md").read_text(encoding="utf-8").split()
+DATA = RECIPES / "data"
+WORDS = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").split()
 KILLS = 20
 
 
@@ -88,17 +87,9 @@ class House:
 
     def start(self, output: str) -> subprocess.Popen[str]:
         """The command, with its run directories and its registry under `output`."""
-        env = os.environ | {
-            "PYTHONPATH": str(SOURCE_ROOT),
-            "RUNSPEC_ARTIFACTS_ROOT": str(self.root / output / "artifacts"),
-            "RUNSPEC_OUTPUT_ROOT": str(self.root / output / "runs"),
-            "OMP_NUM_THREADS": "1",
-        }
-        words = ["--config", "own", "sources=[mine]", "tokenizer=tokenizer", *self.overrides]
-        return subprocess.Popen(
-            [sys.executable, str(self.script), *words], env=env, cwd=self.root, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        command = [self.script, "--config", "own", "sources=[mine]", "tokenizer=tokenizer", *self.overrides]
+        runs, artifacts = str(self.root / output / "runs"), str(self.root / output / "artifacts")
+        return start(self.root, command, RUNSPEC_OUTPUT_ROOT=runs, RUNSPEC_ARTIFACTS_ROOT=artifacts)
 
     def finish(self, output: str) -> str:
         """Run to the end; the digest of what was published, all of it checked."""

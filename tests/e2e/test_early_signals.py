@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from .house import NANO3, start
+
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")]
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2] / "src"
-NANO3 = SOURCE_ROOT / "nemotron" / "recipes" / "nano3"
 SCRIPTS = [NANO3 / stage for stage in ("stage0_pretrain/train.py", "stage1_sft/train.py", "stage2_rl/rlvr.py")]
 
 
@@ -31,11 +28,7 @@ def test_a_signal_while_torch_is_imported(
     tmp_path: Path, script: Path, number: signal.Signals, code: int, line: str
 ) -> None:
     left = tmp_path / "exit_code"
-    env = os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "RUNSPEC_EXIT_CODE_FILE": str(left)}
-    process = subprocess.Popen(
-        [sys.executable, script, "--config", "tiny"], env=env, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start(tmp_path, [script, "--config", "tiny"], RUNSPEC_EXIT_CODE_FILE=str(left))
     deadline = time.monotonic() + 60
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None and time.monotonic() < deadline

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 from urllib.parse import unquote
 
 from nemo_runspec.errors import UserError, nearest
@@ -51,6 +51,9 @@ from nemotron.data_prep.sources.files import (
 )
 from nemotron.data_prep.sources.ranges import StoredObject, range_stream
 from nemotron.data_prep.sources.stores import CREDENTIALS, find_in_store, store_fetch
+
+if TYPE_CHECKING:
+    from nemotron.kit import Source
 
 SCHEMES = ("s3", "gs", "https", "http", "hf")
 
@@ -129,16 +132,18 @@ def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:
     return stream
 
 
-def file_digests(files: Sequence[SourceFile]) -> list[dict[str, str | None]]:
-    """Address, sha256 and a description of every file, for the lineage of what is made of them.
+def lineage_sources(files: Sequence[SourceFile], role: str) -> list[Source]:
+    """Every file for the lineage of what is made of them: address, sha256 and, behind its `role`, a description.
 
     A remote file has no sha256 (it is never here as a whole), but the version that its store gives it; so has one that
     cannot be read.
     """
-    digests: list[dict[str, str | None]] = []
+    from nemotron.kit import Source
+
+    sources = []
     for file in files:
         sha256 = None
-        detail = f"{file.size} bytes"
+        detail = f"{role}, {file.size} bytes"
         if file.is_local:
             try:
                 with open_binary(file) as stream:
@@ -147,8 +152,8 @@ def file_digests(files: Sequence[SourceFile]) -> list[dict[str, str | None]]:
                 detail += f", not readable: {error.strerror}"
         else:
             detail += f", version {file.version}"
-        digests.append({"name": file.name, "sha256": sha256, "detail": detail})
-    return digests
+        sources.append(Source(name=file.name, sha256=sha256, detail=detail))
+    return sources
 
 
 # --- On this machine --------------------------------------------------------------------------------------------------

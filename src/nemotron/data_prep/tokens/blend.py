@@ -113,16 +113,12 @@ def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phas
 def add_shares(phases: Sequence[Phase], shares: Mapping[str, float]) -> list[Phase]:
     """Give sources that a phase does not mention a share of all its tokens; the others keep their proportions.
 
-    UserError when the shares exceed 1 together, or leave nothing to a phase that weighs other sources.
+    The schema of the data preparation sees to it that they leave something to a phase that weighs other sources.
     """
     result: list[Phase] = []
     for phase in phases:
         added = {name: share for name, share in shares.items() if name not in phase["weights"]}
         total, others = sum(added.values()), sum(phase["weights"].values())
-        if total > 1.0 or (total == 1.0 and others > 0):
-            raise UserError(
-                f"blend phase {phase['name']!r}: the sources' weights add up to {total:g}, which is too much"
-            )
         scale = (1.0 - total) / others if others > 0 else 0.0
         weights = {name: weight * scale for name, weight in phase["weights"].items()}
         result.append({"name": phase["name"], "until": phase["until"], "weights": {**weights, **added}})

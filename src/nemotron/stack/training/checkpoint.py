@@ -32,8 +32,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from nemo_runspec.artifacts.aside import fsync_directory
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
+from nemo_runspec.write import write_in_one_step
 from nemotron.stack.training.distributed import from_rank_0, full_tensor, message_device
 from nemotron.stack.training.sharding import shard_like
 
@@ -184,18 +186,17 @@ def write_checkpoint(
             _save_tensors(aside / name, tensors)
             sizes[name] = {"bytes": (aside / name).stat().st_size, "sha256": sha256_file(aside / name)}
         whole = {**record, "files": sizes}
-        _write_text(aside / STATE_FILE, json.dumps({**whole, "sha256": _digest(whole)}, indent=1) + "\n")
-        _fsync_directory(aside)
+        write_in_one_step(aside / STATE_FILE, json.dumps({**whole, "sha256": _digest(whole)}, indent=1) + "\n")
+        fsync_directory(aside)
         if path.exists():  # complete, but `latest` did not name it: killed between the two renames
             shutil.rmtree(path)
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    _fsync_directory(root)
-    _write_text(root / ".latest", path.name + "\n")
-    (root / ".latest").replace(root / "latest")
-    _fsync_directory(root)
+    fsync_directory(root)
+    write_in_one_step(root / "latest", path.name + "\n")
+    fsync_directory(root)
     for old in _complete(root)[: -max(keep_last, 1)]:
         shutil.rmtree(old)
 
@@ -348,19 +349,10 @@ def _verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         file = path / name
         if name not in present:
             raise _refusal(path, name, "is missing")
-        if _is_pickle(file):
-            raise _refusal(path, name, "is a pickle, which is never read")
         if (size := file.stat().st_size) != written["bytes"]:
             raise _refusal(path, name, f"damaged: {size} bytes, {written['bytes']} expected")
         if sha256_file(file) != written["sha256"]:
             raise _refusal(path, name, "damaged: its content is not what was written (sha256)")
-
-
-def _is_pickle(file: Path) -> bool:
-    """Whether a file begins like a pickle or torch's archive of one, and not like safetensors: 8 bytes, a brace."""
-    with file.open("rb") as stream:
-        start = stream.read(9)
-    return start[8:] != b"{" and (start.startswith(b"PK\x03\x04") or (start[:1] == b"\x80" and 2 <= start[1] <= 5))
 
 
 def _read_tensors(
@@ -399,18 +391,3 @@ def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     save_file(dict(tensors), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

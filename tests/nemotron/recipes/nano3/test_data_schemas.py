@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -13,8 +14,6 @@ from pydantic import ValidationError
 from nemo_runspec.config.script import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.ingestion import FileSource
-from nemotron.data_prep.tokens import blend
-from nemotron.data_prep.tokens.blend import Phase
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}
@@ -54,40 +53,28 @@ def test_keys_of_other_commands_are_named_as_they_are_here(stage: str) -> None:
     assert set(source_config(stage).other_names.values()) <= set(source_config(stage).model_fields)
 
 
-PHASES: list[Phase] = [
-    {"name": "first", "until": 0.9, "weights": {"stdlib_code": 0.5, "tasks": 0.5}},
-    {"name": "last", "until": 1.0, "weights": {"tasks": 1.0, "named": 2.0}},
-]
-
-
-@pytest.mark.parametrize("num_tasks", [0, 10])
-@pytest.mark.parametrize("stdlib", [True, False])
 @pytest.mark.parametrize(
-    "weights",
-    [{"a": 0.7}, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.3}, {"a": 1.0}, {"named": 1.0}, {"a": 0.5, "named": 0.9}],
+    ("weights", "enabled", "fits"),
+    [
+        ({"a": 0.7}, True, True),
+        ({"a": 0.7, "b": 0.7}, True, False),
+        ({"a": 0.7, "b": 0.3}, True, False),  # nothing is left to the others
+        ({"a": 1.0}, False, True),  # there are no others
+        ({"a": 0.5, "named": 0.9}, True, True),  # the phase itself says how much there is of a source that it names
+    ],
 )
-def test_weights_that_the_run_would_refuse_are_refused_in_the_config(
-    weights: dict[str, float], stdlib: bool, num_tasks: int
-) -> None:
-    off = {name for name, there in (("stdlib_code", stdlib), ("tasks", num_tasks)) if not there}
-    phases: list[Phase] = [
-        {**phase, "weights": {name: weight for name, weight in phase["weights"].items() if name not in off}}
-        for phase in PHASES
-    ]
-    config = {
+def test_weights_leave_a_share_to_the_other_sources(weights: dict[str, float], enabled: bool, fits: bool) -> None:
+    config: dict[str, Any] = {
         "run": {"output": "x"},
-        "stdlib": {"enabled": stdlib},
-        "tasks": {"num_tasks": num_tasks},
+        "stdlib": {"enabled": enabled},
+        "tasks": {"num_tasks": 10 * enabled},
         "sources": [{"name": name, "paths": ["own.jsonl"], "weight": weight} for name, weight in weights.items()],
-        "blend": PHASES,
+        "blend": [{"name": "only", "until": 1.0, "weights": {"stdlib_code": 0.5, "tasks": 0.5}}],
     }
+    if "named" in weights:
+        config["blend"][0]["weights"]["named"] = 2.0
     schema = importlib.import_module("nemotron.recipes.nano3.stage0_pretrain.data_schema").PretrainDataConfig
-    try:
-        blend.add_shares(phases, weights)
-    except UserError:
-        with pytest.raises(ValidationError, match=r"sources\.0\.weight.* in blend phase .*must be (below|at most) 1"):
-            schema.model_validate(config)
-    else:
+    with contextlib.nullcontext() if fits else pytest.raises(ValidationError, match=r"sources\.0\.weight.* must be"):
         schema.model_validate(config)
 
 

@@ -154,7 +154,7 @@ def test_keep_last_and_latest(tmp_path: Path) -> None:
 
 
 @SYNC_AND_ASYNC
-@pytest.mark.parametrize("dies_in", ["_save_tensors", "_write_text", "_fsync_directory"])
+@pytest.mark.parametrize("dies_in", ["_save_tensors", "write_in_one_step", "fsync_directory"])
 def test_death_while_writing_leaves_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str, async_save: bool
 ) -> None:
@@ -277,8 +277,8 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
             OPTIMIZER, rewrite(lambda t: t.update({"9.bias:step": torch.zeros(())})), "9.bias:step is unknown",
             id="unknown moment",
         ),
-        pytest.param(MODEL, plant_pickle, "is a pickle, which is never read", id="pickle"),
-        pytest.param(MODEL, plant_torch_archive, "is a pickle, which is never read", id="torch archive"),
+        pytest.param(MODEL, plant_pickle, r"damaged: \d+ bytes, \d+ expected", id="pickle"),
+        pytest.param(MODEL, plant_torch_archive, "damaged: Error while deserializing header", id="torch archive"),
         pytest.param("optimizer.pt", plant_pickle, "is no file of this checkpoint", id="pickle beside"),
         pytest.param("state.json", truncate, "damaged: not the record", id="truncated record"),
         pytest.param(

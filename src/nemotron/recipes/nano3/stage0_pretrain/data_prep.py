@@ -63,7 +63,7 @@ from nemotron.data_prep.curation.step import (
 )
 from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens import blend
@@ -241,7 +241,7 @@ def main() -> None:
                 "curation": source_rows(tables),
                 "dropped_samples": source_samples(tables),
             },
-            sources=[Source(**digest) for digest in _digests(cfg, modules, generated.get(TASKS, []), own_files)],
+            sources=list(_lineage(cfg, modules, generated.get(TASKS, []), own_files)),
         )
         dataset.save(move=True)
         shutil.rmtree(work)
@@ -274,33 +274,32 @@ def _check_documents(phases: Sequence[Phase], documents: Mapping[str, int]) -> N
                 )
 
 
-def _digests(
+def _lineage(
     cfg: PretrainDataConfig,
     modules: list[stdlib.ModuleFile],
     tasks: list[Document],
     own_files: Mapping[str, list[SourceFile]],
-) -> Iterator[dict[str, str | None]]:
-    """Name, sha256 and description of everything raw that goes in, for the lineage."""
+) -> Iterator[Source]:
+    """Everything raw that goes in."""
     if modules:
         held_out = sorted({module.top for module in modules if module.split == "valid"})
-        yield {
-            "name": "python-standard-library",
-            "sha256": stdlib.digest(modules),
-            "detail": f"{platform.python_implementation()} {platform.python_version()}, {len(modules)} files of "
+        yield Source(
+            name="python-standard-library",
+            sha256=stdlib.digest(modules),
+            detail=f"{platform.python_implementation()} {platform.python_version()}, {len(modules)} files of "
             f"{len({module.top for module in modules})} modules; held out: {', '.join(held_out)}",
-        }
+        )
     if tasks:
         total = hashlib.sha256()
         for document in tasks:
             total.update(document["text"].encode() + b"\0")
-        yield {
-            "name": "task-generators",
-            "sha256": total.hexdigest(),
-            "detail": f"{len(tasks)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
-        }
+        yield Source(
+            name="task-generators",
+            sha256=total.hexdigest(),
+            detail=f"{len(tasks)} tasks of {', '.join(FAMILIES)}; seed {cfg.tasks.seed}",
+        )
     for name, files in own_files.items():
-        for digest in file_digests(files):
-            yield {**digest, "detail": f"source {name}, {digest['detail']}"}
+        yield from lineage_sources(files, f"source {name}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from nemotron.data_prep.chat import pack, spool
 from nemotron.data_prep.chat.conversations import CONVERSATION_FORMATS, Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
@@ -143,7 +143,7 @@ def main() -> None:
                 "not_read_samples": conversations.samples,
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
-            sources=list(_raw(cfg, tasks, own_files)),
+            sources=list(_lineage(cfg, tasks, own_files)),
         )
         dataset.save(move=True)
         shutil.rmtree(work)
@@ -193,10 +193,10 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     return sources
 
 
-def _raw(
+def _lineage(
     cfg: SFTDataConfig, tasks: Sequence[tuple[Split, Task]], own_files: Mapping[str, list[SourceFile]]
 ) -> Iterator[Source]:
-    """Name, sha256 and description of everything raw that went in, for the lineage."""
+    """Everything raw that goes in."""
     if tasks:
         total = hashlib.sha256()
         for split, task in tasks:
@@ -207,8 +207,7 @@ def _raw(
             detail=f"{len(tasks)} conversations of {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
         )
     for name, files in own_files.items():
-        for digest in file_digests(files):
-            yield Source(name=digest["name"], sha256=digest["sha256"], detail=f"source {name}, {digest['detail']}")
+        yield from lineage_sources(files, f"source {name}")
 
 
 if __name__ == "__main__":

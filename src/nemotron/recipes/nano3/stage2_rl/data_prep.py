@@ -44,7 +44,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, open_engine
@@ -142,11 +142,7 @@ def main() -> None:
                     sha256=generated.hexdigest(),
                     detail=f"families: {', '.join(cfg.tasks.families) or 'none'}; seed {cfg.tasks.seed}",
                 ),
-                *(
-                    Source(name=digest["name"], sha256=digest["sha256"], detail=f"source {name}, {digest['detail']}")
-                    for name, listed in files.items()
-                    for digest in file_digests(listed)
-                ),
+                *(file for name, listed in files.items() for file in lineage_sources(listed, f"source {name}")),
             ],
         )
         dataset.save(move=True)

@@ -61,15 +61,15 @@ from nemotron.data_prep.rl.steps import (
     resolve_shard,
 )
 from nemotron.data_prep.sources.documents import split_of
-from nemotron.data_prep.sources.files import Format, SourceFile
-from nemotron.data_prep.sources.locations import file_digests, list_files
+from nemotron.data_prep.sources.files import Format
+from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import inputs_of
 from nemotron.data_prep.sources.reader import pieces_of
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Receipt, Shard, freeze, run_shards
-from nemotron.kit import RLPrompts, Source, open_run, print_complete
+from nemotron.kit import RLPrompts, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
 from nemotron.kit.tables import aligned
@@ -224,8 +224,8 @@ def main() -> None:
                 "samples": report.samples,
             },
             sources=[
-                *sources_of(files, "blend"),
-                *(source for location, listed in collections.items() for source in sources_of(listed, location)),
+                *lineage_sources(files, "blend"),
+                *(source for location, listed in collections.items() for source in lineage_sources(listed, location)),
             ],
         )
         dataset.save(move=True)
@@ -264,14 +264,6 @@ def table_of(outcomes: Mapping[str, Counter[str]]) -> str:
     rows = [["environment", *OUTCOMES]]
     rows += [[agent, *(str(outcomes[agent][name]) for name in OUTCOMES)] for agent in sorted(outcomes)]
     return "\n".join(aligned(rows, "<" + ">" * len(OUTCOMES)))
-
-
-def sources_of(files: list[SourceFile], role: str) -> list[Source]:
-    """For the lineage: each file, with its commit where it is of the Hub and its sha256 where it is of this machine."""
-    return [
-        Source(name=str(digest["name"]), sha256=digest["sha256"], detail=f"{role}: {digest['detail']}")
-        for digest in file_digests(files)
-    ]
 
 
 if __name__ == "__main__":

@@ -65,25 +65,17 @@ def generate(
     """
     if temperature < 0 or not 0 < top_p <= 1:
         raise ValueError(f"temperature >= 0 and 0 < top_p <= 1 expected, got {temperature} and {top_p}")
-    if any(len(prompt) == 0 for prompt in prompts):
-        raise ValueError("every prompt needs at least one token")
-    total = len(prompts) * samples_per_prompt
+    total, device = len(prompts) * samples_per_prompt, model.lm_head.weight.device
     result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
+    input_ids_BL, is_token_BL = pad_left(prompts, device)
     if not prompts or max_new_tokens <= 0:
         return result
-    device = model.lm_head.weight.device
-    width = max(len(prompt) for prompt in prompts)
-    input_ids = torch.zeros(len(prompts), width, dtype=torch.int64)
-    is_token = torch.zeros(len(prompts), width, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        is_token[row, width - len(prompt) :] = True
 
     was_training = model.training
     model.eval()
     try:
         stop = torch.tensor(list(stop_token_ids), device=device)
-        logits_BV, cache = prefill(model, input_ids.to(device), is_token.to(device), width + max_new_tokens)
+        logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, input_ids_BL.shape[1] + max_new_tokens)
         if samples_per_prompt > 1:
             copies = torch.arange(len(prompts), device=device).repeat_interleave(samples_per_prompt)
             cache.keep_rows(copies)
@@ -136,6 +128,22 @@ def generate(
         result.finished[row] = end is not None
         result.entropies[row] = sum(entropies[row][:count]) / count
     return result
+
+
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts behind each other's padding (id 0), int64 [B, L], and where they are, bool [B, L].
+
+    Raises ValueError for an empty prompt.
+    """
+    if any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError("every prompt needs at least one token")
+    width = max((len(prompt) for prompt in prompts), default=0)
+    input_ids_BL = torch.zeros(len(prompts), width, dtype=torch.int64)
+    is_token_BL = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        input_ids_BL[row, width - len(prompt) :] = torch.tensor(prompt)
+        is_token_BL[row, width - len(prompt) :] = True
+    return input_ids_BL.to(device), is_token_BL.to(device)
 
 
 def _choose(

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation
+from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation, pad_left
 from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.mtp import MTP, shift_left
@@ -88,28 +88,20 @@ def generate_speculative(
         raise ValueError(
             f"num_draft_tokens >= 1 and temperature >= 0 expected, got {num_draft_tokens} and {temperature}"
         )
-    if any(len(prompt) == 0 for prompt in prompts):
-        raise ValueError("every prompt needs at least one token")
     mtp, total, k = model.mtp, len(prompts), num_draft_tokens
     result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
     acceptance = Acceptance(0, [0] * k)
+    device = model.lm_head.weight.device
+    input_ids_BL, is_token_BL = pad_left(prompts, device)
     if not prompts or max_new_tokens <= 0:
         return result, acceptance
-    device = model.lm_head.weight.device
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros(total, width, dtype=torch.int64)
-    is_token = torch.zeros(total, width, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        is_token[row, width - len(prompt) :] = True
-    input_ids_BL, is_token_BL = ids.to(device), is_token.to(device)
     stops, embedding = set(stop_token_ids), model.backbone.embeddings
 
     was_training = model.training
     model.eval()
     try:
         # ---- read the prompts: the trunk, its first token, then the drafter, one token behind
-        capacity = width + max_new_tokens + k  # a row that wants one more token still verifies k drafts
+        capacity = input_ids_BL.shape[1] + max_new_tokens + k  # a row that wants one more token still verifies k drafts
         trunk = CachedStack(model.blocks(), model.config, is_token_BL, capacity)
         hidden_BLD = model.backbone.norm_f(trunk.read(embedding(input_ids_BL)))
         logits_BTV = model.lm_head(hidden_BLD[:, -1:])

@@ -30,7 +30,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from nemo_runspec.artifacts.aside import fsync_directory
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.write import write_in_one_step
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.published.config_json import CONFIG_FILE, FIXED, MODEL_TYPE
 
@@ -190,14 +192,14 @@ def write_directory(
             },
             "weight_map": {name: file for file, names in shards.items() for name in names},
         }
-        _write_json(aside / INDEX_FILE, index)
-        _write_json(aside / CONFIG_FILE, config)
+        write_in_one_step(aside / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+        write_in_one_step(aside / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
         (folder / CONFIG_FILE).unlink(missing_ok=True)
         for old in (*folder.glob("model*.safetensors"), folder / INDEX_FILE):
             old.unlink(missing_ok=True)
         for file in (*shards, INDEX_FILE, CONFIG_FILE):
             (aside / file).rename(folder / file)
-        _fsync(folder)
+        fsync_directory(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -251,21 +253,6 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Written]) -> dict[str, 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU, as bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with path.open("x", encoding="utf-8") as stream:
-        stream.write(json.dumps(content, indent=2) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _fsync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -99,10 +99,10 @@ def group_pieces(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
     return [group for group in groups if group]
 
 
-def share_out(cap: int, sizes: Sequence[int]) -> list[int]:
+def share_out(cap: int, sizes: Sequence[float]) -> list[int]:
     """`cap` in whole numbers in proportion to `sizes`: largest remainders first, the first of equals first."""
-    total = sum(sizes)
-    exact = [Fraction(cap * size, total) if total else Fraction(cap, len(sizes)) for size in sizes]
+    total = sum(map(Fraction, sizes))
+    exact = [cap * Fraction(size) / total if total else Fraction(cap, len(sizes)) for size in sizes]
     shares = [int(value) for value in exact]
     order = sorted(range(len(sizes)), key=lambda i: (shares[i] - exact[i], i))
     for i in order[: cap - sum(shares)]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -51,13 +51,8 @@ class IndexedDatasetWriter:
         self._lengths: list[np.ndarray] = []
         self._file = prefix.with_name(prefix.name + ".bin").open("wb")
 
-    def add_document(self, ids: Iterable[int] | np.ndarray) -> None:
-        """Append one document's token ids, its eos included. ValueError if an id does not fit the dtype."""
-        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
-        self.add_documents(array, [len(array)])
-
     def add_documents(self, tokens: np.ndarray, lengths: Sequence[int] | np.ndarray) -> None:
-        """Append several documents at once.
+        """Append documents.
 
         Args:
             tokens: integers, 1-D: the documents' ids one after another, eos included.

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.tokens.blend import Phase, resolve_phases
+from nemotron.data_prep.sources.planning import share_out
+from nemotron.data_prep.tokens.blend import Phase, average_weights, resolve_phases
 from nemotron.kit.tables import aligned
 
 MIXTURE_FILE = "mixture.json"
@@ -174,9 +175,10 @@ def plan_mixture(
 
     rows: list[PhaseRow] = []
     for phase, length in zip(resolved, lengths, strict=True):
-        counts = _whole_sequences(phase["weights"], length)
+        weights = phase["weights"]
+        counts = dict(zip(weights, share_out(length, list(weights.values())), strict=True))
         for name in used:
-            requested, count = phase["weights"][name], counts[name]
+            requested, count = weights[name], counts[name]
             # What the loader's quota rule promises of its own count holds for this one.
             assert abs(count - requested * length) < 1 + 1e-12 * length, (phase["name"], name, count, requested, length)
             rows.append(
@@ -239,16 +241,6 @@ def _phase_lengths(phases: Sequence[Phase], sequences: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
-def _whole_sequences(weights: Mapping[str, float], length: int) -> dict[str, int]:
-    """`length` sequences divided by weights that sum to 1: each share rounded down, the largest remainders up."""
-    exact = {name: weight * length for name, weight in weights.items()}
-    counts = {name: math.floor(share) for name, share in exact.items()}
-    missing = length - sum(counts.values())
-    for name in sorted(exact, key=lambda name: (counts[name] - exact[name], name))[: max(missing, 0)]:
-        counts[name] += 1
-    return counts
-
-
 def _check_repeats(
     sources: Mapping[str, SourceTokens],
     used: Sequence[str],
@@ -277,12 +269,13 @@ def _check_repeats(
 
 def _largest_budget(sources: Mapping[str, SourceTokens], phases: Sequence[Phase]) -> tuple[int | None, str | None]:
     """The most tokens that can be trained on within all repeats, and the source that says so."""
-    begins = [0.0] + [phase["until"] for phase in phases]
-    best: tuple[int | None, str | None] = (None, None)
-    for name, source in sources.items():
-        share = sum(p["weights"][name] * (p["until"] - begin) for p, begin in zip(phases, begins, strict=False))
-        if source.repeats is not None and share > 0:
-            largest = math.floor(source.repeats * source.tokens / share)
-            if best[0] is None or largest < best[0]:
-                best = (largest, name)
-    return best
+    shares = average_weights(phases)
+    limits = {
+        name: math.floor(source.repeats * source.tokens / shares[name])
+        for name, source in sources.items()
+        if source.repeats is not None and shares[name] > 0
+    }
+    if not limits:
+        return None, None
+    name = min(limits, key=lambda name: limits[name])
+    return limits[name], name

@@ -206,8 +206,7 @@ def test_local_files_load_no_client_library_and_no_pyarrow(tmp_path: Path) -> No
     code = """
 import sys
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.reader import pieces_of
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 [file] = list_files([sys.argv[1]])
 assert [row.value for piece in pieces_of(file, 1 << 20) for row in read_piece(piece, Reading(), ReadReport())]

@@ -181,8 +181,7 @@ print(json.dumps(out))
 OURS = """
 import json, sys
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.reader import pieces_of
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 out = {}
 for name in json.load(sys.stdin):

@@ -14,8 +14,7 @@ SCRIPT = """
 import resource, sys
 import pyarrow, pyarrow.parquet  # whatever they need is not what reading needs
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.reader import pieces_of
-from nemotron.data_prep.sources.reader import read_piece
+from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.sources import tables, warc
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

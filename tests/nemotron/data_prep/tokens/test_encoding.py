@@ -14,27 +14,8 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.encoding import Encoder, plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dogs",
-    "3.14",
-    "naïve",
-    "東京タワー",
-    "🙂",
-    "don't",
-    "",
-    "\n\n\t",
-    "==",
-    "-->",
-    "</s>",
-    "___",
-]
+SENTENCE = "the quick brown fox jumps over lazy dogs 3.14 naïve 東京タワー 🙂 don't == --> </s> ___"
+WORDS = [*SENTENCE.split(), "", "\n\n\t"]
 CORPUS = [" ".join(random.Random(i).choices(WORDS, k=60)) for i in range(60)]
 # Small, so that a test has many joints: (window, overlap) in characters.
 SMALL = ((512, 128),)

@@ -18,7 +18,7 @@ DOCUMENTS = [[5, 6, 2], [7, 2], [8, 9, 10, 11, 2]]
 def write(prefix: Path, documents: list[list[int]], vocab_size: int = 2048) -> Path:
     with IndexedDatasetWriter(prefix, token_dtype(vocab_size)) as writer:
         for document in documents:
-            writer.add_document(document)
+            writer.add_documents(np.array(document, np.int64), [len(document)])
     return prefix
 
 
@@ -41,17 +41,9 @@ def test_bytes_are_those_of_the_format(tmp_path: Path) -> None:
 
 def test_an_interrupted_writer_leaves_no_index(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), IndexedDatasetWriter(tmp_path / "x", np.uint16) as writer:
-        writer.add_document([1])
+        writer.add_documents(np.array([1]), [1])
         raise RuntimeError
     assert not (tmp_path / "x.idx").exists()
-
-
-def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ValueError, match="token id outside uint16"),
-        IndexedDatasetWriter(tmp_path / "x", np.uint16) as writer,
-    ):
-        writer.add_document([65536])
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def write_jsonl(path: Path, records: list[Any]) -> Path:
 def write_stream(prefix: Path, lengths: list[int]) -> Path:
     with IndexedDatasetWriter(prefix, np.uint16) as writer:
         for length in lengths:
-            writer.add_document([7] * length)
+            writer.add_documents(np.full(length, 7), [length])
     return prefix
 
 
@@ -74,7 +74,7 @@ def test_tokens_are_decoded_where_a_tokenizer_lies_beside(tmp_path: Path) -> Non
     save_tokenizer(tokenizer, tmp_path / "tokenizer", model_max_length=10, template="nano3")
     ids = tokenizer.encode("the model reads").ids
     with IndexedDatasetWriter(tmp_path / "web_train", np.uint16) as writer:
-        writer.add_document([*ids, 2])
+        writer.add_documents(np.array([*ids, 2]), [len(ids) + 1])
     decoded = inspect(str(tmp_path / "web_train"))
     assert (decoded.samples[0]["text"], decoded.notes) == ("the model reads</s>", [])
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")  # one that cannot be read: the ids, then

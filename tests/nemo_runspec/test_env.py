@@ -464,11 +464,9 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         ("[p]\n[p.slurm]\nnodes = 2", 2, "[p] unknown key 'slurm'", None),
         ('[p]\n[artifact]\nroot = "x"', 3, "[artifact] unknown key 'root'", "root is a key of [artifacts]"),
         ('[p]\n[artifacts]\nrot = "x"', 3, "[artifacts] unknown key 'rot'", "did you mean root?"),
-        ('[p]\n[cache]\npath = "x"', 3, "[cache] unknown key 'path'", "known keys: dir"),
         ("[p]\n[tool.db]\napi_key = 1", 3, "[tool.db] api_key: looks like a secret", 'secrets = ["DB_API_KEY"]'),
         ("[p]\n[tool]\ndb = 1", 3, "[tool] db: must be a table", None),
         ('[db]\ncolour = "red"', 2, "[db] unknown key 'colour'", "a table for another program is called [tool.db]"),
-        ("[p]\n[cli]\ncolour = true", 3, "[cli] unknown key 'colour'", "did you mean color?"),
         # stray values
         ("# first\nx = 1\n[p]", 2, "x = 1 stands outside a table", "a profile is a table, as in [local]"),
         ("[[p]]\nnodes = 2", 1, "p = [{'nodes': 2}] stands outside a table", None),
@@ -482,7 +480,6 @@ SLURM = '[p]\nexecutor = "slurm"\n'
             "[p] executor = 'slrum': must be one of local, slurm, ray",
             "did you mean slurm?",
         ),
-        ("[p]\nexecutor = 1", 2, "[p] executor = 1: must be a string without spaces", None),
         # of an executor that is not known here, what every profile may have is checked all the same
         ('[p]\nexecutor = "cloud"\nzone = 2\nsecrets = "x"', 4, "[p] secrets: must be a list", None),
         # keys of another executor
@@ -498,7 +495,6 @@ SLURM = '[p]\nexecutor = "slurm"\n'
             "[p] nodes: a key of executor slurm, and [p] has executor ray",
             "address",
         ),
-        ('[p]\nexecutor = "local"\nnodes = 2', 3, "[p] nodes: a key of executor slurm", "keys of local: none"),
         (
             "[p]\nnodes = 2",
             2,
@@ -521,7 +517,6 @@ SLURM = '[p]\nexecutor = "slurm"\n'
             "extend each other: a -> b -> c -> b",
             None,
         ),
-        ("[p]\nextends = 1", 2, "[p] extends = 1: must be a string that is not empty", None),
         # environment
         ("[p]\nenv = { A = 1 }", 2, "[p] env.A = 1: must be a string", 'in quotes, as in env = { A = "…" }'),
         ('[p]\nenv = { "A-B" = "1" }', 2, "[p] env.A-B: is not a name of an environment variable", None),
@@ -535,21 +530,16 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         ('[p]\ncode_limit = "200"', 2, "[p] code_limit = '200': must be a size as \"200MB\"", None),
         (SLURM + "nodes = 0", 3, "[p] nodes = 0: must be an integer >= 1", None),
         (SLURM + "nodes = true", 3, "[p] nodes = true: must be an integer >= 1", None),
-        (SLURM + "gpus_per_node = -1", 3, "must be an integer >= 0", None),
         (SLURM + 'mem = "64 GB"', 3, 'must be a size as Slurm has it, as "64G"', None),
         (SLURM + "exclusive = 1", 3, "[p] exclusive = 1: must be true or false", None),
         (SLURM + "time = 04:00:00", 3, "[p] time = 04:00:00: must be a time as Slurm has it, in quotes", None),
-        (SLURM + 'time = "4h"', 3, "[p] time = '4h': must be a time", None),
         (SLURM + 'account = ""', 3, "[p] account = '': must be a string without spaces", None),
         (SLURM + 'mounts = ["a:/b"]', 3, "[p] mounts = ['a:/b']: must be a list", None),
         (SLURM + 'mounts = ["/a:/b,/c:/d"]', 3, "must be a list", None),
         (SLURM + 'signal = "USR1"\nmax_restarts = "3"', 4, "[p] max_restarts = '3': must be an integer", None),
         (SLURM + 'signal = "KILL@60"', 3, "[p] signal = 'KILL@60': must be USR1@SECONDS or TERM@SECONDS", None),
-        (SLURM + 'container_image = "a b"', 3, "must be an image without spaces", None),
         (SLURM + 'tunnel = "shh"', 3, "[p] tunnel = 'shh': must be one of local, ssh", "did you mean ssh?"),
         ('[p]\nexecutor = "ray"\naddress = "head:8265"', 3, "[p] address = 'head:8265': must be the address", None),
-        ("[p]\n[cli]\ncolor = 'no'", 3, "[cli] color = 'no': must be true or false", None),
-        ("[p]\n[cache]\ndir = ''", 3, "[cache] dir = '': must be a string that is not empty", None),
         # ssh
         (SLURM + 'host = "h"', 3, "[p] host: is for an ssh login, and no tunnel is asked for", 'write tunnel = "ssh"'),
         (SLURM + 'tunnel = "ssh"', 3, '[p] tunnel = "ssh" also needs host, user, job_dir', None),

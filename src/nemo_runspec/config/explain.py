@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import enum
-import pathlib
-import types
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.loader import LoadedConfig
-from nemo_runspec.config.schema import LISTS, is_group, item_of, leaf_keys, optional_group
+from nemo_runspec.config.schema import item_of, leaf_keys, optional_group
 from nemo_runspec.config.yaml_text import KeyPath, dotted, value_at
 from nemo_runspec.errors import UserError, nearest
 
@@ -72,6 +69,8 @@ class Allowed:
 
 def allowed(schema: type[BaseModel], path: tuple[str | int, ...]) -> Allowed:
     """The rule for the value at `path` (names of keys, indices of lists)."""
+    from pydantic import TypeAdapter
+
     annotation: Any = schema
     metadata: list[Any] = []
     hint: str | None = None
@@ -84,8 +83,12 @@ def allowed(schema: type[BaseModel], path: tuple[str | int, ...]) -> Allowed:
         if field is None:
             return Allowed("another value", None)
         annotation, metadata, hint = field.annotation, list(field.metadata), field.description
-    words = _with_range(_words(annotation), metadata)
-    return Allowed(words, None if not hint else f"{'.'.join(map(str, path))}: {' '.join(hint.split())}")
+    # Pydantic's own account of a type, limits included, is its JSON schema.
+    rule = TypeAdapter(typing.Annotated[(annotation, *metadata)] if metadata else annotation).json_schema()
+    return Allowed(
+        _words(rule, rule.get("$defs", {})),
+        None if not hint else f"{'.'.join(map(str, path))}: {' '.join(hint.split())}",
+    )
 
 
 def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel]) -> str | None:
@@ -120,38 +123,56 @@ def _plain(fault: Any) -> str:
     return " ".join(text.split())
 
 
-def _words(annotation: Any) -> str:
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _with_range(_words(args[0]), list(args[1:]))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_words(member) for member in args))
-    if origin is typing.Literal:
-        values = [_literal(value) for value in args]
-        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
-    if origin in LISTS:
-        inner = [arg for arg in args if arg is not Ellipsis]
-        if origin is tuple and len(args) > 1 and Ellipsis not in args:
-            return f"a list of {len(args)}: {', '.join(_words(arg) for arg in args)}"
-        return f"a list, each item {_words(inner[0])}" if inner else "a list"
-    if origin is dict:
-        return f"a mapping, each value {_words(args[1])}"
-    if isinstance(annotation, type):
-        if issubclass(annotation, enum.Enum):
-            return f"one of {', '.join(_literal(member.value) for member in annotation)}"
-        if is_group(annotation):
-            return "a group of keys"
-        if issubclass(annotation, pathlib.PurePath):
-            return "a path"
-    plain: dict[Any, str] = {
-        bool: "true or false",
-        int: "an integer",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-    }
-    plain |= {dict: "a mapping", type(None): "null", None: "null"}
-    return plain.get(annotation, f"a {getattr(annotation, '__name__', str(annotation))}")
+_PLAIN = {
+    "integer": "an integer",
+    "number": "a number",
+    "string": "a string",
+    "boolean": "true or false",
+    "null": "null",
+}
+_LIMITS = {
+    "minimum": ">= {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "<= {}",
+    "exclusiveMaximum": "< {}",
+    "multipleOf": "a multiple of {}",
+    "minLength": "of length >= {}",
+    "minItems": "of length >= {}",
+    "maxLength": "of length <= {}",
+    "maxItems": "of length <= {}",
+    "pattern": "that matches {}",
+}
+
+
+def _words(rule: dict[str, Any], named: dict[str, Any]) -> str:
+    """A JSON schema in words. `named`: the definitions that it refers to."""
+    if "$ref" in rule:
+        rule = named[rule["$ref"].rpartition("/")[2]]
+    if members := rule.get("anyOf") or rule.get("oneOf"):
+        return " or ".join(dict.fromkeys(_words(member, named) for member in members))
+    if "const" in rule:
+        return _literal(rule["const"])
+    if "enum" in rule:
+        return f"one of {', '.join(map(_literal, rule['enum']))}"
+    kind = rule.get("type")
+    if kind == "object" and "properties" in rule:
+        return "a group of keys"
+    if kind == "array" and "prefixItems" in rule:
+        items = [_words(item, named) for item in rule["prefixItems"]]
+        return f"a list of {len(items)}: {', '.join(items)}"
+    if kind == "array":
+        words = f"a list, each item {_words(rule['items'], named)}" if rule.get("items") else "a list"
+    elif kind == "object":
+        value = rule.get("additionalProperties")
+        words = f"a mapping, each value {_words(value, named)}" if isinstance(value, dict) else "a mapping"
+    elif rule.get("format") == "path":
+        words = "a path"
+    else:
+        words = _PLAIN.get(str(kind), "another value")
+    if "minimum" in rule and "maximum" in rule:
+        return f"{words} from {rule['minimum']} to {rule['maximum']}"
+    limits = [text.format(rule[name]) for name, text in _LIMITS.items() if name in rule]
+    return " ".join([words, " and ".join(limits)]) if limits else words
 
 
 def _literal(value: Any) -> str:
@@ -159,29 +180,3 @@ def _literal(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _with_range(words: str, metadata: list[Any]) -> str:
-    """`words` followed by the limits that pydantic keeps in a field's metadata."""
-    limits: dict[str, Any] = {}
-    for entry in metadata:
-        for inner in getattr(entry, "metadata", None) or [entry]:
-            for name in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern"):
-                value = getattr(inner, name, None)
-                if value is not None:
-                    limits[name] = value
-    parts: list[str] = []
-    if "ge" in limits and "le" in limits:
-        parts.append(f"from {limits['ge']} to {limits['le']}")
-    else:
-        signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-        parts.append(" and ".join(f"{sign} {limits[name]}" for name, sign in signs.items() if name in limits))
-    if "multiple_of" in limits:
-        parts.append(f"that is a multiple of {limits['multiple_of']}")
-    if "min_length" in limits:
-        parts.append(f"of length >= {limits['min_length']}")
-    if "max_length" in limits:
-        parts.append(f"of length <= {limits['max_length']}")
-    if "pattern" in limits:
-        parts.append(f"that matches {limits['pattern']}")
-    return " ".join([words, *(part for part in parts if part)])

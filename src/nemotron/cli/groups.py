@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 from typer.core import TyperGroup
 
@@ -14,7 +16,18 @@ ORDER = (
 )
 
 
-class GroupInOrder(TyperGroup):
+class QuickGroup(TyperGroup):
+    """A group that does not load pydantic: typer does, to convert a `--help` that is not on the command line."""
+
+    def get_help_option(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Typer's own, with a value that needs no conversion."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
+class GroupInOrder(QuickGroup):
     """A group whose help page lists its commands as one would run them (typer puts groups last)."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
@@ -22,7 +35,7 @@ class GroupInOrder(TyperGroup):
         return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
-class GroupThatRuns(TyperGroup):
+class GroupThatRuns(QuickGroup):
     """`nemotron nano3 rl -c tiny` runs all phases, `nemotron nano3 rl rlvr -c tiny` one of them.
 
     Typer's group takes the first word for a sub-command; this one only if it is no option and no `key=value`.

@@ -12,10 +12,12 @@ from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.data.app import data
 from nemotron.cli.commands.models import models
 from nemotron.cli.commands.nano3.app import nano3
+from nemotron.cli.groups import QuickGroup
 from nemotron.kit.commands import command_hint
 
 app = typer.Typer(
     name="nemotron",
+    cls=QuickGroup,
     help="Train Nemotron models: every recipe whole, on this machine or at scale.",
     epilog="Start here: nemotron nano3 pipe -c tiny. Every command takes --debug, which shows tracebacks.",
     no_args_is_help=True,

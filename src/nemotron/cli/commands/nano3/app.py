@@ -17,7 +17,7 @@ from nemotron.cli.commands.nano3.pretrain import pretrain
 from nemotron.cli.commands.nano3.rl.published import rl
 from nemotron.cli.commands.nano3.rl.rlvr import rlvr
 from nemotron.cli.commands.nano3.sft import sft
-from nemotron.cli.groups import GroupInOrder, GroupThatRuns
+from nemotron.cli.groups import GroupInOrder, GroupThatRuns, QuickGroup
 from nemotron.cli.recipe_dir import recipe_dir
 
 PRETRAIN, SFT, RL, EVAL = (
@@ -31,8 +31,8 @@ nano3 = typer.Typer(
 )
 nano3.command("pipe", context_settings=WORDS)(pipe)
 
-data = typer.Typer(help="What the stages are trained on.", no_args_is_help=True)
-prep = typer.Typer(help="Prepare the data of a stage.", no_args_is_help=True)
+data = typer.Typer(cls=QuickGroup, help="What the stages are trained on.", no_args_is_help=True)
+prep = typer.Typer(cls=QuickGroup, help="Prepare the data of a stage.", no_args_is_help=True)
 prep.command("pretrain", cls=recipe_command(PRETRAIN / "data_prep.py"), context_settings=WORDS)(prep_pretrain)
 prep.command("sft", cls=recipe_command(SFT / "data_prep.py"), context_settings=WORDS)(prep_sft)
 prep.command("rl", cls=recipe_command(RL / "data_prep.py"), context_settings=WORDS)(prep_rl)

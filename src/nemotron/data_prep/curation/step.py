@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nemo_runspec.errors import RunFailed, UserError
@@ -81,36 +80,31 @@ def read_documents(path: Path) -> Iterator[Document]:
     UserError for a file that is no whole zstd stream and for a line that is no document, with its number; RunFailed
     for one that the system does not let be read.
     """
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            document = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: malformed JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise UserError(f"{path}:{number}: expected a JSON object, found {type(document).__name__}")
-        for key in ("id", "text"):
-            if not isinstance(document.get(key), str):
-                raise UserError(f"{path}:{number}: no string {key!r} in this document")
-        yield document
-
-
-def _lines(path: Path) -> Iterator[bytes]:
     import pyarrow as pa
 
     try:
-        with pa.CompressedInputStream(str(path), "zstd") as stream:
-            rest = b""
-            while chunk := stream.read(_CHUNK):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-            if rest:
-                yield rest
+        with io.BufferedReader(pa.CompressedInputStream(str(path), "zstd"), _CHUNK) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _document(line, f"{path}:{number}")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:  # pyarrow's, without errno: truncated or flipped bytes
         if error.errno is not None:
             raise RunFailed(f"{path}: cannot read: {os.strerror(error.errno)}") from error
         raise UserError(f"{path}: not a whole zstd file: {error}") from error
+
+
+def _document(line: bytes, where: str) -> Document:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: malformed JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(document).__name__}")
+    for key in ("id", "text"):
+        if not isinstance(document.get(key), str):
+            raise UserError(f"{where}: no string {key!r} in this document")
+    return document
 
 
 class DocumentWriter:
@@ -120,8 +114,7 @@ class DocumentWriter:
         import pyarrow as pa
 
         self.tally = Tally()
-        self._stream = pa.CompressedOutputStream(str(path), "zstd")
-        self._buffer = io.BytesIO()
+        self._file = io.BufferedWriter(pa.CompressedOutputStream(str(path), "zstd"), _CHUNK)
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Append one document, keys in the given order."""
@@ -130,21 +123,13 @@ class DocumentWriter:
             line = json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and utf-8 cannot
             line = json.dumps(document).encode()
-        self._buffer.write(line + b"\n")
-        if self._buffer.tell() >= _CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._stream.write(self._buffer.getvalue())
-        self._buffer = io.BytesIO()
+        self._file.write(line + b"\n")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is None:
-            self._flush()
-        self._stream.close()
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def write_documents(path: Path, documents: Iterable[Mapping[str, Any]]) -> Tally:

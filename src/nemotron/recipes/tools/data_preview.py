@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import training_spans
-from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, encode_conversations
+from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
 from nemotron.data_prep.sources.files import Format, SourceFile
 from nemotron.data_prep.sources.locations import list_files
@@ -36,6 +34,7 @@ from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, template_source
 from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
 from nemotron.recipes.tools.options import run_tool
+from nemotron.recipes.tools.packed_rows import packed_files, read_rows
 
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 FIELDS = ("messages", "tools")
@@ -88,8 +87,7 @@ def place_of(source: str | None) -> Place:
         )
     path = Path(source).expanduser()
     if path.is_file() or path.is_dir():
-        packed = [file for file in sorted([path] if path.is_file() else path.rglob("*.parquet")) if is_packed(file)]
-        if packed:
+        if packed := packed_files(path):
             tokenizer = tokenizer_beside(path)
             return Place(source, packed, [], str(tokenizer) if tokenizer else None)
     elif (version := find(source)[1]) is not None:
@@ -100,16 +98,6 @@ def place_of(source: str | None) -> Place:
         packed = [file for path in paths for file in ([path] if path.is_file() else sorted(path.glob("*.parquet")))]
         return Place(f"artifact {version.ref}", packed, [], str(dataset.tokenizer_path or "") or None)
     return Place(source, [], list_files([source], FORMATS), None)
-
-
-def is_packed(path: Path) -> bool:
-    """Whether a file is Parquet with the columns of packed rows."""
-    if path.suffix != ".parquet":
-        return False
-    try:
-        return set(PACKED_SCHEMA.names) <= set(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
 
 
 def _tokenizer_of_artifact(location: str) -> str | None:
@@ -127,13 +115,9 @@ def _tokenizer_of_artifact(location: str) -> str | None:
 def packed_rows(files: Iterable[Path]) -> Iterator[Row]:
     """Rows of packed Parquet, one at a time."""
     for file in files:
-        number = 0
-        with pq.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=1, columns=PACKED_SCHEMA.names):
-                ids, mask, starts = (batch.column(name)[0].values.to_numpy() for name in PACKED_SCHEMA.names)
-                title = f"{file.name} row {number}: {len(starts)} sequences"
-                yield Row(title, ids, mask, starts.tolist())
-                number += 1
+        for number, row in enumerate(read_rows(file)):
+            title = f"{file.name} row {number}: {len(row.seq_start_id)} sequences"
+            yield Row(title, row.input_ids, row.loss_mask, row.seq_start_id.tolist())
 
 
 def first_sequences(row: Row, most: int) -> tuple[Row, int]:

@@ -27,6 +27,7 @@ from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, res
 from nemotron.kit.metrics import read_metrics
 from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
 from nemotron.recipes.tools.data_names import tokenizer_beside
+from nemotron.recipes.tools.packed_rows import packed_files, read_rows
 
 READ_ALL_BYTES = 16 * 2**20  # stored bytes below which every record is read
 SAMPLE_FILES, SAMPLE_RECORDS = 16, 4096
@@ -96,7 +97,7 @@ def inspect(location: str, num_samples: int = 3, tokenizer_path: Path | None = N
         prefixes = sorted(file.with_suffix("") for file in path.rglob("*.idx") if file.with_suffix(".bin").is_file())
         if prefixes:
             return _with_plans(path, _streams(path, prefixes, num_samples, tokenizer))
-    packed = _packed_files(path)
+    packed = packed_files(path)
     if packed:
         return _with_plans(path, _packed(path, packed, num_samples, tokenizer))
     try:
@@ -215,71 +216,42 @@ def _as_list(value: Any) -> list[str]:
 # --- Packed conversations ---------------------------------------------------------------------------------------------
 
 
-def _packed_files(path: Path) -> list[Path]:
-    """The Parquet files at `path` if they hold packed rows."""
-    import pyarrow.parquet as pq
-
-    files = (
-        sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * (path.suffix == ".parquet" and path.is_file())
-    )
-    try:
-        return files if files and {"input_ids", "loss_mask"} <= set(pq.read_schema(files[0]).names) else []
-    except (OSError, ValueError):  # pyarrow's errors are of these kinds; the readers of documents say what is wrong
-        return []
-
-
 def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Tokenizer | None) -> Report:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     report = Report(str(path), "packed rows")
-    size = rows = tokens = trained = seen = longest = 0
-    lengths: list[np.ndarray] = []
-    places: list[tuple[str, np.ndarray]] = []
-    groups: list[tuple[Path, int]] = []
+    size = sum(file.stat().st_size for file in files)
+    tokens = trained = longest = 0
+    lengths: list[np.ndarray] = []  # of the sequences of each row
+    samples: list[tuple[str, np.ndarray]] = []
     try:
-        for file in files:
-            metadata = pq.read_metadata(file)
-            rows += metadata.num_rows
-            groups += [(file, number) for number in range(metadata.num_row_groups)]
-        size = sum(file.stat().st_size for file in files)
-        sample = groups if size <= READ_ALL_BYTES else _spread(groups, SAMPLE_ROW_GROUPS)
-        for file, number in sample:
-            with pq.ParquetFile(file) as opened:
-                names = [n for n in ("input_ids", "loss_mask", "seq_start_id") if n in opened.schema_arrow.names]
-                table = opened.read_row_group(number, columns=names)
-            columns = {name: pa.concat_arrays(table[name].chunks) for name in names if table.num_rows}
-            if not columns:
-                continue
-            ends = np.cumsum(columns["input_ids"].value_lengths().to_numpy(zero_copy_only=False))
-            ids = columns["input_ids"].flatten().to_numpy(zero_copy_only=False)
-            begins = columns["seq_start_id"].to_pylist() if "seq_start_id" in columns else [[0]] * len(ends)
-            begin = 0
-            for i, end in enumerate(ends):
-                starts = [*begins[i], int(end) - begin]
-                lengths.append(np.diff(starts))
-                longest = max(longest, int(end) - begin)
+        metadata = {file: pq.read_metadata(file) for file in files}
+        groups = [(file, number) for file, of_file in metadata.items() for number in range(of_file.num_row_groups)]
+        for file, number in groups if size <= READ_ALL_BYTES else _spread(groups, SAMPLE_ROW_GROUPS):
+            for i, row in enumerate(read_rows(file, [number])):
+                lengths.append(np.diff([*row.seq_start_id, len(row.input_ids)]))
+                longest = max(longest, len(row.input_ids))
+                tokens += len(row.input_ids)
+                trained += int(row.loss_mask.sum(dtype=np.int64))
                 if i < num_samples:
-                    places.append((f"{file}, row group {number}, row {i}", ids[begin : begin + starts[1]]))
-                begin = int(end)
-            seen, tokens = seen + len(ends), tokens + len(ids)
-            trained += int(columns["loss_mask"].flatten().to_numpy(zero_copy_only=False).sum(dtype=np.int64))
-    except (OSError, ValueError, pa.ArrowException) as error:
+                    samples.append((f"{file}, row group {number}, row {i}", row.input_ids[: lengths[-1][0]]))
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
         raise UserError(f"{path}: not readable packed rows: {str(error).splitlines()[0]}") from error
-    report.read = f"{seen:,} of {rows:,} rows"
+    num_rows = sum(of_file.num_rows for of_file in metadata.values())
+    report.read = f"{len(lengths):,} of {num_rows:,} rows"
     report.counts = {
         "files": len(files),
         "bytes": size,
-        "rows": rows,
-        "rows_read": seen,
+        "rows": num_rows,
+        "rows_read": len(lengths),
         "longest_row": longest,
         "tokens_read": tokens,
-        "sequences_read": sum(len(each) for each in lengths),
+        "sequences_read": sum(map(len, lengths)),
         "share_in_loss": trained / tokens if tokens else 0.0,
-        "filled": tokens / (seen * longest) if tokens else 0.0,
+        "filled": tokens / (len(lengths) * longest) if tokens else 0.0,
     }
     report.lengths = _lengths("sequences", "tokens", lengths)
-    report.samples = [{"where": at, "text": _text_of(ids, tokenizer)} for at, ids in _spread(places, num_samples)]
+    report.samples = [{"where": at, "text": _text_of(ids, tokenizer)} for at, ids in _spread(samples, num_samples)]
     report.notes += [_NO_TOKENIZER] * (tokenizer is None and bool(report.samples))
     return report
 

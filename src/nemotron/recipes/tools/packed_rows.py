@@ -1,0 +1,41 @@
+"""Packed conversations in Parquet files, for the tools that show data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
+
+
+class PackedRow(NamedTuple):
+    """A row. `seq_start_id`: where each of its sequences starts."""
+
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    seq_start_id: NDArray[np.int32]
+
+
+def packed_files(path: Path) -> list[Path]:
+    """The Parquet files at `path` with the columns of packed rows; what cannot be read is none of them."""
+    return [file for file in sorted(path.rglob("*.parquet") if path.is_dir() else [path]) if _is_packed(file)]
+
+
+def _is_packed(path: Path) -> bool:
+    try:
+        return path.suffix == ".parquet" and set(PACKED_SCHEMA.names) <= set(pq.read_schema(path).names)
+    except (OSError, ValueError):  # pyarrow's errors are of these kinds
+        return False
+
+
+def read_rows(file: Path, row_groups: Sequence[int] | None = None) -> Iterator[PackedRow]:
+    """The rows of a file or of some of its row groups, in order."""
+    with pq.ParquetFile(file) as parquet:
+        for batch in parquet.iter_batches(batch_size=64, row_groups=row_groups, columns=PACKED_SCHEMA.names):
+            for cells in zip(*batch.columns, strict=True):
+                yield PackedRow(*(cell.values.to_numpy() for cell in cells))

@@ -28,12 +28,13 @@ Simplified against the paper: the published data comes from 99 snapshots of Comm
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_runspec.artifacts.manifest import list_files as payload_files
+from nemo_runspec.artifacts.manifest import payload_digest, sha256_file
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.locations import list_files
@@ -48,13 +49,8 @@ DEMO_CRAWL = Path(__file__).with_name("demo_crawl")
 
 
 def digest_of(folder: Path) -> str:
-    """sha256 (hex) over the files in a folder: their names and what is in them."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(
-            f"{path.relative_to(folder).as_posix()}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
-        )
-    return digest.hexdigest()
+    """sha256 (hex) over the files in a folder, names and content: that of the artifact which they become."""
+    return payload_digest({name: sha256_file(folder / name) for name in payload_files(folder)})
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from statistics import NormalDist
 import numpy as np
 
 _RESAMPLES = 4000
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Difference:
     p_adjusted: float
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Wilson score interval of a proportion.
+def wilson_interval(successes: int, trials: int) -> Interval:
+    """Wilson score interval of a proportion, 95 %.
 
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p = successes/trials and z the two-sided normal
     quantile. Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes.
@@ -49,17 +50,15 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
         raise ValueError(f"{successes} successes in {trials} trials")
     if trials == 0:
         return Interval(math.nan, 0.0, 1.0)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
     p, z2n = successes / trials, z * z / trials
     centre = p + z2n / 2
     half = z * math.sqrt(p * (1 - p) / trials + z2n / (4 * trials))
     return Interval(p, max(0.0, (centre - half) / (1 + z2n)), min(1.0, (centre + half) / (1 + z2n)))
 
 
-def bootstrap_interval(
-    strata: Sequence[np.ndarray], confidence: float = 0.95, seed: int = 0, resamples: int = _RESAMPLES
-) -> Interval:
-    """Percentile bootstrap interval of the mean of the stratum means, tasks resampled within their stratum.
+def bootstrap_interval(strata: Sequence[np.ndarray], seed: int = 0, resamples: int = _RESAMPLES) -> Interval:
+    """Percentile bootstrap interval, 95 %, of the mean of the stratum means, tasks resampled within their stratum.
 
     Args:
         strata: one array of shape [num_tasks] a stratum (a family), each value the mean over the samples of one task;
@@ -75,15 +74,13 @@ def bootstrap_interval(
         times_RT = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=resamples)
         means_R += times_RT @ values / len(values)
     means_R /= len(kept)
-    low, high = np.quantile(means_R, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    low, high = np.quantile(means_R, [0.5 - _CONFIDENCE / 2, 0.5 + _CONFIDENCE / 2])
     return Interval(float(np.mean([values.mean() for values in kept])), float(low), float(high))
 
 
 def paired_difference(
     before: Sequence[np.ndarray],
     after: Sequence[np.ndarray],
-    confidence: float = 0.95,
-    seed: int = 0,
     resamples: int = _RESAMPLES,
 ) -> Difference:
     """Mean of the stratum means of `after - before` on the same tasks, with interval and p-value.
@@ -95,10 +92,10 @@ def paired_difference(
     if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
         raise ValueError("the two sides must hold the same tasks")
     strata = [b - a for a, b in zip(before, after, strict=True)]
-    interval = bootstrap_interval(strata, confidence, seed, resamples)
+    interval = bootstrap_interval(strata, resamples=resamples)
     if math.isnan(interval.estimate):
         return Difference(math.nan, math.nan, math.nan, 1.0, 1.0)
-    rng = np.random.default_rng(seed + 1)
+    rng = np.random.default_rng(1)
     means_R = np.zeros(resamples)
     for values in strata:
         values = values[~np.isnan(values)]

@@ -213,13 +213,13 @@ class PackedLoader:
     """Batches of packed conversations from Parquet rows `input_ids`, `loss_mask`, `seq_start_id`.
 
     `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence);
-    `seq_start_id` lists where sub-sequences start. Rows are padded with `pad_id` to `seq_len`; padding is a
-    sub-sequence of its own, on which nothing is trained. Rows are reshuffled every epoch from (seed, epoch), and
+    `seq_start_id` lists where sub-sequences start. Rows are padded with id 0 to `seq_len`; padding is a sub-sequence of
+    its own, on which nothing is trained. Rows are reshuffled every epoch from (seed, epoch), and
     all held in memory, as flat arrays. Raises UserError naming the file that is missing or lacks a column, or if there
     are no rows or one longer than `seq_len`.
     """
 
-    def __init__(self, path: Path, seq_len: int, seed: int, ranks: Ranks = ALONE, pad_id: int = 0) -> None:
+    def __init__(self, path: Path, seq_len: int, seed: int, ranks: Ranks = ALONE) -> None:
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
             raise UserError(f"{path}: no packed Parquet file there")
@@ -232,7 +232,7 @@ class PackedLoader:
         table = pa.concat_tables(tables)
         if table.num_rows == 0:
             raise UserError(f"{path}: holds no packed sequence")
-        self.num_rows, self.seq_len, self._seed, self._pad_id = table.num_rows, seq_len, seed, pad_id
+        self.num_rows, self.seq_len, self._seed = table.num_rows, seq_len, seed
         self._ranks = ranks
         self._ids, self._offsets = _flat_lists(table, "input_ids")
         self._mask, mask_offsets = _flat_lists(table, "loss_mask")
@@ -253,10 +253,9 @@ class PackedLoader:
         return self._collate(rows[self._ranks.rank :: self._ranks.world_size])
 
     def all_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Every row once, in file order, for validation; leaves the cursor alone. Split over ranks like training."""
-        rows = range(self.num_rows)[self._ranks.rank :: self._ranks.world_size]
-        for i in range(0, len(rows), batch_size):
-            yield self._collate(list(rows[i : i + batch_size]))
+        """Every row once, in file order, for validation; leaves the cursor alone."""
+        for i in range(0, self.num_rows, batch_size):
+            yield self._collate(list(range(i, min(i + batch_size, self.num_rows))))
 
     @property
     def epochs(self) -> float:
@@ -282,9 +281,7 @@ class PackedLoader:
 
     def _collate(self, rows: list[int]) -> Batch:
         shape = (len(rows), self.seq_len)
-        ids = np.full(shape, self._pad_id, np.int64)
-        labels = np.full(shape, self._pad_id, np.int64)
-        mask, seq_idx = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        ids, labels, mask, seq_idx = (np.zeros(shape, np.int64) for _ in range(4))
         for out, row in enumerate(rows):
             begin, end = self._offsets[row], self._offsets[row + 1]
             length = int(end - begin)

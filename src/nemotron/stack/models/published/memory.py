@@ -25,19 +25,19 @@ def training_bytes(num_parameters: int) -> int:
     return num_parameters * sum(TRAINING_BYTES.values())
 
 
-def kv_cache_bytes_per_token(config: NemotronHConfig, element_bytes: int = 2) -> int:
-    """Bytes of the keys and values that all attention blocks keep for one token; bf16 elements by default."""
+def kv_cache_bytes_per_token(config: NemotronHConfig) -> int:
+    """Bytes of the keys and values, in bf16, that all attention blocks keep for one token."""
     per_block = 2 * config.num_key_value_heads * config.head_dim
-    return config.hybrid_override_pattern.count("*") * per_block * element_bytes
+    return config.hybrid_override_pattern.count("*") * per_block * 2
 
 
-def ssm_state_bytes(config: NemotronHConfig, element_bytes: int = 4) -> int:
+def ssm_state_bytes(config: NemotronHConfig) -> int:
     """Bytes of the SSM states of one sequence, whatever its length; fp32, because they sum over the whole past."""
     per_block = config.mamba_inner_size * config.ssm_state_size
-    return config.hybrid_override_pattern.count("M") * per_block * element_bytes
+    return config.hybrid_override_pattern.count("M") * per_block * 4
 
 
-def conv_state_bytes(config: NemotronHConfig, element_bytes: int = 2) -> int:
-    """Bytes of the last conv_kernel - 1 inputs of all convolutions of one sequence; bf16 elements by default."""
+def conv_state_bytes(config: NemotronHConfig) -> int:
+    """Bytes of the last conv_kernel - 1 inputs, in bf16, of all convolutions of one sequence."""
     per_block = (config.conv_kernel - 1) * config.mamba_conv_size
-    return config.hybrid_override_pattern.count("M") * per_block * element_bytes
+    return config.hybrid_override_pattern.count("M") * per_block * 2

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 
 from nemo_runspec.artifacts import Registry, Version, parse_reference
-from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files, sha256_file
+from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files
 from nemo_runspec.artifacts.naming import SCHEME, encode_path
 from nemo_runspec.errors import UserError
 from nemotron.kit import lineage
@@ -35,11 +35,6 @@ class Source(BaseModel):
     name: str
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     detail: str | None = None
-
-    @classmethod
-    def of_file(cls, path: Path | str, detail: str | None = None) -> Source:
-        """The source for one file: its path and the sha256 of its content."""
-        return cls(name=str(path), sha256=sha256_file(Path(path)), detail=detail)
 
 
 AnyArtifact = TypeVar("AnyArtifact", bound="Artifact")

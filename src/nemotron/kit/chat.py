@@ -52,7 +52,6 @@ def render(
     messages: Sequence[Message],
     *,
     enable_thinking: bool = True,
-    truncate_history_thinking: bool = True,
     low_effort: bool = False,
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = False,
@@ -67,7 +66,6 @@ def render(
     segments = render_with_mask(
         messages,
         enable_thinking=enable_thinking,
-        truncate_history_thinking=truncate_history_thinking,
         low_effort=low_effort,
         tools=tools,
         add_generation_prompt=add_generation_prompt,
@@ -80,7 +78,6 @@ def render_with_mask(
     messages: Sequence[Message],
     *,
     enable_thinking: bool = True,
-    truncate_history_thinking: bool = True,
     low_effort: bool = False,
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = False,
@@ -96,8 +93,6 @@ def render_with_mask(
     chosen = load_template(template)
     if not enable_thinking:
         chosen.check_switch("enable_thinking")
-    if not truncate_history_thinking:
-        chosen.check_switch("truncate_history_thinking")
     if low_effort:
         chosen.check_switch("low_effort")
     check_messages(messages)
@@ -105,7 +100,6 @@ def render_with_mask(
         messages,
         tools=tools,
         enable_thinking=enable_thinking,
-        truncate_history_thinking=truncate_history_thinking,
         low_effort=low_effort,
         add_generation_prompt=add_generation_prompt,
     )

@@ -79,7 +79,6 @@ def test_new_user_turn_drops_earlier_reasoning_but_a_tool_step_keeps_it() -> Non
         "<|im_start|>user\n<tool_response>\n6\n</tool_response>\n<|im_end|>\n"
         "<|im_start|>assistant\n<think>\ntwo and two\n</think>\n4<|im_end|>\n"
     )
-    assert render(messages, truncate_history_thinking=False).count("two and two") == 2
 
 
 def test_mask_covers_what_the_model_writes_and_nothing_else() -> None:
@@ -141,19 +140,16 @@ declared = st.lists(st.one_of(tool, tool.map(lambda t: {"type": "function", "fun
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@given(conversation, declared, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+@given(conversation, declared, st.booleans(), st.booleans(), st.booleans())
 def test_text_and_mask_are_those_of_transformers(
     template: str,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]],
     thinking: bool,
-    truncate: bool,
     low_effort: bool,
     prompt: bool,
 ) -> None:
     options: dict[str, Any] = {"enable_thinking": thinking, "tools": tools}
-    if template != "nano2":
-        options["truncate_history_thinking"] = truncate
     if template == "super3":
         options["low_effort"] = low_effort
     text, spans = rendered_by_transformers(messages, template, add_generation_prompt=prompt, **options)
@@ -269,8 +265,6 @@ def test_tools_of_super3() -> None:
 def test_a_switch_that_a_template_does_not_have() -> None:
     with pytest.raises(UserError, match="template nano3 has no switch low_effort"):
         render([USER], low_effort=True)
-    with pytest.raises(UserError, match="template nano2 has no switch truncate_history_thinking"):
-        render([USER], template="nano2", truncate_history_thinking=False)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from nemotron.kit.chat_template import stop_tokens
 from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation import GenerateFn, load_tokenizer, model_generate_fn
+from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn
+from nemotron.stack.evaluation.scoring import GenerateFn
 from nemotron.stack.models import NemotronH
 
 HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit"

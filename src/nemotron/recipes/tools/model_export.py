@@ -34,7 +34,7 @@ from nemotron.recipes.tools.model_files import (
 )
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation import load_tokenizer, stop_token_ids
+from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config, read_config
 from nemotron.stack.models.published.hub import (

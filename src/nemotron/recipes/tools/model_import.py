@@ -25,7 +25,7 @@ from nemotron.kit import Model, Source
 from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
 from nemotron.recipes.tools.options import run_tool
-from nemotron.stack.evaluation import load_tokenizer
+from nemotron.stack.evaluation.model import load_tokenizer
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config, read_config, unknown_keys
 from nemotron.stack.models.published.hub import checked_weights

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,21 +18,11 @@ from nemotron.stack.evaluation.trigram import InterpolatedTrigram
 from nemotron.stack.training.losses import token_losses
 
 
-@dataclass(frozen=True, slots=True)
-class BitsPerByte:
-    """A score with what it was computed from."""
-
-    bits_per_byte: float
-    nll_nats: float
-    tokens: int
-    bytes: int
-
-
-def bits_per_byte_of(nll_nats: float, tokens: int, num_bytes: int) -> BitsPerByte:
+def bits_per_byte_of(nll_nats: float, num_bytes: int) -> float:
     """The score from a summed negative log-likelihood in nats and the bytes of the text that it covers."""
     if num_bytes <= 0:
         raise ValueError("the held-out text has no bytes")
-    return BitsPerByte(nll_nats / math.log(2) / num_bytes, nll_nats, tokens, num_bytes)
+    return nll_nats / math.log(2) / num_bytes
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
@@ -57,7 +46,7 @@ def model_bits_per_byte(
     seq_len: int,
     batch_size: int = 16,
     poll: Callable[[], None] = lambda: None,
-) -> BitsPerByte:
+) -> float:
     """Bits per byte of a model on one held-out token stream.
 
     The stream is cut into windows of `seq_len` as in training; every token but the first of the stream is predicted
@@ -91,7 +80,7 @@ def model_bits_per_byte(
                 total += float(token_losses(logits_NLV, ids_NL[:, 1:]).double().sum())
     finally:
         model.train(was_training)
-    return bits_per_byte_of(total, len(stream) - 1, int(byte_lengths[stream[1:]].sum()))
+    return bits_per_byte_of(total, int(byte_lengths[stream[1:]].sum()))
 
 
 def score_text(
@@ -123,12 +112,13 @@ def score_text(
     for source, documents in held_out.items():
         fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
         stream = np.concatenate(scored or fit)
-        score = model_bits_per_byte(model, stream, byte_lengths, seq_len=seq_len, batch_size=batch_size, poll=poll)
-        text[source] = {"bits_per_byte": score.bits_per_byte, "tokens": score.tokens, "bytes": score.bytes}
-        line = f"{source}: {score.bits_per_byte:.3f} bits per byte"
+        num_bytes = int(byte_lengths[stream[1:]].sum())
+        bits = model_bits_per_byte(model, stream, byte_lengths, seq_len=seq_len, batch_size=batch_size, poll=poll)
+        text[source] = {"bits_per_byte": bits, "tokens": len(stream) - 1, "bytes": num_bytes}
+        line = f"{source}: {bits:.3f} bits per byte"
         if trigram is not None and scored:
             trigram.fit(np.concatenate(fit), poll=poll)
-            baseline = bits_per_byte_of(float(trigram.nll(stream).sum()), score.tokens, score.bytes).bits_per_byte
+            baseline = bits_per_byte_of(float(trigram.nll(stream).sum()), num_bytes)
             text[source]["trigram_bits_per_byte"] = baseline
             line += f" (trigram {baseline:.3f})"
         print(line, file=sys.stderr)

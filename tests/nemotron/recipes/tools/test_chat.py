@@ -19,7 +19,7 @@ from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.recipes.tools import chat
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation import Completion
+from nemotron.stack.evaluation.scoring import Completion
 from nemotron.stack.models import NemotronH
 
 

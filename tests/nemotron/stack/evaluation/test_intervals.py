@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from nemotron.stack.evaluation import bootstrap_interval, holm, paired_difference, wilson_interval
+from nemotron.stack.evaluation.intervals import bootstrap_interval, holm, paired_difference, wilson_interval
 
 
 @pytest.mark.parametrize(

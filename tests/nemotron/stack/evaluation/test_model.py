@@ -13,7 +13,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import generate_tasks
-from nemotron.stack.evaluation import evaluate_model, load_tokenizer, model_generate_fn
+from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, model_generate_fn
 from nemotron.stack.models import NemotronH
 
 PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]

@@ -14,7 +14,8 @@ import pytest
 from nemo_runspec.errors import RunFailed
 from nemotron.kit.stop import StopRequested
 from nemotron.stack.environments import FAMILIES, Task, Verdict, generate_tasks
-from nemotron.stack.evaluation import Completion, GenerateFn, compare, evaluate_tasks, prompt_text, scoring
+from nemotron.stack.evaluation import scoring
+from nemotron.stack.evaluation.scoring import Completion, GenerateFn, compare, evaluate_tasks, prompt_text
 
 TASKS = [task for family in FAMILIES for task in generate_tasks(family, "eval", 40)]
 

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from nemotron.stack.evaluation import InterpolatedTrigram
+from nemotron.stack.evaluation.trigram import InterpolatedTrigram
 
 
 def test_frequencies_are_those_counted_by_hand() -> None:

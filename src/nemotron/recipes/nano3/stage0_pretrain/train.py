@@ -53,7 +53,8 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import PretrainBlend, Results, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.stack.evaluation import bits_per_byte_of, load_tokenizer, score_tasks, score_text, token_byte_lengths
+from nemotron.stack.evaluation.language_model import bits_per_byte_of, score_text, token_byte_lengths
+from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
 from nemotron.stack.training.distributed import (
@@ -223,7 +224,7 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
     for source in sources:
         nats, tokens, num_bytes = (totals[source, of] for of in ("nats", "tokens", "bytes"))
         loss[source] = nats / tokens
-        bits[source] = bits_per_byte_of(nats, int(tokens), int(num_bytes)).bits_per_byte
+        bits[source] = bits_per_byte_of(nats, int(num_bytes))
     return {"valid_loss": loss, "valid_bits_per_byte": bits}
 
 

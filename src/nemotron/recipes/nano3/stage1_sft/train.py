@@ -54,7 +54,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.stack.evaluation import score_tasks
+from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.distributed import (
     Ranks,

@@ -62,7 +62,8 @@ from nemotron.kit.chat import response_of
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import Task, verify
-from nemotron.stack.evaluation import evaluate_model, load_tokenizer, prompt_text, score_tasks, stop_token_ids
+from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import leave_one_out_advantages
 from nemotron.stack.rl.losses import grpo_loss, token_logprobs

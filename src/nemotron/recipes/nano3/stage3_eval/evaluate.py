@@ -65,15 +65,9 @@ from nemotron.stack.environments import (
     read_tasks,
     task_space_size,
 )
-from nemotron.stack.evaluation import (
-    Evaluation,
-    compare,
-    evaluate_model,
-    held_out_tasks,
-    load_tokenizer,
-    model_bits_per_byte,
-    token_byte_lengths,
-)
+from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
+from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer
+from nemotron.stack.evaluation.scoring import Evaluation, compare
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import held_out_documents
 
@@ -208,7 +202,7 @@ def evaluate_role(
     bits = {
         source: model_bits_per_byte(
             model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=stop.poll
-        ).bits_per_byte
+        )
         for source, stream in held_out.text.items()
     }
     return evaluation, without, bits

@@ -26,6 +26,7 @@ from nemotron.data_prep.sources.reading import (
     Row,
     lacking,
 )
+from nemotron.data_prep.work.batches import batches
 
 _KINDS = {"jsonl": "JSON Lines", "parquet": "Parquet", "arrow": "Arrow", "text": "text", "warc": "WARC"}
 # Bytes of a file that are read to find the line number of a sample; further on, the sample is named by its piece.
@@ -52,8 +53,6 @@ def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
 
     A file that cannot be opened or understood is one piece: its reader meets the error and has a policy for it.
     """
-    if target_bytes < 1:
-        raise ValueError(f"target_bytes {target_bytes} must be at least 1")
     if not can_be_cut(file) or file.size <= target_bytes:
         return [whole(file)]
     if file.format == "jsonl":
@@ -68,21 +67,9 @@ def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
         raise
     except Exception:  # pyarrow raises errors of many types for damaged metadata
         return [whole(file)]
-    return _grouped(file, sizes, target_bytes) or [whole(file)]
-
-
-def _grouped(file: SourceFile, sizes: list[int], target_bytes: int) -> list[Piece]:
-    """Neighbouring units together, until a piece has its size."""
-    pieces: list[Piece] = []
-    begin = size = 0
-    for number, unit in enumerate(sizes):
-        if size and size + unit > target_bytes:
-            pieces.append(Piece(file, begin, number, size))
-            begin, size = number, 0
-        size += unit
-    if begin < len(sizes):
-        pieces.append(Piece(file, begin, len(sizes), size))
-    return pieces
+    groups = batches(enumerate(sizes), lambda unit: unit[1], target_bytes)
+    pieces = [Piece(file, group[0][0], group[-1][0] + 1, sum(size for _, size in group)) for group in groups]
+    return pieces or [whole(file)]
 
 
 # --- Records ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.planning import inputs_of, shares_of
-from nemotron.data_prep.sources.reader import pieces_of, place, read_piece, where
+from nemotron.data_prep.sources.reader import pieces_of, read_piece, reject, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
 from nemotron.data_prep.work.batches import batches
@@ -52,7 +52,6 @@ NOTHING_TRAINED = "nothing to train on"
 TOO_LONG = "longer than seq_length"
 CUT = "cut at seq_length, and kept"
 
-_SKIPPED_HERE = "skipped here"  # records that the reader gave out
 # Sequences tokenised together, and fewer long ones: in the tokenizer's own form tokens take much more memory than here.
 _BATCH = 256
 _BATCH_CHARS = 1 << 20
@@ -156,19 +155,15 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     UserError for the first record that cannot be trained on, unless the source says to skip those.
     """
     source = settings.sources[shard.work.source]
-    piece = shard.work.piece
     report = ReadReport()
     outcomes: Counter[str] = Counter()
     sequences: list[tuple[int, int, int]] = []
-    conversations = _conversations(piece, source, settings, report, outcomes)
-    if shard.work.max_records is not None:
-        conversations = islice(conversations, shard.work.max_records)
     tokenizer = tokenizer_from(settings.tokenizer)
     with (
         output.path(f"{shard.name}.ids").open("wb") as ids_file,
         output.path(f"{shard.name}.mask").open("wb") as mask_file,
     ):
-        spans = _spans((c for c in conversations if c is not None), source, settings, outcomes)
+        spans = _spans(_conversations(shard.work, source, report, outcomes), source, settings, outcomes)
         for batch in batches(spans, lambda span: span.chars, _BATCH_CHARS, _BATCH):
             encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
             for span, (ids, mask) in zip(batch, encoded, strict=True):
@@ -186,7 +181,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
                 sequences.append((len(ids), span.order, span.split))
     np.save(output.path(f"{shard.name}.sequences.npy"), np.array(sequences, SPOOLED), allow_pickle=False)
     outcomes.update(report.skipped)
-    outcomes[READ] = report.records + sum(report.skipped.values()) - outcomes.pop(_SKIPPED_HERE, 0)
+    outcomes[READ] = report.records + sum(report.skipped.values())
     outcomes[KEPT] = len(sequences)
     tokens = sum(length for length, _, _ in sequences)
     return ChatCounts(outcomes, len(sequences), tokens, report.errors(), report.samples)
@@ -218,25 +213,21 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
 
 
 def _conversations(
-    piece: Piece, source: ChatSource, settings: ChatSettings, report: ReadReport, outcomes: Counter[str]
-) -> Iterator[Conversation | None]:
-    """A conversation of every record of a piece, None for one that is left out."""
-    for row in read_piece(piece, source.reading, report):
+    work: ChatWork, source: ChatSource, report: ReadReport, outcomes: Counter[str]
+) -> Iterator[Conversation]:
+    """The conversations of a piece that can be trained on; the others are counted."""
+    for row in islice(read_piece(work.piece, source.reading, report), work.max_records):
         if source.used_in and not any(name in _names(row.value.get("used_in")) for name in source.used_in):
             outcomes[NOT_USED_IN] += 1
-            yield None
             continue
-        conversation = as_conversation(row.value, source, piece)
+        conversation = as_conversation(row.value, source, work.piece)
         try:
             check_conversation(conversation.messages, conversation.tools)
         except UntrainableError as error:
             if source.reading.on_error == "stop":
-                at = where(piece, row.index)
+                at = where(work.piece, row.index)
                 raise UserError(f"{at}: {error.message}", error.hint or "on_error: skip leaves such out") from None
-            at = place(piece, row.index) if report.has_room(error.reason) else ""
-            report.skip(error.reason, at, error.message.removeprefix(f"{error.reason}: "))
-            outcomes[_SKIPPED_HERE] += 1
-            yield None
+            reject(work.piece, row.index, report, error.reason, error.message.removeprefix(f"{error.reason}: "))
             continue
         yield conversation
 

@@ -116,6 +116,12 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
                 _skip(piece, Bad(None, EMPTY), reading, report)
 
 
+def reject(piece: Piece, index: int, report: ReadReport, reason: str, detail: str = "") -> None:
+    """Count a record that `read_piece` gave out as one that was skipped."""
+    report.records -= 1
+    report.skip(reason, place(piece, index) if report.has_room(reason) else "", detail)
+
+
 def where(piece: Piece, index: int) -> str:
     """`notes.jsonl:17`: the file and the exact number, from 1, of a line, row, document or record.
 

@@ -17,7 +17,7 @@ from nemotron.data_prep.curation.extraction import page_text
 from nemotron.data_prep.sources.documents import Split, split_of
 from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.planning import SourceWork
-from nemotron.data_prep.sources.reader import place, read_piece, where
+from nemotron.data_prep.sources.reader import read_piece, reject, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.blend import SourceFiles, empty_source
 from nemotron.data_prep.tokens.encoding import LONG_CHARS, Encoder, plain_tokenizer
@@ -189,9 +189,7 @@ def _documents(
             else:
                 text = row.value["text"]
             if not text:
-                report.records -= 1
-                at = place(piece, row.index) if report.has_room(reason) else ""
-                report.skip(reason, at, detail)
+                reject(piece, row.index, report, reason, detail)
                 continue
             if rules.split_column is None:
                 split = split_of(text, rules.valid, seed, rules.test)
@@ -211,13 +209,13 @@ def _encode(
         return encoder.encode([document.text for document in batch])
     encoded = encoder.encode_long(batch[0].text)
     if encoded is None:
-        named = where if rules.reading.on_error == "stop" else place
-        at = named(batch[0].piece, batch[0].row)
+        piece, row = batch[0].piece, batch[0].row
         what = f"in a text of {len(batch[0].text):,} characters, which can only be encoded in parts"
         if rules.reading.on_error == "stop":
-            raise UserError(f"{at}: {NO_WORDS} {what}", "on_error=skip leaves such records out and counts them")
-        report.records -= 1
-        report.skip(NO_WORDS, at, what)
+            raise UserError(
+                f"{where(piece, row)}: {NO_WORDS} {what}", "on_error=skip leaves such records out and counts them"
+            )
+        reject(piece, row, report, NO_WORDS, what)
     return encoded
 
 

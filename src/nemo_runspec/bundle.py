@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.env.file import tool_variables
 from nemo_runspec.execution.launch_script import JSON_NAME, SCRIPT_NAME, Launch, launch_json, launch_script
 from nemo_runspec.job import Job, job_variables, job_yaml
-from nemo_runspec.packaging import BundlePlan, PackedCode, megabytes, pack_code, plan_bundle
+from nemo_runspec.packaging import BundlePlan, PackedCode, pack_code, plan_bundle
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, GIT_COMMIT, OUTPUT_ROOT
@@ -44,7 +45,7 @@ class Bundle:
         plan, code = self.plan, self.code
         commit = "no git commit" if plan.commit is None else f"commit {plan.commit.removesuffix('-dirty')[:10]}"
         lines = [
-            f"  {'code':<9} {len(plan.files)} files, {megabytes(code.size)}, digest {code.digest[:10]}, {commit}",
+            f"  {'code':<9} {len(plan.files)} files, {human_size(code.size)}, digest {code.digest[:10]}, {commit}",
         ]
         shown = plan.uncommitted[:_SHOWN_UNCOMMITTED]
         lines += [f"  {'' if index else 'changed':<9} {path}" for index, path in enumerate(shown)]

@@ -48,11 +48,11 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
 
     row("script", shown(spec.script_path))
     row("config", " ".join([shown(loaded.path), *map(shlex.quote, loaded.overrides)]))
-    for key, version in job_config.inputs.items():
+    for key, version in job_config.resolved.inputs.items():
         reference = job_config.resolved.run[key]
         pinned = f"{version.ref} ({version.digest[:10]})" if version else f"{reference} (resolved at start)"
         row("reads", f"{key} = {pinned}")
-    for name in job_config.outputs:
+    for name in job_config.resolved.outputs:
         row("writes", name)
     folder = shown(job_config.run.dir)
     settings: dict[str, str] = {}

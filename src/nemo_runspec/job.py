@@ -43,7 +43,7 @@ from nemo_runspec.write import write_in_one_step
 if TYPE_CHECKING:
     import typer
 
-    from nemo_runspec.artifacts import Registry, Version
+    from nemo_runspec.artifacts import Registry
 
 __all__ = [
     "CONTEXT_SETTINGS",
@@ -113,16 +113,6 @@ class Job:
     run: RunInfo
     env: Env
     argv: tuple[str, ...] = ()
-
-    @property
-    def inputs(self) -> dict[str, Version | None]:
-        """Key of `run` -> version that it is pinned to; None for one that an earlier step will publish."""
-        return self.resolved.inputs
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the artifacts that the job publishes."""
-        return self.resolved.outputs
 
 
 def parse_recipe_config(ctx: typer.Context) -> RecipeConfig:
@@ -250,8 +240,8 @@ def job_yaml(job: Job, spec: Runspec, code: Mapping[str, Any] | None = None) -> 
         "profile": job.env.profile,
         "executor": job.env.executor,
         "git_commit": git_commit(spec.script_path.parent),
-        "inputs": {key: None if version is None else version.pinned for key, version in job.inputs.items()},
-        "outputs": list(job.outputs),
+        "inputs": {key: None if version is None else version.pinned for key, version in job.resolved.inputs.items()},
+        "outputs": list(job.resolved.outputs),
         "code": code,
         "runspec": spec.to_dict(),
         "train": job.resolved.data,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import nemo_runspec
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.env import CODE_LIMIT, artifacts_root, find_env_file, output_root
 from nemo_runspec.errors import UserError
 from nemo_runspec.git import ask_git, git_commit
@@ -135,11 +136,6 @@ def contents(bundle: Path) -> list[str]:
         what = f"{entry.name}/  {len(files)} files," if entry.is_dir() else f"{entry.name} "
         lines.append(f"{what} {size:,} bytes")
     return lines
-
-
-def megabytes(size: int) -> str:
-    """`123456789` -> `123.5 MB`; below a tenth of one, `12.3 kB`."""
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 # What there is
@@ -325,10 +321,10 @@ def _check_size(entries: Sequence[tuple[str, Path]], limit: int, in_git: bool) -
     total = sum(size for size, _ in sizes)
     if total <= limit:
         return
-    largest = ", ".join(f"{path.removeprefix(f'{PROJECT}/')} {megabytes(size)}" for size, path in sizes[:3])
+    largest = ", ".join(f"{path.removeprefix(f'{PROJECT}/')} {human_size(size)}" for size, path in sizes[:3])
     keeps_out = ".gitignore keeps files out" if in_git else "in a git repository, .gitignore keeps files out"
     raise UserError(
-        f"{megabytes(total)} of code would travel, more than the limit of {megabytes(limit)}: {largest}",
+        f"{human_size(total)} of code would travel, more than the limit of {human_size(limit)}: {largest}",
         f"{keeps_out}; code_limit in the profile allows more",
     )
 

@@ -240,10 +240,10 @@ def ended(code: int) -> str:
 
 def published(job: Job) -> dict[str, Version]:
     """What a run with this job's fingerprint has published, by name; empty unless that is all of the job's outputs."""
-    if job.run.fingerprint is None or not job.outputs or not job.env.registry_is_reachable:
+    if job.run.fingerprint is None or not job.resolved.outputs or not job.env.registry_is_reachable:
         return {}
     registry = registry_of(job.env)
-    candidates = {name: registry.find_published(name, job.run.fingerprint) for name in job.outputs}
+    candidates = {name: registry.find_published(name, job.run.fingerprint) for name in job.resolved.outputs}
     versions = {name: version for name, version in candidates.items() if version is not None}
     return versions if len(versions) == len(candidates) else {}
 
@@ -265,7 +265,7 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig, executors: Sequence[
         except UserError as error:
             raise error.at(f"step {step.name}") from None
         plan.append(PlannedStep(step, job, {} if cfg.force else published(job)))
-        for name in job.outputs:
+        for name in job.resolved.outputs:
             produced[name] = plan[-1].versions[name].ref if plan[-1].versions else None
     return plan
 
@@ -288,9 +288,9 @@ def _run(step: Step, job: Job) -> StepResult:
     if code != DONE:
         return StepResult(step, "failed", code, seconds, job_dir)
     versions = published(job)
-    if job.outputs and not versions:
+    if job.resolved.outputs and not versions:
         raise RunFailed(
-            f"step {step.name} ended well but did not publish {' and '.join(job.outputs)}",
+            f"step {step.name} ended well but did not publish {' and '.join(job.resolved.outputs)}",
             f"its records: {job_dir}",
         )
     return StepResult(step, "done", DONE, seconds, job_dir, versions)

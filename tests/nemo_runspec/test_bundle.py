@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.bundle import Bundle, create_bundle, published_dir
 from nemo_runspec.display import where
 from nemo_runspec.errors import UserError
-from nemo_runspec.job import build_job_config, parse_config, parse_env, parse_recipe_config, parse_runspec
+from nemo_runspec.job import RecipeConfig, build_job_config, parse_config, parse_env, parse_runspec
 from nemo_runspec.profile import Env
 
 Write = Callable[[str, str], Path]
@@ -61,7 +60,7 @@ class Written:
 
 
 def bundle_of(project: Path, profile: str, *words: str) -> Written:
-    cfg = parse_recipe_config(_context("-c", "tiny", "--run", profile, *words))
+    cfg = RecipeConfig("tiny", words, profile)
     loaded = parse_config(cfg, parse_runspec(project / "train.py"))
     spec = parse_runspec(project / loaded.run.script)
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
@@ -74,10 +73,6 @@ def bundle_of(project: Path, profile: str, *words: str) -> Written:
     assert not bundle.folder.exists()
     launch = json.loads(texts["launch.json"])
     return Written(bundle, env, texts["launch.sh"], launch, texts["job.yaml"], texts["train.yaml"])
-
-
-def _context(*words: str) -> Any:
-    return SimpleNamespace(args=list(words), command=SimpleNamespace(params=[]))
 
 
 @pytest.fixture(autouse=True)

@@ -325,7 +325,7 @@ def test_too_much_is_refused(repo: Path) -> None:
             stream.truncate(1_500_000 + megabytes * 1_000_000)
     with pytest.raises(UserError) as caught:
         plan_bundle(parse(repo / "train.py"), limit=5_000_000)
-    assert "of code would travel, more than the limit of 5.0 MB: d.dat 4.5 MB, src/c.dat 3.5 MB, b.dat 2.5 MB" in str(
+    assert "of code would travel, more than the limit of 5 MB: d.dat 4.5 MB, src/c.dat 3.5 MB, b.dat 2.5 MB" in str(
         caught.value
     )
     assert caught.value.hint == ".gitignore keeps files out; code_limit in the profile allows more"

@@ -51,11 +51,11 @@ class SessionConfig(Protocol):
 def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
     """Join the other ranks, open the run of `script`, and listen to signals for as long as the `with` block lasts."""
     ranks = start_distributed()
-    settings, folder = cfg.checkpoint, "checkpoints"
+    settings = cfg.checkpoint
     with (
         open_run(cfg, script=script) as run,
         StopFlag() as stop,
-        Checkpoints(run.dir / folder, run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
+        Checkpoints(run.dir / "checkpoints", run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
         yield Session(ranks, run, stop, checkpoints, settings.save_interval, cfg.mixed_precision == "bf16_mixed")
 

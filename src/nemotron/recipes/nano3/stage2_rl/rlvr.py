@@ -256,7 +256,8 @@ def update(
     `reference`: the model that a KL term, if any, holds the policy to. Returns the norm of the gradient, and what this
     rank counted.
     """
-    model, optimizer, device = session.model, session.optimizer, session.ranks.device
+    model, optimizer = session.model, session.optimizer
+    device = session.ranks.device
     counted = [
         (rollout, advantage)
         for rollout, advantage in zip(rollouts, advantages_PN.flatten().tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Batched sampling with the cache: greedy, temperature and top-p, stop tokens, prompts of unequal length."""
+"""Batched sampling with the cache: greedy and at a temperature, stop tokens, prompts of unequal length."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def generate(
     """
     if temperature < 0:
         raise ValueError(f"temperature >= 0 expected, got {temperature}")
-    total, device = len(prompts) * samples_per_prompt, model.lm_head.weight.device
+    total = len(prompts) * samples_per_prompt
+    device = model.lm_head.weight.device
     result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
     input_ids_BL, is_token_BL = pad_left(prompts, device)
     if not prompts or max_new_tokens <= 0:

@@ -67,7 +67,7 @@ NEMOTRON = [sys.executable, "-c", "from nemotron.cli.main import main; main()"]
 
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources after the command of the page, with a small script beside that of the stage, and env.toml."""
+    """The sources after the command of the page, with a small script beside that of the stage."""
     folder = tmp_path_factory.mktemp("fork")
     for name in ("src", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -75,7 +75,6 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, shell=True, cwd=folder, check=True)
     (folder / STAGE / "job.py").write_text(JOB)
     (folder / STAGE / "config" / "job.yaml").write_text("run: {script: job.py}\n")
-    (folder / "env.toml").write_text(ENV_TOML)
     return folder
 
 

@@ -29,7 +29,7 @@ from nemotron.data_prep.curation.settings import PII_KINDS, PiiSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
 
 
-class Found(NamedTuple):
+class PersonalData(NamedTuple):
     """One piece of personal data: its type and where it stands, `text[begin:end]`."""
 
     kind: str
@@ -294,7 +294,7 @@ _LEAST_DIGITS = {"iban": 6, "credit_card": 14, "ssn": 9, "ipv4": 4, "phone": 7}
 PLACEHOLDERS = {kind: f"[{kind.upper()}]" for kind in PII_KINDS} | dict.fromkeys(("ipv6", "ipv4"), "[IP_ADDRESS]")
 
 
-def find(text: str, kinds: Iterable[str] = PII_KINDS, keep_reserved: bool = True) -> list[Found]:
+def find(text: str, kinds: Iterable[str] = PII_KINDS, keep_reserved: bool = True) -> list[PersonalData]:
     """Personal data in a text, in the order in which it stands there; no two overlap.
 
     Args:
@@ -313,7 +313,7 @@ def find(text: str, kinds: Iterable[str] = PII_KINDS, keep_reserved: bool = True
             next_begins = taken[place][0] if place < len(taken) else len(text)
             if before_ends <= begin and end <= next_begins:
                 insort(taken, (begin, end, kind))
-    return [Found(kind, begin, end) for begin, end, kind in taken]
+    return [PersonalData(kind, begin, end) for begin, end, kind in taken]
 
 
 def redact(text: str, kinds: Iterable[str] = PII_KINDS, keep_reserved: bool = True) -> tuple[str, Counter[str]]:

@@ -30,7 +30,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -510,47 +510,26 @@ def ask_all(bodies: Callable[[], Iterable[Mapping[str, Any]]], endpoint: Endpoin
 # --- A shard --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Usage:
-    """Requests and tokens; mergeable. `failures`: by reason. `untold`: answers without a token count."""
-
-    requests: int = 0
-    answers: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    untold: int = 0
-    retries: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-
-    def add(self, answer: Answer) -> None:
-        """Count one request and what it led to."""
-        self.requests += 1
-        self.retries += answer.retries
-        if answer.failure:
-            self.failures[answer.failure] += 1
-            return
-        self.answers += 1
-        self.prompt_tokens += answer.prompt_tokens or 0
-        self.completion_tokens += answer.completion_tokens or 0
-        self.untold += answer.prompt_tokens is None or answer.completion_tokens is None
-
-    def merge(self, other: Usage) -> None:
-        """Add what another one counted."""
-        for name in ("requests", "answers", "prompt_tokens", "completion_tokens", "untold", "retries"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.failures.update(other.failures)
-
-    def to_json(self) -> dict[str, Any]:
-        """For metrics."""
-        return {**vars(self), "failures": dict(sorted(self.failures.items()))}
-
-
 @dataclass(frozen=True, slots=True)
 class RephrasingCounts:
-    """What a task returns: `table` of documents and answers kept and rejected, `usage` by style."""
+    """What a task returns: `table` of documents and answers kept and rejected, and the `usage` of each style.
+
+    Usage: requests, answers, retries, prompt_tokens, completion_tokens; untold: answers without a token count; failed
+    requests by reason, as "failed: REASON".
+    """
 
     table: StepTable
-    usage: dict[str, Usage]
+    usage: dict[str, Counter[str]]
+
+
+def count(usage: Counter[str], answer: Answer) -> None:
+    """Count one request and what it led to."""
+    usage.update(requests=1, retries=answer.retries)
+    if answer.failure:
+        usage[f"failed: {answer.failure}"] += 1
+        return
+    tokens = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+    usage.update({name: number or 0 for name, number in tokens.items()}, answers=1, untold=int(None in tokens.values()))
 
 
 def request_bodies(document: Document, style: str, settings: RephrasingSettings) -> list[tuple[str, dict[str, Any]]]:
@@ -580,7 +559,7 @@ def rephrase_shard(shard: DocumentShard, job: tuple[RephrasingSettings, Path], o
     """
     path, (settings, folder) = shard.work, job
     table = StepTable()
-    usage = {style: Usage() for style in settings.styles.rules()}
+    usage: dict[str, Counter[str]] = {style: Counter() for style in settings.styles.rules()}
     with Journal(folder / f"{shard.name}.jsonl") as journal:
         ask_all(partial(_bodies, path, settings), settings.endpoint, journal)
         with DocumentWriter(output.path(output_name(shard))) as writer:
@@ -594,7 +573,7 @@ def rephrase_shard(shard: DocumentShard, job: tuple[RephrasingSettings, Path], o
                 made = []
                 for segment, body in parts:
                     answer = journal.answers[request_key(body)]
-                    usage[style].add(answer)
+                    count(usage[style], answer)
                     if answer.failure:
                         continue
                     text, reason = accept(STYLES[style], segment, answer.text, answer.finish_reason, body["seed"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
@@ -149,6 +149,15 @@ def test_labels_of_buckets() -> None:
 
 
 # --- How good it is ---
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.5, 0.9]), st.booleans()), min_size=2, max_size=30))
+def test_the_area_is_that_of_scikit_learn(rows: list[tuple[float, bool]]) -> None:
+    from sklearn.metrics import roc_auc_score
+
+    scores, good = np.array([score for score, _ in rows]), np.array([is_good for _, is_good in rows])
+    assume(0 < good.sum() < len(good))
+    assert quality.auc(scores, good) == pytest.approx(roc_auc_score(good, scores), abs=1e-12)
 
 
 def test_the_interval_of_the_auc_covers_and_is_as_wide_as_hanley_and_mcneil_say() -> None:

@@ -106,8 +106,8 @@ def test_documents_styles_and_what_is_sent(server: ChatServer, tmp_path: Path) -
     assert all("authorization" not in headers for headers in server.headers)
 
     usage = receipt.counts.usage["wikipedia"]
-    assert (usage.requests, usage.answers, usage.completion_tokens) == (1, 1, 13)
-    assert usage.prompt_tokens == len(body["messages"][1]["content"].split())
+    assert (usage["requests"], usage["answers"], usage["completion_tokens"]) == (1, 1, 13)
+    assert usage["prompt_tokens"] == len(body["messages"][1]["content"].split())
     table = receipt.counts.table
     assert table.read.documents == 3 and table.kept.documents == 5
     assert table.noted["synthetic, distill"].documents == 1
@@ -187,7 +187,7 @@ def test_every_failure_that_passes_leaves_no_trace_in_the_documents(
     server.fault = fault
     rough = rephrase(tmp_path / "rough", server.url, documents, timeout=0.6)
     assert [output.sha256 for output in rough.outputs.values()] == [output.sha256 for output in calm.outputs.values()]
-    assert sum(usage.retries for usage in rough.counts.usage.values()) == 2 * len(FAULTS)
+    assert sum(usage["retries"] for usage in rough.counts.usage.values()) == 2 * len(FAULTS)
     assert set(server.asked.values()) == {2}
     assert calm.counts.table == rough.counts.table
 
@@ -238,7 +238,7 @@ def test_a_refused_request_is_counted_and_not_asked_again(server: ChatServer, tm
         with pytest.raises(RunFailed, match="1 of 4 requests failed, most by refused with status 400"):
             rephrase(tmp_path, server.url, documents)
     receipt = rephrase(tmp_path, server.url, documents, max_failed=0.25)
-    assert receipt.counts.usage["wikipedia"].failures == {"refused with status 400": 1}
+    assert receipt.counts.usage["wikipedia"]["failed: refused with status 400"] == 1
     assert [d["id"] for d in synthetic(tmp_path)] == ["d0#wikipedia", "d2#wikipedia", "d3#wikipedia"]
     assert [count for request, count in server.asked.items() if "word1x0" in request] == [1]
 

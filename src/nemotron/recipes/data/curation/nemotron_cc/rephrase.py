@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
@@ -69,23 +70,24 @@ def main() -> None:
         plan = plan_step(step.documents(), {"step": "rephrase", **model, **cfg.model_dump(exclude={"run", "endpoint"})})
         # Beside the run, not in it: a run with more patience, which is another one, asks nothing again.
         answers_dir = run.dir.with_name(f"answers-{plan.digest[:10]}")
-        table, usage = StepTable(), {style: rephrasing.Usage() for style in styles}
+        table = StepTable()
+        usage: dict[str, Counter[str]] = {style: Counter() for style in styles}
         with run.phase("rephrase"):
             freeze(plan, step.work_dir)
             task, job = rephrasing.rephrase_shard, (settings, answers_dir)
             for receipt, _ in run_shards(plan, step.work_dir, task, job, step.engine, rephrasing.RephrasingCounts):
                 table.merge(receipt.counts.table)
                 for style, of_shard in receipt.counts.usage.items():
-                    usage[style].merge(of_shard)
+                    usage[style].update(of_shard)
         for style, total in usage.items():
             print(
-                f"  {style:<18} {total.requests:>7} requests, "
-                f"{total.prompt_tokens} tokens read, {total.completion_tokens} written, "
-                f"{total.retries} repeated, {sum(total.failures.values())} failed",
+                f"  {style:<18} {total['requests']:>7} requests, "
+                f"{total['prompt_tokens']} tokens read, {total['completion_tokens']} written, "
+                f"{total['retries']} repeated, {total['requests'] - total['answers']} failed",
                 file=sys.stderr,
             )
 
-        if not any(total.requests for total in usage.values()):
+        if not any(total["requests"] for total in usage.values()):
             wanted = sorted({label for rule in styles.values() for label in rule.labels})
             raise RunFailed(
                 f"no document of quality {' or '.join(wanted) or '(no style is set)'}, so nothing to rephrase",
@@ -96,7 +98,7 @@ def main() -> None:
         metrics: dict[str, Any] = {
             "endpoint": model,
             "sampling": {"temperature": cfg.temperature, "top_p": cfg.top_p, "seed": cfg.seed},
-            "usage": {style: total.to_json() for style, total in usage.items()},
+            "usage": usage,
         }
         step.publish(table, metrics)
         shutil.rmtree(answers_dir, ignore_errors=True)

@@ -24,7 +24,6 @@ from nemotron.data_prep.sources.reading import (
     Bad,
     DamagedError,
     Reading,
-    ReadReport,
     Row,
 )
 
@@ -39,15 +38,8 @@ DOCUMENT_CHARS = 100_000
 # --- Stored bytes -> content -> lines ---------------------------------------------------------------------------------
 
 
-class Content(NamedTuple):
-    """A file's content. `stored` tells (`.tell()`) how far its stored bytes have been read."""
-
-    stream: BinaryIO
-    stored: BinaryIO
-
-
 @contextlib.contextmanager
-def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None) -> Iterator[Content]:
+def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None) -> Iterator[BinaryIO]:
     """Open a file and decompress it. `cut`: it was cut into pieces as a plain file, so it must not be compressed.
 
     Raises:
@@ -67,7 +59,7 @@ def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None)
             if cut and compression != "none":
                 suffix = ".gz" if compression == "gzip" else ".zst"
                 raise DamagedError(f"its bytes are {compression}; it needs the suffix {suffix}")
-        yield Content(decompressed(stored, compression), stored)
+        yield decompressed(stored, compression)
 
 
 def decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:
@@ -146,19 +138,13 @@ def lines(stream: BinaryIO, max_bytes: int, begin: int = 0, end: int | None = No
 # --- JSON Lines -------------------------------------------------------------------------------------------------------
 
 
-def read_json_lines(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+def read_json_lines(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """The objects of a piece. `Row.index` counts its lines, blank ones too."""
     plain = piece.file.compression == "none"
     cut = plain and (piece.begin, piece.end) != (0, piece.file.size)
-    end = piece.end if plain else None
-    with open_content(piece.file, cut=cut, end=end) as content:
-        before = piece.begin if plain else 0
-        for index, line in enumerate(lines(content.stream, reading.max_record_bytes, before if plain else 0, end)):
-            if plain:
-                report.bytes += line.size
-            elif (at := content.stored.tell()) > before:
-                report.bytes += at - before
-                before = at
+    begin, end = (piece.begin, piece.end) if plain else (0, None)
+    with open_content(piece.file, cut=cut, end=end) as stream:
+        for index, line in enumerate(lines(stream, reading.max_record_bytes, begin, end)):
             if line.data is None:
                 detail = f"{line.size} bytes, more than {reading.max_record_bytes}"
                 yield Bad(index, TOO_LONG, detail)
@@ -213,9 +199,9 @@ def _is_unicode(value: object) -> bool:
 def lines_before(file: SourceFile, position: int) -> int:
     """How many lines begin before a byte of a plain file, the one that `position` falls into included."""
     count, last = 0, b"\n"
-    with open_content(file) as content:
+    with open_content(file) as stream:
         left = position
-        while left and (chunk := content.stream.read(min(left, 1 << 20))):
+        while left and (chunk := stream.read(min(left, 1 << 20))):
             count += chunk.count(b"\n")
             left -= len(chunk)
             last = chunk[-1:]
@@ -225,41 +211,37 @@ def lines_before(file: SourceFile, position: int) -> int:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def read_text(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+def read_text(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """Documents of a text file: {"text", "path"}. Line ends become `\\n`."""
     index = 0
     document: list[str] = []
     chars = size = 0
-    wrong: tuple[str, str] | None = None  # reason and detail: what makes the document unreadable
-    with open_content(piece.file) as content:
-        before = 0
-        for line in lines(content.stream, reading.max_record_bytes):
-            at = content.stored.tell()
-            report.bytes, before = report.bytes + at - before, at
+    bad: Bad | None = None  # what makes the document unreadable
+    with open_content(piece.file) as stream:
+        for line in lines(stream, reading.max_record_bytes):
             size += line.size
             if size > reading.max_record_bytes or line.data is None:
-                wrong = TOO_LONG, f"no blank line in {reading.max_record_bytes} bytes"
-            elif wrong is None:
+                bad = Bad(index, TOO_LONG, f"no blank line in {reading.max_record_bytes} bytes")
+            elif bad is None:
                 try:
                     text = line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8")
                     document.append(text.replace("\r\n", "\n").replace("\r", "\n"))
                     chars += len(document[-1])
                 except UnicodeDecodeError as error:
-                    utf16 = line.offset == 0 and is_utf16(line.data)
-                    wrong = NOT_UTF8, UTF16.detail if utf16 else f"byte {line.offset + error.start}"
-            if wrong is not None:
+                    bad = Bad(index, NOT_UTF8, f"byte {line.offset + error.start}")
+                    if line.offset == 0 and is_utf16(line.data):
+                        bad = replace(UTF16, index=index)
+            if bad is not None:
                 document.clear()
                 chars = max(chars, size)
             if chars >= DOCUMENT_CHARS and line.data is not None and line.data.isspace():
-                yield _document(piece, index, document, wrong)
+                yield bad or _document(piece, index, document)
                 index += 1
-                document, chars, size, wrong = [], 0, 0, None
+                document, chars, size, bad = [], 0, 0, None
     # Blank lines after the last cut are the end of that document, and not another one.
-    if wrong or (document and not (index and all(map(str.isspace, document)))):
-        yield _document(piece, index, document, wrong)
+    if bad or (document and not (index and all(map(str.isspace, document)))):
+        yield bad or _document(piece, index, document)
 
 
-def _document(piece: Piece, index: int, lines: list[str], wrong: tuple[str, str] | None) -> Row | Bad:
-    if wrong is not None:
-        return Bad(index, *wrong, hint=UTF16.hint if wrong == (NOT_UTF8, UTF16.detail) else None)
+def _document(piece: Piece, index: int, lines: list[str]) -> Row:
     return Row(index, {"text": "".join(lines), "path": piece.file.name})

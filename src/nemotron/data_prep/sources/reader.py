@@ -86,9 +86,8 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
         RunFailed: a remote file has changed, or its store does not answer.
     """
     at = -1  # number of the last record that was reached
-    before = report.bytes
     try:
-        for item in _items(piece, reading, report):
+        for item in _items(piece, reading):
             if isinstance(item, Row):
                 at = item.index
                 value = _fitted(item.value, piece, reading)
@@ -110,10 +109,8 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
             bad = Bad(None, UNREADABLE, f"{error.strerror or error}{rest}")
         _skip(piece, bad, reading, report)
     else:
-        if piece.begin == 0 and piece.size == piece.file.size:
-            report.bytes = before + piece.size
-            if at < 0:
-                _skip(piece, Bad(None, EMPTY), reading, report)
+        if at < 0 and piece.begin == 0 and piece.size == piece.file.size:
+            _skip(piece, Bad(None, EMPTY), reading, report)
 
 
 def reject(piece: Piece, index: int, report: ReadReport, reason: str, detail: str = "") -> None:
@@ -156,21 +153,19 @@ def _before(piece: Piece) -> int:
     return rows_before(piece.file, piece.begin)
 
 
-def _items(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+def _items(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """The records of a piece, by its file's format."""
     if piece.file.format == "jsonl":
-        return read_json_lines(piece, reading, report)
+        return read_json_lines(piece, reading)
     if piece.file.format == "text":
-        return read_text(piece, reading, report)
+        return read_text(piece, reading)
     if piece.file.format == "warc":
         from nemotron.data_prep.sources.warc import read_warc
 
-        return read_warc(piece, reading, report)
+        return read_warc(piece, reading)
     from nemotron.data_prep.sources.tables import read_arrow, read_parquet
 
-    return (
-        read_parquet(piece, reading, report) if piece.file.format == "parquet" else read_arrow(piece, reading, report)
-    )
+    return read_parquet(piece, reading) if piece.file.format == "parquet" else read_arrow(piece, reading)
 
 
 def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str, Any] | Bad:

@@ -90,12 +90,11 @@ class Reading:
 class ReadReport:
     """What was read and what was skipped.
 
-    `records`: that became rows; `bytes`: read from files, as stored. `skipped`: reason -> records, or pieces of files
+    `records`: that became rows. `skipped`: reason -> records, or pieces of files
     where the reason is the file's. `samples`: the first few of each reason, as `{"where", "reason"}`.
     """
 
     records: int = 0
-    bytes: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     samples: list[dict[str, str]] = field(default_factory=list)
 
@@ -108,7 +107,6 @@ class ReadReport:
     def add(self, other: ReadReport) -> None:
         """Add the account of another piece."""
         self.records += other.records
-        self.bytes += other.bytes
         for reason, count in other.skipped.items():
             self.skipped[reason] = self.skipped.get(reason, 0) + count
             room = SAMPLES_PER_REASON - len(self.samples_of(reason))

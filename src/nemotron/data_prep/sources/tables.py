@@ -22,7 +22,6 @@ from nemotron.data_prep.sources.reading import (
     Bad,
     DamagedError,
     Reading,
-    ReadReport,
     Row,
     lacking,
 )
@@ -34,7 +33,7 @@ _ARROW_MAGIC = b"ARROW1"
 Result = TypeVar("Result")
 
 
-def read_parquet(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+def read_parquet(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """Rows of the piece's row groups; only the columns that are asked for are read."""
     with open_binary(piece.file) as stored:
         table = _checked(pq.ParquetFile, stored, buffer_size=1 << 20, page_checksum_verification=True)
@@ -57,18 +56,15 @@ def read_parquet(piece: Piece, reading: Reading, report: ReadReport) -> Iterator
         while (batch := _checked(next, batches, None)) is not None:  # one without rows is false
             yield from _rows(batch, index, reading)
             index += batch.num_rows
-            before = index - batch.num_rows
-            report.bytes += piece.size * index // max(1, rows) - piece.size * before // max(1, rows)
         if index != rows:
             raise DamagedError(f"{index} rows instead of {rows}")
 
 
-def read_arrow(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+def read_arrow(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """Rows of the piece's record batches: of an Arrow file (Feather, too), or of a whole stream."""
     with open_binary(piece.file) as stored:
         index = 0
-        for batch, size in (_file_batches if _is_file_format(stored) else _stream_batches)(stored, piece):
-            report.bytes += size
+        for batch in (_file_batches if _is_file_format(stored) else _stream_batches)(stored, piece):
             names: list[str] = _checked(getattr, batch.schema, "names")
             if bad := _missing(names, reading, batch.num_rows):
                 yield replace(bad, index=index)
@@ -96,26 +92,22 @@ def _is_file_format(stored: BinaryIO) -> bool:
     return begin == _ARROW_MAGIC
 
 
-def _file_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _file_batches(stored: BinaryIO, piece: Piece) -> Iterator[pa.RecordBatch]:
     reader = _checked(pa.ipc.open_file, stored)
     count = reader.num_record_batches
     end = count if piece.end == TO_THE_END else piece.end
     if end > count:
         raise DamagedError(f"{count} record batches instead of {end} or more")
     for i in range(piece.begin, end):
-        size = piece.size * (i + 1 - piece.begin) // (end - piece.begin)
-        yield _checked(reader.get_batch, i), size - piece.size * (i - piece.begin) // (end - piece.begin)
+        yield _checked(reader.get_batch, i)
 
 
-def _stream_batches(stored: BinaryIO, piece: Piece) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _stream_batches(stored: BinaryIO, piece: Piece) -> Iterator[pa.RecordBatch]:
     if piece.begin:
         raise DamagedError("it is an Arrow stream now, and was an Arrow file when it was cut into pieces")
     reader = _checked(pa.ipc.open_stream, stored)
-    before = 0
     while (batch := _checked(next, reader, None)) is not None:  # one without rows is false, and others may follow
-        at = stored.tell()
-        yield batch, at - before
-        before = at
+        yield batch
     # A stream ends with four or eight bytes that say so; without them it may have been cut between two batches.
     stored.seek(-8, 2)
     if stored.read(8)[4:] != b"\0\0\0\0":

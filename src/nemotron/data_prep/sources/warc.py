@@ -32,7 +32,6 @@ from nemotron.data_prep.sources.reading import (
     Bad,
     DamagedError,
     Reading,
-    ReadReport,
     Row,
 )
 
@@ -83,7 +82,7 @@ def require_extra(files: Sequence[SourceFile]) -> None:
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
-def read_warc(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row | Bad]:
+def read_warc(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """Pages {"html", "url", "date", "content_type"} and texts {"text", "url", "date"}; `Row.index` counts all records.
 
     Only what was fetched gives a row: a response of HTTP status 200 or a resource, HTML or plain text, and in WET the
@@ -91,9 +90,7 @@ def read_warc(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Ro
     """
     if not piece.file.size and piece.file.compression != "none":
         raise DamagedError("not a byte in it")
-    before = 0
     for index, record in enumerate(read_records(piece.file, reading.max_record_bytes)):
-        report.bytes, before = report.bytes + record.offset - before, record.offset
         yield _row(record, index, reading.max_record_bytes)
 
 

@@ -232,6 +232,11 @@ def submit_to_ray(bundle: Bundle, cfg: RecipeConfig) -> int:
     return DONE
 
 
+def first_failure(results: Iterable[StepResult]) -> int:
+    """The exit code of steps that were run: that of the first one that did not end well."""
+    return next((result.exit_code for result in results if result.exit_code), DONE)
+
+
 def ended(code: int) -> str:
     """How a step ended that is not done, in words."""
     words = {INTERRUPTED: "interrupted", PREEMPTED: "stopped by a signal"}

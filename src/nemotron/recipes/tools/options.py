@@ -30,6 +30,7 @@ def run_tool(main: Callable[[Options], None], options: type[Options]) -> int:
 def _read(options: Any) -> Any:
     try:
         return options(**json.loads(sys.argv[1]))
-    except (IndexError, ValueError, TypeError) as error:
+    except (IndexError, ValueError, TypeError):
         names = ", ".join(field.name for field in fields(options))
-        raise UserError(f"{Path(sys.argv[0]).name}: {error}", f"give one JSON object with {names}") from None
+        script = Path(sys.argv[0]).name
+        raise UserError(f"{script} takes its options as one JSON object", f"with exactly these keys: {names}") from None

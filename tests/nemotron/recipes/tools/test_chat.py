@@ -147,7 +147,7 @@ def test_the_script_continues_plain_text(model_dir: Path) -> None:
         ({"tokenizer": "{empty}"}, "no tokenizer.json in"),
         ({"template": "nano3"}, "no question: stdin is empty"),
         ({"producer": "mine/sft"}, "no chat template in"),
-        ({"tempre": 1}, "give one JSON object with model, tokenizer, "),
+        ({"tempre": 1}, "with exactly these keys: model, tokenizer, "),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(

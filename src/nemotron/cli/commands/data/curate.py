@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from nemo_runspec.config.loader import list_configs
-from nemo_runspec.errors import DONE, UserError, did_you_mean
+from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.job import RecipeConfig, parse_recipe_config
 from nemo_runspec.pipeline import (
     Step,
     StepResult,
     ended,
+    first_failure,
     run_pipeline,
     submit_pipeline,
     submit_to_slurm,
@@ -115,7 +116,7 @@ def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
         _show_table(results)
     if is_offline:
         typer.echo(_NO_ENDPOINT)
-    return next((result.exit_code for result in results if result.exit_code), DONE)
+    return first_failure(results)
 
 
 def _show_table(results: list[StepResult]) -> None:

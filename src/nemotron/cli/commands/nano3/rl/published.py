@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from nemo_runspec.errors import DONE
 from nemo_runspec.job import RecipeConfig, parse_recipe_config
-from nemo_runspec.pipeline import Step, run_pipeline, submit_pipeline, submit_to_slurm
+from nemo_runspec.pipeline import Step, first_failure, run_pipeline, submit_pipeline, submit_to_slurm
 from nemo_runspec.profile import executor_of
 from nemotron.cli.recipe_dir import recipe_dir
 
@@ -32,5 +31,4 @@ def _execute_published_order(cfg: RecipeConfig) -> int:
     phases = [Step("rlvr", STAGE / "rlvr.py", overrides=cfg.overrides)]
     if executor_of(cfg.profile) != "local":
         return submit_pipeline("nano3-rl", phases, cfg, submit_to_slurm)
-    results = run_pipeline(phases, cfg)
-    return next((result.exit_code for result in results if result.exit_code), DONE)
+    return first_failure(run_pipeline(phases, cfg))

@@ -35,11 +35,6 @@ def required_tokens(template: str) -> tuple[str, ...]:
     return (*turns, THINK, END_THINK) if template in ("nano3", "super3") else turns
 
 
-def template_source(template: str) -> str:
-    """Jinja source of a chat template, as `tokenizer_config.json` carries it. UserError for an unknown name."""
-    return load_template(template).source
-
-
 def generation_prompt(template: str, enable_thinking: bool = True) -> str:
     """What opens an assistant turn; the model continues from here."""
     question: list[Message] = [{"role": "user", "content": ""}]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -158,7 +158,7 @@ def keep_template(template: str, folder: Path) -> str | Path:
 
 def has_template(folder: Path) -> bool:
     """Whether a tokenizer's folder holds a chat template."""
-    return (folder / "chat_template.jinja").is_file() or "chat_template" in _tokenizer_config(folder)
+    return (folder / "chat_template.jinja").is_file() or "chat_template" in _settings(folder / "tokenizer_config.json")
 
 
 def stop_tokens(folder: Path, template: str | None) -> tuple[str, ...]:
@@ -173,23 +173,28 @@ def stop_tokens(folder: Path, template: str | None) -> tuple[str, ...]:
     elif has_template(folder):
         with suppress(UserError):
             end_of_turn = load_template(str(folder.absolute())).stop
-    end_of_document = _token_text(_tokenizer_config(folder).get("eos_token")) or "</s>"
+    files = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    end_of_document = special_token(files, "eos_token") or "</s>"
     return tuple(dict.fromkeys(token for token in (end_of_turn, end_of_document) if token))
 
 
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    """`tokenizer_config.json` of a folder; empty where there is none."""
-    path = folder / "tokenizer_config.json"
+def special_token(files: Iterable[Path], name: str) -> str | None:
+    """What the settings of a tokenizer, `files`, name as its `eos_token`, `bos_token`, …; None where none does."""
+    return next((text for file in files if (text := token_text(_settings(file).get(name)))), None)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """A JSON file of a tokenizer; empty where there is none. UserError: it cannot be read, or is no object."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return config
+        raise UserError(f"{path}: not a JSON object ({error})") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return settings
 
 
-def _token_text(token: Any) -> str | None:
+def token_text(token: Any) -> str | None:
     """A special token of `tokenizer_config.json`, written as text or as `{"content": text, …}`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
@@ -200,13 +205,13 @@ def _read(location: str) -> ChatTemplate:
     try:
         if not path.is_dir():
             return ChatTemplate(location, path.read_text(encoding="utf-8"), {})
-        config, file = _tokenizer_config(path), path / "chat_template.jinja"
+        config, file = _settings(path / "tokenizer_config.json"), path / "chat_template.jinja"
         source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
     except (OSError, ValueError) as error:
         raise UserError(f"chat template {location} cannot be read: {error}") from error
     if not isinstance(source, str):
         raise UserError(f"chat template {location}: the tokenizer there has none, or several")
-    tokens = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    tokens = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return ChatTemplate(location, source, {name: token for name, token in tokens.items() if token is not None})
 
 

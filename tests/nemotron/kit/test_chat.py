@@ -19,8 +19,8 @@ from nemotron.kit.chat import (
     normalize_tools,
     parse_response,
     response_of,
-    template_source,
 )
+from nemotron.kit.chat_template import load_template
 from nemotron.kit.chat_templates import TEMPLATES
 
 USER = {"role": "user", "content": "2+2?"}
@@ -41,7 +41,7 @@ def rendered_by_transformers(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Text, and where in it the assistant's own words begin and end: the reference."""
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    source = template_source(template)
+    source = load_template(template).source
     (text,), _ = utils.render_jinja_template([messages], chat_template=source, **variables)
     variables["add_generation_prompt"] = False  # what is trained on has none
     _, (spans,) = utils.render_jinja_template(
@@ -294,7 +294,7 @@ def test_misspelt_template_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match="unknown chat template 'nanno3', did you mean 'nano3'"):
         render([USER], template="nanno3")
     with pytest.raises(UserError, match="templates: nano2, nano3, super3"):
-        template_source("zzz")
+        load_template("zzz")
 
 
 @pytest.mark.parametrize(

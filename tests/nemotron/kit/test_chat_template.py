@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask, template_source
+from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask
 from nemotron.kit.chat_template import load_template, stop_tokens
 from nemotron.kit.chat_templates import TEMPLATES
 
@@ -42,7 +42,7 @@ def test_template_of_a_tokenizer_with_its_tokens(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages | length }}", encoding="utf-8")
     load_template.cache_clear()
     assert render(TALK, template=template) == "2"  # the file of its own comes first, as in transformers
-    assert template_source(template) == "{{ messages | length }}"
+    assert load_template(template).source == "{{ messages | length }}"
 
 
 def test_template_in_a_file(tmp_path: Path) -> None:

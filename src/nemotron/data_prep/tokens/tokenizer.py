@@ -20,7 +20,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.hub import what_failed
-from nemotron.kit.chat import required_tokens, template_source
+from nemotron.kit.chat import required_tokens
+from nemotron.kit.chat_template import load_template, special_token
 
 NUM_SPECIAL = 16
 _NAMED = {
@@ -87,7 +88,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: i
             }
             for i, token in enumerate(SPECIAL_TOKENS)
         },
-        "chat_template": template_source(template),
+        "chat_template": load_template(template).source,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": model_max_length,
@@ -164,17 +165,8 @@ class TokenizerFiles:
 
         UserError: a file that should say so cannot be read.
         """
-        for file in ("tokenizer_config.json", "special_tokens_map.json"):
-            if file in self.files:
-                path = self.files[file]
-                try:
-                    value = json.loads(path.read_text(encoding="utf-8")).get(name)
-                except (ValueError, AttributeError) as error:
-                    raise UserError(f"{path}: not a JSON object ({error})") from error
-                value = value.get("content") if isinstance(value, dict) else value
-                if isinstance(value, str):
-                    return value
-        return None
+        names = ("tokenizer_config.json", "special_tokens_map.json")
+        return special_token((self.files[file] for file in names if file in self.files), name)
 
     def copy_to(self, directory: Path) -> None:
         """Write the files into `directory`, under their names in Hugging Face layout."""

@@ -31,7 +31,8 @@ from nemotron.data_prep.sources.reader import read_piece, where, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
-from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, template_source
+from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
+from nemotron.kit.chat_template import load_template
 from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.packed_rows import packed_files, read_rows
@@ -215,7 +216,7 @@ def plain(row: Row, texts: list[str], ids: bool) -> str:
 
 def main(options: Options) -> None:
     """Show rows."""
-    template_source(options.template)  # UserError: misspelt
+    load_template(options.template)  # UserError: misspelt
     columns = _columns(options.columns)
     place = place_of(options.source)
     location = options.tokenizer or place.tokenizer

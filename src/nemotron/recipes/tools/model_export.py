@@ -22,7 +22,7 @@ import torch
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import Model
-from nemotron.kit.chat import template_source
+from nemotron.kit.chat_template import load_template, token_text
 from nemotron.kit.lineage import walk
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import (
@@ -108,7 +108,7 @@ def write_tokenizer(model: Model, folder: Path) -> dict[str, Any]:
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     template = chat_template_of(folder, model.template, model.producer.name)
     if template not in (None, str(folder.absolute())):
-        settings["chat_template"] = template_source(template)
+        settings["chat_template"] = load_template(template).source
         (folder / "chat_template.jinja").unlink(missing_ok=True)  # transformers would take that one
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return settings
@@ -119,8 +119,7 @@ def read_others(source: Path, folder: Path, tokenizer_config: dict[str, Any]) ->
     tokenizer = load_tokenizer(folder)
     others: dict[str, Any] = {}
     for kind in ("bos", "eos", "pad"):
-        token = tokenizer_config.get(f"{kind}_token")
-        text = token.get("content") if isinstance(token, dict) else token
+        text = token_text(tokenizer_config.get(f"{kind}_token"))
         if text is not None and (index := tokenizer.token_to_id(text)) is not None:
             others[f"{kind}_token_id"] = index
     length = tokenizer_config.get("model_max_length")

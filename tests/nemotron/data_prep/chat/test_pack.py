@@ -34,7 +34,7 @@ from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.work.shards import freeze
-from nemotron.kit.chat import template_source
+from nemotron.kit.chat_template import load_template
 from nemotron.kit.chat_templates import TEMPLATES
 
 OPEN_FILES = Path("/proc/self/fd")
@@ -112,7 +112,7 @@ def slow_sequences(
 def compiled(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    unmarked = re.sub(r"{%- (end)?generation -%}", "", template_source(template))
+    unmarked = re.sub(r"{%- (end)?generation -%}", "", load_template(template).source)
     return environment.from_string(unmarked)
 
 

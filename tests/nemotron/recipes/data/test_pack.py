@@ -12,7 +12,7 @@ import pytest
 
 from nemo_runspec.config.script import load_script_config
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
-from nemotron.kit.chat import template_source
+from nemotron.kit.chat_template import load_template
 from nemotron.recipes.data.pack.example import example_conversations, write_example
 from nemotron.stack.training.loaders import PackedLoader
 
@@ -79,20 +79,20 @@ def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
     sources = f"[{', '.join(listed)}]"
     weighed = published(tmp_path, pack(tmp_path, *own(tokenizer, f"sources={sources}", "chat_template=super3")))
     carried = json.loads((weighed.path / "tokenizer" / "tokenizer_config.json").read_text())["chat_template"]
-    assert carried == template_source("super3")  # what the rows were made with, not what the tokenizer came with
+    assert carried == load_template("super3").source  # what the rows were made with, not what the tokenizer came with
     for share in weighed.record["metrics"]["mixture"]:
         assert share["realised"] == pytest.approx(share["requested"], abs=0.06)
 
 
 def test_a_template_of_your_own_travels_with_the_rows(tokenizer: Path, tmp_path: Path) -> None:
     write_example(tmp_path / "chats.jsonl", 40, 1)
-    (tmp_path / "own.jinja").write_text(template_source("nano3"), encoding="utf-8")
+    (tmp_path / "own.jinja").write_text(load_template("nano3").source, encoding="utf-8")
     words = own(tokenizer, "sources=[chats.jsonl]")
     named, own_one = (published(tmp_path, pack(tmp_path, *words, f"chat_template={t}")) for t in ("nano3", "own.jinja"))
     assert named.record["fields"]["chat_template"] == "nano3"
     copy = own_one.path / "chat_template"
     assert own_one.record["fields"]["chat_template"] == str(copy)
-    assert template_source(str(copy)) == template_source("nano3")
+    assert load_template(str(copy)).source == load_template("nano3").source
     loss_tokens = [version.record["fields"]["num_loss_tokens"] for version in (named, own_one)]
     assert loss_tokens[0] == loss_tokens[1]
 

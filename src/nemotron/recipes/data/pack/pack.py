@@ -51,7 +51,6 @@ from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_toke
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
-from nemotron.kit.chat import template_source
 from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
 from nemotron.recipes.data.pack.example import write_example
@@ -194,7 +193,8 @@ def _settings(cfg: PackConfig, tokenizer: str) -> chat_spool.ChatSettings:
 
 def _set_template(folder: Path, template: str) -> None:
     """Let the tokenizer carry the template that the rows were made with: a model trained on them is asked in it."""
-    source, jinja, config = template_source(template), folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    source = load_template(template).source
+    jinja, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     in_config = config.exists() and not jinja.exists()
     if not in_config:
         jinja.write_text(source, encoding="utf-8")

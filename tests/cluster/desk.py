@@ -54,7 +54,7 @@ class Command:
             assert text in self.text or not ended, self.text
             return text in self.text
 
-        wait_for(text, is_printed, 120)
+        wait_for(text, is_printed, 180)
 
     def end(self, code: int = 0) -> str:
         """Wait for its end, which has to be this exit code; returns all that it printed."""

@@ -24,7 +24,7 @@ class Generation:
     """Completions of a batch, in the order of the prompts.
 
     tokens: generated ids, the stop token included. logprobs: log-probability of each generated token under the model's
-    own distribution (temperature 1), the behaviour policy of RL at temperature 1. finished: a stop token
+    own distribution (temperature 1, no truncation), the behaviour policy of RL at temperature 1. finished: a stop token
     was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps.
     """
 
@@ -40,6 +40,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     temperature: float = 1.0,
+    top_p: float = 1.0,
     stop_token_ids: Sequence[int] = (11,),
     generator: torch.Generator | None = None,
     samples_per_prompt: int = 1,
@@ -53,16 +54,17 @@ def generate(
         model: put into eval mode for the call and restored after it.
         prompts: non-empty lists of token ids; padded on the left, which changes no result.
         temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens whose probability reaches it (Holtzman et al. 2020).
         stop_token_ids: end a row after one of these.
         samples_per_prompt: every prompt is read once and its cache copied for each sample.
         generator: source of randomness; the same generator state gives the same tokens.
         poll: called after every step; raises to stop (a signal arrived).
 
     Raises:
-        ValueError: an empty prompt, a negative temperature.
+        ValueError: an empty prompt, a negative temperature, top_p outside (0, 1].
     """
-    if temperature < 0:
-        raise ValueError(f"temperature >= 0 expected, got {temperature}")
+    if temperature < 0 or not 0 < top_p <= 1:
+        raise ValueError(f"temperature >= 0 and 0 < top_p <= 1 expected, got {temperature} and {top_p}")
     total = len(prompts) * samples_per_prompt
     device = model.lm_head.weight.device
     result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
@@ -85,7 +87,7 @@ def generate(
         for index in range(max_new_tokens):
             logits_BV = at_least_fp32(logits_BV)
             probs_BV = torch.softmax(logits_BV, dim=-1)
-            next_B = _choose(logits_BV, probs_BV, temperature, generator)
+            next_B = _choose(logits_BV, probs_BV, temperature, top_p, generator)
             logit_B = logits_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)
             best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
@@ -145,7 +147,9 @@ def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
     return input_ids_BL.to(device), is_token_BL.to(device)
 
 
-def _choose(logits_BV: Tensor, probs_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+def _choose(
+    logits_BV: Tensor, probs_BV: Tensor, temperature: float, top_p: float, generator: torch.Generator | None
+) -> Tensor:
     """One token a row from logits and their softmax, both [B, V].
 
     Drawn by inverting the distribution function: one uniform number a row, the first token whose cumulated probability
@@ -156,7 +160,14 @@ def _choose(logits_BV: Tensor, probs_BV: Tensor, temperature: float, generator: 
         return logits_BV.argmax(-1)
     if temperature != 1:
         probs_BV = torch.softmax(logits_BV / temperature, dim=-1)
+    if top_p < 1:
+        probs_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
     cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
     mass_B1 = cumulated_BV[:, -1:]
+    if top_p < 1:
+        # The first token with which top_p is reached is the last one that stays.
+        last_B1 = torch.searchsorted(cumulated_BV, top_p * mass_B1)
+        mass_B1 = cumulated_BV.gather(-1, last_B1)
     uniform_B1 = torch.rand(mass_B1.shape, generator=generator, dtype=mass_B1.dtype, device=mass_B1.device)
-    return torch.searchsorted(cumulated_BV, uniform_B1 * mass_B1, right=True).squeeze(-1)
+    index_B1 = torch.searchsorted(cumulated_BV, uniform_B1 * mass_B1, right=True)
+    return (order_BV.gather(-1, index_B1) if top_p < 1 else index_B1).squeeze(-1)

@@ -120,29 +120,44 @@ def test_the_same_generator_state_gives_the_same_tokens(model: NemotronH) -> Non
     assert draw(5) != first
 
 
-def frequencies(model: NemotronH, temperature: float) -> dict[int, float]:
-    out = generate(model, [[3]], 2, temperature, (), torch.Generator().manual_seed(0), samples_per_prompt=4000)
+def frequencies(model: NemotronH, temperature: float, top_p: float) -> dict[int, float]:
+    out = generate(model, [[3]], 2, temperature, top_p, (), torch.Generator().manual_seed(0), samples_per_prompt=4000)
     counts = Counter(token for tokens in out.tokens for token in tokens)
     return {token: count / 8000 for token, count in counts.items()}
 
 
+@pytest.mark.parametrize(
+    ("top_p", "nucleus"), [(0.1, 1), (0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.95, 4), (0.97, 5), (1.0, 5)]
+)
+def test_top_p_keeps_the_smallest_nucleus(known: NemotronH, top_p: float, nucleus: int) -> None:
+    """Cumulated: .4, .7, .9, .96, 1. Within the nucleus the proportions stay."""
+    kept = [0.4, 0.3, 0.2, 0.06, 0.04][:nucleus]
+    drawn = frequencies(known, 1.0, top_p)
+    assert sorted(drawn) == list(range(nucleus))
+    for token, p in enumerate(p / sum(kept) for p in kept):
+        assert abs(drawn[token] - p) <= 4 * math.sqrt(p * (1 - p) / 8000)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.999999999])
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.29, 1), (0.31, 3), (1 - 3e-10, 3), (1 - 1e-10, 4)])
 def test_a_token_is_drawn_where_the_distribution_function_passes_the_uniform_number(
-    known: NemotronH, monkeypatch: pytest.MonkeyPatch, uniform: float, token: int
+    known: NemotronH, monkeypatch: pytest.MonkeyPatch, uniform: float, token: int, top_p: float
 ) -> None:
     """Probabilities 0, 0.3, 0, 0.7 and 2e-10: what is impossible is never drawn, what is nearly so is not lost."""
     with torch.no_grad():
         known.lm_head.weight.fill_(-1e4)
         known.lm_head.weight[[1, 3, 4], 0] = torch.tensor([0.3, 0.7, 2e-10]).log()
         known.lm_head.weight[:, 1:] = 0
+    if top_p < 1:  # in the order of the probabilities, and without the least likely
+        token = {0.0: 3, 0.29: 3, 0.31: 3}.get(uniform, 1)
     monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.full(shape, uniform, dtype=kwargs["dtype"]))
-    assert generate(known, [[3]], 1, stop_token_ids=()).tokens == [[token]]
+    assert generate(known, [[3]], 1, 1.0, top_p, ()).tokens == [[token]]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_temperature_is_a_power_of_the_probabilities(known: NemotronH, temperature: float) -> None:
     powers = [p ** (1 / temperature) for p in (0.4, 0.3, 0.2, 0.06, 0.04)]
-    drawn = frequencies(known, temperature)
+    drawn = frequencies(known, temperature, 1.0)
     for token, p in enumerate(power / sum(powers) for power in powers):
         assert abs(drawn[token] - p) <= 4 * math.sqrt(p * (1 - p) / 8000)
 
@@ -160,8 +175,17 @@ def test_nothing_to_do(model: NemotronH) -> None:
     assert generate(model, PROMPTS, 0).tokens == [[], [], [], []]
 
 
-def test_bad_settings_are_refused(model: NemotronH) -> None:
-    with pytest.raises(ValueError, match="prompt"):
-        generate(model, [[1], []], 4)
-    with pytest.raises(ValueError, match=r"-0\.1"):
-        generate(model, [[1]], 4, temperature=-0.1)
+@pytest.mark.parametrize(
+    ("prompts", "settings", "named"),
+    [
+        ([[1], []], {}, "prompt"),
+        ([[1]], {"temperature": -0.1}, "-0.1"),
+        ([[1]], {"top_p": 0.0}, "top_p"),
+        ([[1]], {"top_p": 1.5}, "1.5"),
+    ],
+)
+def test_bad_settings_are_refused(
+    model: NemotronH, prompts: list[list[int]], settings: dict[str, float], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        generate(model, prompts, 4, **settings)

@@ -74,8 +74,7 @@ def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
     cfg = PretrainConfig.model_validate(values)
     sequences = cfg.train.train_iters * cfg.train.global_batch_size
     loader = BlendLoader(data, cfg.dataset.seq_length, sequences, cfg.rng.seed, ranks)
-    no_tokenizer: Any = None
-    inputs = script.Data(loader, data, no_tokenizer, torch.ones(VOCAB_SIZE, dtype=torch.int64))
+    inputs = script.Data(loader, data, torch.ones(VOCAB_SIZE, dtype=torch.int64))
     directory = out / run.get("directory", run["name"])
     metrics = MetricsLog(directory / f"metrics{ranks.rank}.jsonl")
     opened: Any = SimpleNamespace(dir=directory, resumed=run.get("resume", False), metrics=metrics)

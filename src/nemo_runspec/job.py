@@ -6,7 +6,7 @@ Nothing here decides what runs where; a command file calls these in order and th
     spec = parse_runspec(STAGE / "train.py")
     train_config = parse_config(cfg, spec)
     spec = parse_runspec(find_script(STAGE, train_config.run.script))
-    env = parse_env(cfg.profile)
+    env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)
     job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
     display_job(job_config, spec, env)
     job_dir = save_configs(job_config, spec)

@@ -54,7 +54,7 @@ def visible_gpus() -> int:
 def local_command(spec: Runspec, config: Path) -> list[str]:
     """The words that `execute_local` would run: torchrun with a process a visible GPU; one process needs no torchrun.
 
-    A script with `launch = "ray"` is run plainly: it starts Ray on this machine, or joins the one of RAY_ADDRESS.
+    A script with `launch = "ray"` is run plainly: it works in processes of this machine, or on the Ray of RAY_ADDRESS.
 
     Args:
         config: the job's config file.

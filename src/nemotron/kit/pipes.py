@@ -57,10 +57,13 @@ def read_pipe() -> dict[str, str]:
     """The artifact references that the script before this one in the pipe printed, by role.
 
     Waits until that script has finished. Empty when stdin is no pipe and no file, and, with a warning, when nothing
-    came through it. Raises UserError when what came does not end in such a map (that script failed, most likely).
+    came through it. Raises UserError when what came does not end in such a map (that script failed, most likely), and
+    under torchrun with several processes, of which only one would get what comes.
     """
     global _read
     if _read is None:
+        if piped() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError("several processes cannot read their inputs from one pipe", "name them: run.data=NAME")
         _read = _parse(sys.stdin.read()) if piped() else {}
     return dict(_read)
 

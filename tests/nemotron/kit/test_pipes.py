@@ -52,6 +52,12 @@ def test_an_empty_stdin_means_no_inputs_and_says_so(upstream):
     assert done.stderr == "warning: nothing came through the pipe on stdin: no inputs are taken from it\n"
 
 
+def test_one_pipe_cannot_feed_several_processes():
+    done = shell(f"{WRITE} | WORLD_SIZE=2 RANK=1 {READ}")
+    assert done.returncode == 1 and "several processes cannot read their inputs from one pipe" in done.stderr
+    assert shell(f"WORLD_SIZE=2 {READ} < /dev/null").stdout == "{} {}\n"
+
+
 def test_help_and_an_explicit_input_never_wait_for_stdin(script, out):
     Dataset(path=out, num_examples=1).save("raw")
     body = (

@@ -26,7 +26,7 @@ from nemotron.data_prep.sources.documents import normalise, split_of
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.planning import SourceInput, SourceWork, make_plan
 from nemotron.data_prep.sources.reader import read_piece, row_id
-from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.sources.reading import BadRecordError, Reading, ReadReport
 from nemotron.data_prep.work.engines import Engine, SerialEngine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
@@ -40,7 +40,7 @@ _SHARD_DOCUMENTS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class FileSource:
+class DocumentSource:
     """A named source of files. `valid_fraction`: share held out, by hash of the text as it was read.
 
     `max_documents`: the first so many, in the order of sorted paths.
@@ -54,7 +54,7 @@ class FileSource:
 
 
 def ingest_files(
-    source: FileSource, files: Sequence[SourceFile], seed: int, work_dir: Path, engine: Engine
+    source: DocumentSource, files: Sequence[SourceFile], seed: int, work_dir: Path, engine: Engine
 ) -> StepTable:
     """Write the documents of files to `work_dir`.
 
@@ -81,7 +81,7 @@ def ingest_files(
     return table
 
 
-def _ingest_shard(shard: Shard[SourceWork], job: tuple[FileSource, int], output: ShardOutput) -> StepTable:
+def _ingest_shard(shard: Shard[SourceWork], job: tuple[DocumentSource, int], output: ShardOutput) -> StepTable:
     source, seed = job
     table, report = StepTable(), ReadReport()
     documents = _documents(shard.work, source, seed, report)
@@ -102,7 +102,7 @@ def _ingest_shard(shard: Shard[SourceWork], job: tuple[FileSource, int], output:
     return table
 
 
-def _documents(work: SourceWork, source: FileSource, seed: int, report: ReadReport) -> Iterator[Document]:
+def _documents(work: SourceWork, source: DocumentSource, seed: int, report: ReadReport) -> Iterator[Document]:
     for piece in work.pieces:
         reading = source.reading
         if piece.file.format == "warc":  # pages have html, and others text
@@ -120,11 +120,8 @@ def _documents(work: SourceWork, source: FileSource, seed: int, report: ReadRepo
                     }
                 else:
                     report.skip(text.reason, row_id(piece, row.index), str(row.value["url"]))
-        except UserError as error:
-            # A hint of another kind is about what cannot be skipped.
-            if error.hint is None or error.hint.startswith("fields there"):
-                raise UserError(error.message, "; ".join(filter(None, (error.hint, SKIP_HINT)))) from error
-            raise
+        except BadRecordError as error:
+            raise UserError(error.message, "; ".join(filter(None, (error.hint, SKIP_HINT)))) from error
 
 
 # --- Documents that are there already ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from nemo_runspec.errors import RunspecError, UserError
+from nemo_runspec.errors import RunspecError
 from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
 from nemotron.data_prep.sources.lines import lines_before, read_json_lines, read_text
 from nemotron.data_prep.sources.reading import (
@@ -20,6 +20,7 @@ from nemotron.data_prep.sources.reading import (
     NOT_TEXT,
     UNREADABLE,
     Bad,
+    BadRecordError,
     DamagedError,
     Reading,
     ReadReport,
@@ -82,7 +83,7 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
     records of a crawl that are not pages are counted, but are not errors.
 
     Raises:
-        UserError: under `stop`, at the first record or file that cannot be read; names file, row and nearest field.
+        BadRecordError: under `stop`, at the first record or file that cannot be read; names file, row, nearest field.
         RunFailed: a remote file has changed, or its store does not answer.
     """
     at = -1  # number of the last record that was reached
@@ -207,7 +208,7 @@ def _skip(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> None:
     """Count a record that is skipped, or stop because of it."""
     if reading.on_error == "stop" and bad.reason not in NOT_ERRORS:
         at = piece.file.name if bad.index is None else where(piece, bad.index)
-        raise UserError(f"{at}: {_message(bad)}", bad.hint)
+        raise BadRecordError(f"{at}: {_message(bad)}", bad.hint)
     at = ""
     if report.has_room(bad.reason):
         at = piece.file.name if bad.index is None else place(piece, bad.index)

@@ -42,6 +42,10 @@ class Row(NamedTuple):
     value: dict[str, Any]
 
 
+class BadRecordError(UserError):
+    """A record, or a file, that cannot be read, and that `on_error: skip` would leave out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bad:
     """A record that is skipped, or `count` of them from `index` on. `index` None: what is wrong is the file."""

@@ -22,7 +22,7 @@ class AdamWConfig(Group):
 class OptimizerConfig(AdamWConfig):
     """AdamW with a schedule that ends at `min_lr`."""
 
-    min_lr: float = Field(ge=0, description="learning rate of the last step; at most lr")
+    min_lr: float = Field(ge=0, description="learning rate at the end of the decay; at most lr")
     clip_grad: float = Field(1.0, gt=0, description="largest norm of all gradients together")
 
 
@@ -31,5 +31,5 @@ class SchedulerConfig(Group):
 
     lr_warmup_iters: int = Field(0, ge=0, description="steps of linear warm-up")
     lr_decay_style: Literal["WSD", "cosine", "constant"] = Field("WSD", description="shape after the warm-up")
-    lr_wsd_decay_iters: int = Field(0, ge=0, description="steps of the final decay of WSD")
+    lr_wsd_decay_iters: int = Field(0, ge=0, description="steps of the final decay of WSD; 0: it stays at lr")
     lr_wsd_decay_style: Literal["linear", "minus_sqrt", "cosine"] = Field("linear", description="shape of that decay")

@@ -60,7 +60,7 @@ def lr_at(step: int, train_iters: int, optimizer: OptimizerConfig, scheduler: Sc
     """Learning rate of optimiser step `step`, counted from 0, of `train_iters`. Later steps keep the last value.
 
     WSD (warm-up, stable, decay): the peak is held until the last `lr_wsd_decay_iters` steps. Nano 3 decays linearly
-    over the last 20 %; Super 3 with minus_sqrt. The last step has `min_lr`.
+    over the last 20 %; Super 3 with minus_sqrt. The last step of a decay has `min_lr`.
     """
     position = min(step + 1, train_iters)  # 1-based, so that the last step lands on min_lr exactly
     if position <= scheduler.lr_warmup_iters:

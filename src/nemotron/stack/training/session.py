@@ -1,7 +1,7 @@
 """What a training loop has around it: ranks, records, checkpoints, progress, signals. The loop itself is the script's.
 
     with open_session(cfg, script=__file__) as session:
-        restored = session.resume("pretrain", steps, model, optimizer)
+        restored = session.begin("pretrain", steps, model, optimizer)
         step = restored.step if restored else 0
         while True:
             with session.head_of_step(step, {"loader": loader.state_dict()}):
@@ -62,7 +62,7 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
 
 @dataclass
 class Session:
-    """One training run as this rank sees it. From `resume` on it also has what is trained, and for how long.
+    """One training run as this rank sees it. From `begin` on it also has what is trained, and for how long.
 
     last_step: the number of updates after which training ends.
     """
@@ -88,12 +88,12 @@ class Session:
         return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.bf16)
 
     def open_log(self, name: str) -> MetricsLog:
-        """A log beside the metrics, `NAME.jsonl`, which `resume` takes back to the checkpoint as well."""
+        """A log beside the metrics, `NAME.jsonl`, which `begin` takes back to the checkpoint as well."""
         self.logs.append(self.run.open_log(name))
         return self.logs[-1]
 
-    def resume(self, label: str, steps: int, model: NemotronH, optimizer: torch.optim.Optimizer) -> Restored | None:
-        """Fill `model` and `optimizer` from the newest checkpoint of a run that was stopped, and show progress from it.
+    def begin(self, label: str, steps: int, model: NemotronH, optimizer: torch.optim.Optimizer) -> Restored | None:
+        """Begin to train, or go on: a run that was stopped fills `model` and `optimizer` from its newest checkpoint.
 
         They are what later checkpoints save; `steps` is the last step, unless the stopped run chose another one with
         `end_at`. What was logged after that checkpoint is dropped from all logs: those steps are done again. None
@@ -126,9 +126,9 @@ class Session:
     ) -> Iterator[None]:
         """Around the part of a step that changes no weight, after `step` updates: save, then leave if a signal came.
 
-        A checkpoint is saved first where one is due: every `save_interval` steps and at the last. A signal, before the
-        block or in it, saves one as well, which is what StopRequested then leaves behind; so does a block that makes
-        this step the last one. All ranks enter it together.
+        A checkpoint is saved first where one is due: every `save_interval` steps and at the last. One is also saved
+        when a signal came before the block or in it, and when the block made this step the last one. All ranks enter
+        it together.
         """
         state = {**state, "last_step": self.last_step, "num_records": [log.num_records for log in self.logs]}
 

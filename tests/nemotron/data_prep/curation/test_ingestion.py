@@ -11,7 +11,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination
 from nemotron.data_prep.curation.deduplication import exact, minhash
-from nemotron.data_prep.curation.ingestion import MORE, SKIP_HINT, FileSource, ingest_documents, ingest_files
+from nemotron.data_prep.curation.ingestion import MORE, SKIP_HINT, DocumentSource, ingest_documents, ingest_files
 from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.curation.step import (
     Document,
@@ -44,7 +44,7 @@ def ingest(
     engine: Engine = SERIAL,
     **settings: Any,
 ) -> tuple[list[Document], StepTable]:
-    source = FileSource("mine", Reading(on_error, columns={"text": column}), "prose", **settings)
+    source = DocumentSource("mine", Reading(on_error, columns={"text": column}), "prose", **settings)
     files = list_files([str(path) for path in paths], on_error=on_error)
     table = ingest_files(source, files, 0, work_dir, engine)
     return [document for path in list_documents(work_dir) for document in read_documents(path)], table

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from nemo_runspec.config.script import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.curation.ingestion import FileSource
+from nemotron.data_prep.curation.ingestion import DocumentSource
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}
@@ -81,7 +81,7 @@ def test_weights_leave_a_share_to_the_other_sources(weights: dict[str, float], e
 def test_own_sources_are_read_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("nemotron.recipes.nano3.stage0_pretrain.data_prep")
 
-    def refuse(source: FileSource, *_: object) -> NoReturn:
+    def refuse(source: DocumentSource, *_: object) -> NoReturn:
         raise UserError(f"{source.name} was the first")
 
     def too_early(*_: object) -> NoReturn:

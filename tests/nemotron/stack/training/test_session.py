@@ -58,7 +58,7 @@ def test_a_signal_in_the_head_saves_the_state_before_it(tmp_path: Path, step: in
         session.poll()
     assert saved(tmp_path) == [step] and session.stop.checkpoint is not None
     again = make_session(tmp_path, resumed=True)
-    restored = again.resume("test", 10, again.model, again.optimizer)
+    restored = again.begin("test", 10, again.model, again.optimizer)
     assert restored is not None and restored.step == step and restored.state["cursor"] == 7
     # The validation is done again, so its record is gone; that of the update before it stays.
     assert [set(record) - {"time"} for record in again.run.metrics.read()] == [{"step", "loss"}]
@@ -80,7 +80,7 @@ def test_a_head_that_makes_its_step_the_last_one_is_saved(tmp_path: Path, end: i
         session.end_at(end)
     assert saved(tmp_path) == steps_saved
     again = make_session(tmp_path, resumed=True)
-    restored = again.resume("test", 10, again.model, again.optimizer)
+    restored = again.begin("test", 10, again.model, again.optimizer)
     assert (restored and restored.step, again.last_step) == (5 if steps_saved else None, 10)
 
 
@@ -91,7 +91,7 @@ def test_a_resumed_run_ends_where_the_stopped_one_was_going_to(tmp_path: Path) -
     with session.head_of_step(4, {}):
         pass
     again = make_session(tmp_path, resumed=True)
-    assert again.resume("test", 10, again.model, again.optimizer) is not None
+    assert again.begin("test", 10, again.model, again.optimizer) is not None
     assert again.last_step == again.progress.total == 7
 
 
@@ -105,14 +105,14 @@ def test_every_log_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     samples.log(5, text="b")
     again = make_session(tmp_path, resumed=True)
     samples = again.open_log("samples")
-    again.resume("test", 10, again.model, again.optimizer)
+    again.begin("test", 10, again.model, again.optimizer)
     assert ([r["step"] for r in samples.read()], again.run.metrics.read()) == ([1], [])
 
 
 def test_a_fresh_run_drops_the_records_of_one_that_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:
     make_session(tmp_path).run.metrics.log(1, loss=1.0)
     session = make_session(tmp_path, resumed=True)
-    assert session.resume("test", 10, session.model, session.optimizer) is None
+    assert session.begin("test", 10, session.model, session.optimizer) is None
     assert session.run.metrics.read() == []
 
 

@@ -47,7 +47,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination, heuristics
 from nemotron.data_prep.curation.deduplication import exact, minhash
-from nemotron.data_prep.curation.ingestion import MORE, FileSource, ingest_documents, ingest_files
+from nemotron.data_prep.curation.ingestion import MORE, DocumentSource, ingest_documents, ingest_files
 from nemotron.data_prep.curation.settings import HeuristicSettings, MinHashSettings
 from nemotron.data_prep.curation.step import (
     Document,
@@ -93,7 +93,7 @@ def main() -> None:
 
     # --- Sources: what is read, before any work is done ---------------------------------------------------------------
     own_sources = {
-        source.name: FileSource(
+        source.name: DocumentSource(
             source.name,
             Reading(source.on_error, columns={"text": source.text_field}),
             source.kind,

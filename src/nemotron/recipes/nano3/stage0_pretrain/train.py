@@ -132,7 +132,7 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
 
     # ---- resume: the same command after a crash goes on here, to the same weights
     step, metrics = 0, dict[str, Any]()
-    if (restored := session.resume("pretrain", steps, model, optimizer)) is not None:
+    if (restored := session.begin("pretrain", steps, model, optimizer)) is not None:
         step = restored.step
         loader.load_state_dict(restored.state["loader"])
 
@@ -152,6 +152,7 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
         # ---- gradients. Loss: mean over all tokens of the global batch; each micro-batch adds its share, as each rank
         lr = lr_at(step, steps, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
+        phase = loader.blend.phase
         batch = loader.next_batch(batch_size).to(ranks.device)
         loss_sum, balance_sum = torch.zeros((), device=ranks.device), torch.zeros((), device=ranks.device)
         micro_batches = list(batch.micro_batches(cfg.train.micro_batch_size))
@@ -168,7 +169,14 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
 
         # ---- update
         sum_gradients(model)
-        grad_norm = clip_gradients(model, cfg.optimizer.clip_grad)
+        grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum}, ranks)
+        loss_nats = sums["loss"]
+        if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
+            raise RunFailed(
+                f"loss is {loss_nats}, gradient norm {grad_norm} at step {step + 1}",
+                "a smaller optimizer.lr or a longer warm-up helps",
+            )
         optimizer.step()
         optimizer.zero_grad()
         # Experts that saw fewer tokens than the mean become likelier to be chosen, the others less (aux-loss-free). The
@@ -177,15 +185,10 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
 
         # ---- records
         step += 1
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum}, ranks)
-        loss_nats = sums["loss"]
-        if not math.isfinite(loss_nats):
-            raise RunFailed(f"loss is {loss_nats} at step {step}", "a smaller optimizer.lr or a longer warm-up helps")
         session.progress.update(step, tokens=tokens_per_step, flops=flops_per_step, loss=loss_nats, lr=lr)
         if step % cfg.logger.log_interval == 0 or step == steps:
-            session.run.metrics.log(
-                step, **sums, lr=lr, grad_norm=grad_norm, tokens=step * tokens_per_step, phase=loader.blend.phase
-            )
+            tokens = step * tokens_per_step
+            session.run.metrics.log(step, **sums, lr=lr, grad_norm=grad_norm, tokens=tokens, phase=phase)
     session.progress.close()
     mixture = [asdict(row) for row in loader.mixture()]  # realised beside requested
     return whole_model(model, ranks), {**metrics, "mixture": mixture, "epochs": loader.epochs()}

@@ -150,7 +150,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
 
     # ---- resume: the same command after a crash goes on here, to the same weights
     step, best, best_weights = 0, Best(), dict[str, torch.Tensor]()
-    if (restored := session.resume("sft", cfg.train.train_iters, model, optimizer)) is not None:
+    if (restored := session.begin("sft", cfg.train.train_iters, model, optimizer)) is not None:
         step, best, best_weights = restored.step, Best(**restored.state["best"]), restored.best_model
         loader.load_state_dict(restored.state["loader"])
 
@@ -190,7 +190,14 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
 
         # ---- update
         sum_gradients(model)
-        grad_norm = clip_gradients(model, cfg.optimizer.clip_grad)
+        grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum}, ranks)
+        loss_nats = sums["loss"]
+        if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
+            raise RunFailed(
+                f"loss is {loss_nats}, gradient norm {grad_norm} at step {step + 1}",
+                "a smaller optimizer.lr or a longer warm-up helps",
+            )
         optimizer.step()
         optimizer.zero_grad()
         # Experts that saw fewer tokens than the mean become likelier to be chosen, the others less (aux-loss-free).
@@ -198,10 +205,6 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
 
         # ---- records
         step += 1
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum}, ranks)
-        loss_nats = sums["loss"]
-        if not math.isfinite(loss_nats):
-            raise RunFailed(f"loss is {loss_nats} at step {step}", "a smaller optimizer.lr or a longer warm-up helps")
         session.progress.update(step, tokens=tokens_per_step, flops=flops_per_step, loss=loss_nats, lr=lr)
         if step % cfg.logger.log_interval == 0 or step == session.last_step:
             session.run.metrics.log(

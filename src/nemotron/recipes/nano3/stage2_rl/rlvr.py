@@ -154,7 +154,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
 
     # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state
     samples = session.open_log("rollouts")
-    restored = session.resume("rl", steps, model, optimizer)
+    restored = session.begin("rl", steps, model, optimizer)
     step = restored.step if restored else 0
 
     while True:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.profile import Env
-from nemo_runspec.runspec import Runspec
+from nemo_runspec.runspec import Runspec, recipe_name
 from nemo_runspec.secrets import public
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
     from nemo_runspec.execution.local import CPU_SETTINGS, local_command
 
     loaded = job_config.resolved.loaded
-    title = f"{spec.name} -c {loaded.name}" + (f"  (profile {env.profile})" if env.profile else "")
+    title = f"{recipe_name(job_config.resolved.run, spec)} -c {loaded.name}" + (
+        f"  (profile {env.profile})" if env.profile else ""
+    )
     lines = [f"\033[1m{title}\033[0m" if bold else title]
 
     def row(label: str, text: str) -> None:

@@ -147,10 +147,19 @@ def parse_config(cfg: RecipeConfig, spec: Runspec) -> LoadedConfig:
     A config that names no script (`run.script`) is for that of `spec`.
 
     Raises:
-        UserError: see `chosen_config` and `load_config`.
+        UserError: see `chosen_config` and `load_config`; the config names the script of another stage.
     """
     name = chosen_config(spec, cfg.config_name)
-    return load_config(spec.config_dir, name, cfg.overrides, spec.config.format, spec.script_path.name)
+    loaded = load_config(spec.config_dir, name, cfg.overrides, spec.config.format, spec.script_path.name)
+    script = find_script(spec.script_path.parent, loaded.run.script)
+    if script.parent != spec.script_path.parent and script.is_file():
+        other = parse_runspec(script)
+        if other.stage != spec.stage and not other.stage.startswith(f"{spec.stage}/"):
+            raise UserError(
+                f"{loaded.origin(('run', 'script'))}: run.script = {loaded.run.script!r}: a script of the stage "
+                f"{other.stage!r}, and this is {spec.stage!r}"
+            )
+    return loaded
 
 
 def build_job_config(

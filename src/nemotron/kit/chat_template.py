@@ -208,7 +208,8 @@ def _read(location: str) -> ChatTemplate:
         config, file = _settings(path / "tokenizer_config.json"), path / "chat_template.jinja"
         source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
     except (OSError, ValueError) as error:
-        raise UserError(f"chat template {location} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"chat template {location} cannot be read: {reason}") from error
     if not isinstance(source, str):
         raise UserError(f"chat template {location}: the tokenizer there has none, or several")
     tokens = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}

@@ -70,6 +70,13 @@ def test_names_and_folders_are_the_family_s(stage: Path, tmp_path: Path) -> None
         assert run.producer().name == "made/pretrain"
 
 
+def test_a_command_refuses_a_config_for_the_script_of_another_stage(stage: Path) -> None:
+    spec = job.parse_runspec(stage.parents[1] / "nano3/stage1_sft/train.py")
+    cfg = job.RecipeConfig(config_name=str(stage / "config" / "tiny.yaml"))
+    with pytest.raises(UserError, match="a script of the stage 'pretrain', and this is 'sft'"):
+        job.parse_config(cfg, spec)
+
+
 @pytest.mark.parametrize(
     ("remove", "message"),
     [

@@ -17,7 +17,7 @@ def _check_template(template: str) -> str:
     if template in TEMPLATES or TO_COME in template:
         return template
     if not is_path(template):
-        raise ValueError(f"{unknown(template)}; there is {CHOICES}")
+        raise ValueError(unknown(template))
     return str(local_path(template))
 
 

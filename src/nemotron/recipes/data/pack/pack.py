@@ -109,7 +109,7 @@ def main() -> None:
                 repeats={source.name: source.repeats for source in cfg.sources},
                 num_tokens=cfg.num_tokens,
             )
-            print(f"exact duplicates left out: {chosen.duplicates}", file=sys.stderr)
+            print(f"exact duplicates among those kept, left out: {chosen.duplicates}", file=sys.stderr)
             for sample in samples[:20]:
                 print(f"left out: {sample['where']}: {sample['reason']}", file=sys.stderr)
             if not len(chosen.splits["train"]):

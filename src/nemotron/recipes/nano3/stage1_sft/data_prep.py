@@ -107,7 +107,7 @@ def main() -> None:
             sequences = pack.read_sequences(work / "spool", plan, list(settings.sources))
             chosen = pack.choose(sequences, list(settings.sources), weights=None, repeats={}, num_tokens=None)
         print(conversations.table, file=sys.stderr)
-        print(f"exact duplicates left out: {chosen.duplicates}", file=sys.stderr)
+        print(f"exact duplicates among those kept, left out: {chosen.duplicates}", file=sys.stderr)
         for source in cfg.sources:
             if not conversations.table.counts.get(source.name, {}).get(spool.READ):
                 raise UserError(f"source {source.name!r} is empty: no conversation in {', '.join(source.paths)}")

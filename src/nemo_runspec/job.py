@@ -259,13 +259,14 @@ def job_yaml(job: Job, spec: Runspec, code: Mapping[str, Any] | None = None) -> 
 
 
 def job_variables(job: Job, env: Env) -> dict[str, str]:
-    """The variables to set for a job wherever it runs: the script's `[env]`, the profile's, `--debug` and `--force`."""
+    """The variables to set for a job wherever it runs: the script's `[env]`, the profile's, `--debug` and `--force`,
+    or what the environment of the command says in their place."""
     variables = {**job.resolved.spec.env, **env.variables}
     if env.cache_dir is not None:
         variables.setdefault("XDG_CACHE_HOME", str(env.cache_dir))
     if debugging():
         variables[DEBUG] = "1"
-    if "--force" in job.argv:
+    if "--force" in job.argv or os.environ.get(FRESH):
         variables[FRESH] = "1"
     return variables
 

@@ -8,11 +8,12 @@ A bundle is a folder, the current directory of every process on a node::
 
 `plan_bundle` finds out and writes nothing, `pack_code` copies. The digest is over paths, executable bits and contents
 of `project/` as they were packed: the same tree on two machines has the same one, and a file that grows meanwhile (the
-log that this very command writes) travels as far as it was read.
+log of another command, or of this one through `tee`) travels as far as it was read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,7 +66,8 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
     The code is the git repository that the script is in: every file that git lists as tracked or as new, submodules
     and repositories inside it included. Outside git (and where git ignores the script, as in a virtual environment) it
     is the package that the script is in, else the script's folder, without hidden files, caches and virtual
-    environments. What runs write (`output`, the roots of runs and artifacts) and env.toml never travel.
+    environments. What runs write (`output`, the roots of runs and artifacts), the files that this
+    command's own output is redirected into, and env.toml never travel.
 
     Args:
         limit: bytes that may travel.
@@ -77,7 +79,7 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
     """
     script = spec.script_path.parent.resolve() / spec.script_path.name
     root, paths, repositories = _listed(script)
-    left_out = _left_out(root, leave_out)
+    left_out = (*_left_out(root, leave_out), *_written_by_us(root, paths))
     sources = dict(sorted(_followed(root, _without(root, paths, left_out))))
     if script.relative_to(root).as_posix() not in sources:
         raise UserError(f"{script}: lies where runs write, and would not travel", "move it to where the code is")
@@ -224,6 +226,15 @@ def _left_out(root: Path, more: Iterable[Path]) -> tuple[str, ...]:
         if isinstance(path, Path) and (absolute := path.resolve()).is_relative_to(root) and absolute != root:
             paths.append(absolute.relative_to(root).as_posix())
     return tuple(paths)
+
+
+def _written_by_us(root: Path, paths: Iterable[str]) -> list[str]:
+    """Files that this process's output is redirected into: a log is not code."""
+    outputs: list[os.stat_result] = []
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            outputs.append(os.fstat(descriptor))
+    return [path for path in paths if any(os.path.samestat(output, os.lstat(root / path)) for output in outputs)]
 
 
 def _is_below(path: str, folders: Sequence[str]) -> bool:

@@ -24,9 +24,9 @@ LAUNCHERS = ("torchrun", "ray", "direct")
 FORMATS = ("omegaconf", "yaml", "json")
 DEFAULT_CMD = "python {script} --config {config}"
 
-_START = re.compile(r"^# /// script[ \t]*\n", re.MULTILINE)
+_START = re.compile(r"^# /// script[ \t]*$", re.MULTILINE)
 # PEP 723: the last `# ///` of the comment ends the block.
-_BLOCK = re.compile(r"(?P<comments>(?:#(?: .*)?\n)*)# ///[ \t]*$", re.MULTILINE)
+_BLOCK = re.compile(r"\n(?P<comments>(?:#(?: .*)?\n)*)# ///[ \t]*$", re.MULTILINE)
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"  # of a script, its family or its stage
 
@@ -187,13 +187,16 @@ def _extract_block(script: Path, text: str) -> tuple[int, str]:
             f"{script}: no runspec: the file has no `# /// script` block",
             "a script describes itself in [tool.runspec]; see docs/runspec/v1/spec.md",
         )
-    line = text.count("\n", 0, starts[-1].start()) + 1
-    if len(starts) > 1:
-        raise UserError(f"{script}:{line}: two `# /// script` blocks; a script has one")
-    block = _BLOCK.match(text, starts[0].end())
-    if block is None:
-        raise UserError(f"{script}:{line}: the `# /// script` block is not closed by a line `# ///`")
-    return line + 1, "\n".join(comment[2:] for comment in block["comments"].splitlines())
+    blocks: list[tuple[int, str]] = []
+    for start in starts:
+        line = text.count("\n", 0, start.start()) + 1
+        block = _BLOCK.match(text, start.end())
+        if block is None:
+            raise UserError(f"{script}:{line}: the `# /// script` block is not closed by a line `# ///`")
+        blocks.append((line + 1, "\n".join(comment[2:] for comment in block["comments"].splitlines())))
+    if len(blocks) > 1:
+        raise UserError(f"{script}:{blocks[1][0] - 1}: two `# /// script` blocks; a script has one")
+    return blocks[0]
 
 
 def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:

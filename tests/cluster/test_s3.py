@@ -22,7 +22,7 @@ from publishers import go, published, start_publisher
 
 import nemo_runspec
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.errors import ArtifactError, RunFailed, UserError
 
 from .desk import Desk
 from .s3 import S3
@@ -148,6 +148,21 @@ def test_killed_in_the_middle_of_a_large_file(s3: S3, root: str, tmp_path: Path)
     assert subprocess.run(command, env=environment(s3, tmp_path / "second")).returncode == 0
     version = Registry(root).resolve_verified("big")
     assert version.version == 2 and (version.path / "large").stat().st_size == 130 << 20
+
+
+def test_a_flipped_byte_of_an_object_is_refused(
+    s3: S3, root: str, payload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(root).publish("corpus", payload, {"type": "T"})
+    path = f"{root}/corpus/1/payload/train.bin"
+    client = fsspec.filesystem("s3", use_listings_cache=False)
+    data = bytearray(client.cat_file(path))
+    data[len(data) // 2] ^= 1
+    client.pipe_file(path, bytes(data))
+    assert Registry(root).verify("corpus:1") == [f"{path}: content differs from its sha256"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "laptop"))  # this machine has the version as it was made
+    with pytest.raises(ArtifactError, match=r"corpus:1 is corrupt: s3://"):
+        Registry(root).resolve_verified("corpus")
 
 
 def test_processes_fetch_one_version_at_once(s3: S3, root: str, payload: Path, tmp_path: Path) -> None:

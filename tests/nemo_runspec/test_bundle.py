@@ -106,6 +106,15 @@ def test_the_four_files_say_the_same_job(project: Path) -> None:
     assert "canary-1234" not in texts
 
 
+@pytest.mark.parametrize("variable", ["RUNSPEC_FRESH", "RUNSPEC_DEBUG"])
+def test_what_the_environment_says_for_an_option_travels(
+    project: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    assert variable not in exported(bundle_of(project, "here"))
+    monkeypatch.setenv(variable, "1")
+    assert exported(bundle_of(project, "here"))[variable] == "1"
+
+
 def test_behind_ssh_the_roots_are_those_of_the_cluster(project: Path) -> None:
     written = bundle_of(project, "there")
     variables, env = exported(written), written.env

@@ -68,6 +68,12 @@ def test_bad_input_is_one_or_two_lines_and_exit_2(project: Path, words: list[str
     assert 1 <= done.stderr.count("\n") <= 2
 
 
+def test_debug_shows_the_traceback(project: Path) -> None:
+    done = runspec(project, "run", "train.py", "-c", "tiny", "lr=1", "--debug")
+    assert done.returncode == 2
+    assert "Traceback (most recent call last)" in done.stderr
+
+
 def test_help_keeps_its_brackets(project: Path) -> None:
     done = runspec(project, "--help")
     assert done.returncode == 0

@@ -351,6 +351,20 @@ def test_packing_the_same_plan_twice_gives_the_same_folder(repo: Path, tmp_path:
     assert code.size == sum(len(data) for _, _, data in tree)
 
 
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_the_log_of_this_command_stays_here(repo: Path, descriptor: int) -> None:
+    """As with `nemotron … > run.log`: a log is not code, and would change the digest."""
+    before = os.dup(descriptor)
+    with (repo / "run.log").open("w") as log:
+        os.dup2(log.fileno(), descriptor)
+    try:
+        plan = plan_bundle(parse(repo / "train.py"))
+    finally:
+        os.dup2(before, descriptor)
+        os.close(before)
+    assert (travelling(plan), plan.uncommitted) == (COMMITTED, ())
+
+
 def test_a_log_that_grows_while_it_is_packed(repo: Path, tmp_path: Path) -> None:
     """As with `nemotron … | tee run.log`: the digest is that of the bytes that travel, whatever comes later."""
     log = repo / "run.log"

@@ -155,6 +155,11 @@ def test_a_script_has_exactly_one_block(write: Write, tmp_path: Path) -> None:
         parse(write("s.py", "print()\n"))
     with pytest.raises(UserError, match=r"s\.py:1: .*not closed"):
         parse(write("s.py", one.replace("# ///\n", "")))
+    with pytest.raises(UserError, match=r"s\.py:1: .*not closed"):  # that one line and nothing else
+        (tmp_path / "s.py").write_text("# /// script")
+        parse(tmp_path / "s.py")
+    with pytest.raises(UserError, match=r"s\.py:2: .*not closed"):  # a start in a docstring is one
+        parse(write("s.py", '"""\n# /// script\n"""\n' + one))
 
 
 @given(st.text(max_size=300))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class Allowed:
 def allowed(schema: type[BaseModel], path: tuple[str | int, ...]) -> Allowed:
     """The rule for the value at `path` (names of keys, indices of lists)."""
     from pydantic import TypeAdapter
+    from pydantic.errors import PydanticInvalidForJsonSchema
 
     annotation: Any = schema
     metadata: list[Any] = []
@@ -83,12 +85,22 @@ def allowed(schema: type[BaseModel], path: tuple[str | int, ...]) -> Allowed:
         if field is None:
             return Allowed("another value", None)
         annotation, metadata, hint = field.annotation, list(field.metadata), field.description
-    # Pydantic's own account of a type, limits included, is its JSON schema.
-    rule = TypeAdapter(typing.Annotated[(annotation, *metadata)] if metadata else annotation).json_schema()
-    return Allowed(
-        _words(rule, rule.get("$defs", {})),
-        None if not hint else f"{'.'.join(map(str, path))}: {' '.join(hint.split())}",
-    )
+    try:
+        # Pydantic's own account of a type, limits included, is its JSON schema.
+        rule = TypeAdapter(typing.Annotated[(annotation, *metadata)] if metadata else annotation).json_schema()
+        words = _words(rule, rule.get("$defs", {}))
+    except PydanticInvalidForJsonSchema:  # JSON has nothing for a function or a class
+        words = _type_names(annotation)
+    if annotation is complex:  # of which JSON says no more than that it is a text
+        words = _type_names(annotation)
+    return Allowed(words, None if not hint else f"{'.'.join(map(str, path))}: {' '.join(hint.split())}")
+
+
+def _type_names(annotation: Any) -> str:
+    """A type, or each member of a union, as Python calls it."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = typing.get_args(annotation) if is_union else (annotation,)
+    return " or ".join("null" if member is type(None) else f"a {member.__name__}" for member in members)
 
 
 def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel]) -> str | None:
@@ -130,6 +142,15 @@ _PLAIN = {
     "boolean": "true or false",
     "null": "null",
 }
+# What a string has to spell.
+_FORMATS = {
+    "path": "a path",
+    "date": "a date",
+    "time": "a time of day",
+    "date-time": "a date and time",
+    "duration": "a duration",
+    "uuid": "a UUID",
+}
 _LIMITS = {
     "minimum": ">= {}",
     "exclusiveMinimum": "> {}",
@@ -165,10 +186,8 @@ def _words(rule: dict[str, Any], named: dict[str, Any]) -> str:
     elif kind == "object":
         value = rule.get("additionalProperties")
         words = f"a mapping, each value {_words(value, named)}" if isinstance(value, dict) else "a mapping"
-    elif rule.get("format") == "path":
-        words = "a path"
     else:
-        words = _PLAIN.get(str(kind), "another value")
+        words = _FORMATS.get(rule.get("format", "")) or _PLAIN.get(str(kind), "another value")
     if "minimum" in rule and "maximum" in rule:
         return f"{words} from {rule['minimum']} to {rule['maximum']}"
     limits = [text.format(rule[name]) for name, text in _LIMITS.items() if name in rule]

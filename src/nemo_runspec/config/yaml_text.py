@@ -49,6 +49,12 @@ def _loader_class() -> type[yaml.SafeLoader]:
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: ClassVar[_Resolvers] = {}  # type: ignore[misc]
+        # Nor where a tag asks for it is there a date or a set: neither is a value of a config.
+        yaml_constructors: ClassVar[dict[str | None, Any]] = {
+            tag: construct
+            for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+            if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:set")
+        }
 
     for tag, pattern, first in _RESOLVERS:
         Loader.add_implicit_resolver(tag, pattern, first)

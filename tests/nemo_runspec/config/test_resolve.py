@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import create_model
 
 from nemo_runspec import parse
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import ResolvedConfig, load_config, resolve_config
+from nemo_runspec.config.explain import allowed
 from nemo_runspec.errors import ArtifactError, UserError
 
 Write = Callable[[str, str], Path]
@@ -89,6 +93,21 @@ def test_a_bad_key_or_value_names_what_is_allowed(override: str, message: str, h
     assert message in caught.value.message
     assert hint is None or hint in (caught.value.hint or "")
     assert "\n" not in caught.value.message + (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Callable[[int], int], "a Callable"),
+        (type | None, "a type or null"),
+        (complex, "a complex"),
+        (timedelta, "a duration"),
+        (timedelta | None, "a duration or null"),
+    ],
+)
+def test_a_type_that_json_does_not_have_is_named_all_the_same(annotation: Any, words: str) -> None:
+    schema = create_model("Cfg", value=(annotation, ...))
+    assert allowed(schema, ("value",)).text == words
 
 
 def test_a_fault_in_a_file_names_file_and_line_and_how_many_more(write: Write) -> None:

@@ -92,6 +92,8 @@ def test_every_key_knows_its_line() -> None:
         ("? [a]\n: 1", "f.yaml:1: a key of a config is one word"),
         ("a: *x", "f.yaml:1: malformed YAML: found undefined alias"),
         ("a: !!python/object:os.system x", "f.yaml:1: malformed YAML: could not determine a constructor"),
+        ("a: !!timestamp 2020-01-01", "f.yaml:1: malformed YAML: could not determine a constructor"),
+        ("a: !!set {x}", "f.yaml:1: malformed YAML: could not determine a constructor"),
         ("a: 1\n---\nb: 2", "f.yaml:2: malformed YAML: "),
     ],
 )

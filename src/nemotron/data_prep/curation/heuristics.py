@@ -315,8 +315,8 @@ def first_failure(text: str, limits: Mapping[str, LimitConfig | None]) -> tuple[
     """The first filter that a text does not pass, with the text's value; None if it passes all.
 
     Args:
-        limits: filter (a key of `MEASURES`) -> between what values a page passes; the others are not applied, nor are
-            those of None.
+        limits: filter (a key of `MEASURES`) -> between what values a page passes; filters that are absent or None are
+            not applied.
     """
     page = Page(text)
     for name, measure in MEASURES.items():

@@ -35,7 +35,7 @@ class StoredObject(NamedTuple):
 
 
 def retried(request: Callable[[], T], pause: Callable[[Exception], float | None], attempts: int) -> T:
-    """What `request` returns, which may raise `attempts` times.
+    """What `request` returns, which is made at most `attempts` times.
 
     `pause`: seconds to wait at least before it is made again; None for an error that will not pass.
     """

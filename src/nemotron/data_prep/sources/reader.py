@@ -53,7 +53,10 @@ def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
     """Cut a file into pieces of about `target_bytes`, the same every time.
 
     A file that cannot be opened or understood is one piece: its reader meets the error and has a policy for it.
+    ValueError: `target_bytes` is less than 1.
     """
+    if target_bytes < 1:
+        raise ValueError(f"target_bytes {target_bytes} must be at least 1")
     if not can_be_cut(file) or file.size <= target_bytes:
         return [whole(file)]
     if file.format == "jsonl":

@@ -38,7 +38,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _check_web_address(url: str) -> None:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _not_an_address(url, error) from error
     if not parts.hostname:
         raise UserError(f"{redact(url)}: no host is named", "https://HOST/PATH")
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
@@ -98,8 +101,8 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
         if error.code == 416 and total:
             return b"", error.headers, int(total[1])
         raise _web_failure(url, error.code, error.reason) from error
-    except http.client.InvalidURL as error:
-        raise UserError(f"{redact(url)}: not an address: {first_line(error)}") from error
+    except (ValueError, http.client.InvalidURL) as error:  # ValueError: what IDNA or ASCII cannot encode
+        raise _not_an_address(url, error) from error
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "reason", error)
         detail = getattr(reason, "strerror", None) or first_line(reason)
@@ -124,6 +127,10 @@ def _whole_size(answer: http.client.HTTPResponse, begin: int) -> int | None:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
         return int(content_range[2]) if content_range and int(content_range[1]) == begin else None
     return 0 if answer.headers.get("Content-Length") == "0" else None  # of nothing there are no ranges
+
+
+def _not_an_address(url: str, error: Exception) -> UserError:
+    return UserError(f"{redact(url)}: not an address: {first_line(error)}")
 
 
 def _web_failure(url: str, code: int, reason: str) -> RunFailed:

@@ -176,7 +176,8 @@ def plan_mixture(
     rows: list[PhaseRow] = []
     for phase, length in zip(resolved, lengths, strict=True):
         weights = phase["weights"]
-        counts = dict(zip(weights, share_out(length, list(weights.values())), strict=True))
+        names = sorted(weights)  # equal remainders go by name, whatever the order in the config
+        counts = dict(zip(names, share_out(length, [weights[name] for name in names]), strict=True))
         for name in used:
             requested, count = weights[name], counts[name]
             # What the loader's quota rule promises of its own count holds for this one.

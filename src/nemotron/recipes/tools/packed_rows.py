@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
 
 
@@ -22,15 +23,24 @@ class PackedRow(NamedTuple):
 
 
 def packed_files(path: Path) -> list[Path]:
-    """The Parquet files at `path` with the columns of packed rows; what cannot be read is none of them."""
-    return [file for file in sorted(path.rglob("*.parquet") if path.is_dir() else [path]) if _is_packed(file)]
+    """The Parquet files at `path` with the columns of packed rows.
 
-
-def _is_packed(path: Path) -> bool:
-    try:
-        return path.suffix == ".parquet" and set(PACKED_SCHEMA.names) <= set(pq.read_schema(path).names)
-    except (OSError, ValueError):  # pyarrow's errors are of these kinds
-        return False
+    Raises:
+        UserError: one cannot be read, and it is `path` itself or lies beside packed ones, of which it may be one.
+    """
+    packed: list[Path] = []
+    damaged: list[UserError] = []
+    for file in sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * (path.suffix == ".parquet"):
+        try:
+            names = pq.read_schema(file).names
+        except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
+            reason = str(error).splitlines()[0]
+            damaged.append(UserError(f"{file}: damaged file: not a readable Parquet file ({reason})"))
+        else:
+            packed += [file] * (set(PACKED_SCHEMA.names) <= set(names))
+    if damaged and (packed or path.is_file()):
+        raise damaged[0]
+    return packed
 
 
 def read_rows(file: Path, row_groups: Sequence[int] | None = None) -> Iterator[PackedRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -23,7 +24,7 @@ import nemotron
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources import ranges
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address
+from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address, what_failed
 from nemotron.data_prep.sources.locations import list_files, open_binary
 from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
@@ -423,6 +424,12 @@ def test_a_hub_out_of_reach_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert "hf://org/n: the Hub was not reached (ConnectError)" in refusal("hf://org/n")
+
+
+def test_a_full_disk_is_not_called_a_hub_out_of_reach() -> None:
+    assert what_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == "No space left on device"
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    assert what_failed(refused) == "the Hub was not reached (Connection refused)"
 
 
 def test_a_file_of_the_cache_that_was_cut_is_noticed(hub: Hub) -> None:

@@ -107,3 +107,5 @@ def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
             name in ("plain.jsonl", "table.parquet", "file.arrow", "packed.feather")
         )
         assert pieces_of(file, 1 << 20) == [whole(file)]
+        with pytest.raises(ValueError, match="target_bytes 0 must be at least 1"):
+            pieces_of(file, 0)

@@ -257,6 +257,12 @@ def test_errors_name_what_is_wrong(web: Web, monkeypatch: pytest.MonkeyPatch) ->
         find_objects("htps://bucket/x")
 
 
+@pytest.mark.parametrize("address", ["example.invalid/ä", "..example.com/x", f"{'a' * 70}.example/x", "[::1/x"])
+def test_what_is_no_address_is_one_line(address: str) -> None:
+    with pytest.raises(UserError, match="not an address: "):
+        find_objects(f"https://{address}")
+
+
 def test_a_redirect_is_followed(web: Web) -> None:
     web.files["/x.jsonl"] = b"a\n" * 10
     with open_binary(source(web, "/moved/x.jsonl")) as stream:

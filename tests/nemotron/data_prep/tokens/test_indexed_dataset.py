@@ -46,6 +46,14 @@ def test_an_interrupted_writer_leaves_no_index(tmp_path: Path) -> None:
     assert not (tmp_path / "x.idx").exists()
 
 
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with (
+        IndexedDatasetWriter(tmp_path / "x", np.uint16) as writer,
+        pytest.raises(ValueError, match="token id outside uint16"),
+    ):
+        writer.add_documents(np.array([65536]), [1])
+
+
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     prefix = write(tmp_path / "x", DOCUMENTS)
     index, tokens = tmp_path / "x.idx", tmp_path / "x.bin"

@@ -196,3 +196,10 @@ def test_one_pass_is_said_where_it_is_one_and_rounding_is_named() -> None:
     assert "whole sequences" not in plan_mixture(equal, None, seq_length=1).table()
     weighted: list[Phase] = [{"name": "all", "until": 1.0, "weights": dict.fromkeys(equal, 1.0)}]
     assert plan_mixture(equal, weighted, seq_length=1).one_pass  # weights that are those of the sizes
+
+
+def test_equal_remainders_go_by_name_and_not_by_the_order_of_the_weights() -> None:
+    sources = {name: SourceTokens(1, 1000) for name in ("web", "books")}
+    phases = [phase("all", 1.0, web=1, books=1)]
+    mixture = plan_mixture(sources, phases, seq_length=10, train_tokens=30)
+    assert {row.source: row.sequences for row in mixture.rows} == {"books": 2, "web": 1}

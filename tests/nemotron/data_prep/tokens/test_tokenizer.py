@@ -145,5 +145,11 @@ def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenize
     assert len(missing.stderr.strip().splitlines()) == 2
     away = find("hf://org/another", HF_HUB_OFFLINE="1")
     assert away.returncode == 2 and "HF_HUB_OFFLINE is set" in away.stderr
+    assert "and it is not in the cache" in away.stderr
+    # Now nothing listens at the Hub's address.
+    cut = find("hf://org/another").stderr
+    assert "the Hub was not reached, and it is not in the cache" in cut and len(cut.strip().splitlines()) == 2
+    wrong = find("hf://a--b/c..d").stderr
+    assert "Repo id must" in wrong or "Cannot have -- or .." in wrong
     # Without a network the pinned files are there.
     assert find("hf://org/name", HF_HUB_OFFLINE="1").stdout == result.stdout

@@ -194,6 +194,11 @@ def test_a_frozen_plan_refuses_another(tmp_path: Path, other: Plan[Number], mess
         freeze(plan_of(3), tmp_path)
 
 
+def test_the_digest_is_of_the_content() -> None:
+    assert plan_of(3).digest == plan_of(3).digest
+    assert len({plan_of(3).digest, plan_of(4).digest, plan_of(3, eos=False).digest}) == 3
+
+
 KILLED = """
 import sys, time
 from dataclasses import dataclass

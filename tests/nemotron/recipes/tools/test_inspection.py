@@ -25,6 +25,7 @@ from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
 from nemotron.recipes.tools import inspection
 from nemotron.recipes.tools.inspection import inspect, outcome, shown
+from nemotron.recipes.tools.packed_rows import packed_files
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:
@@ -146,6 +147,11 @@ def test_packed_rows(tmp_path: Path) -> None:
     assert report.lengths is not None
     assert report.lengths.bins == [(2, 4, 3)]
     assert [sample["text"] for sample in report.samples] == ["1 2", "6 7 8"]
+    damaged = tmp_path / "valid.parquet"
+    damaged.write_bytes(b"PAR1 cut off")
+    for place in (tmp_path, damaged):  # `data preview` asks for its files here, too
+        with pytest.raises(UserError, match=r"valid\.parquet: damaged file: not a readable Parquet file"):
+            packed_files(place)
 
 
 # --- Documents and conversations --------------------------------------------------------------------------------------

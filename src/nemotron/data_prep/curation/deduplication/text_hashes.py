@@ -58,7 +58,7 @@ def window_hashes(values: U64, size: int, base: int = BASES[0]) -> U64:
 
 
 def window_polynomials(values: U64, size: int, base: int = BASES[0]) -> U64:
-    """As `window_hashes`, not mixed: the highest bits alone depend on all values. By doubling, which takes some
+    """As `window_hashes`, not mixed: only the highest bits depend on all values. By doubling, which takes some
     2 log2(size) vector operations."""
     count = len(values) - size + 1
     if count <= 0:

@@ -1,12 +1,13 @@
 """The bundle of a job: all that travels to a cluster, composed from the job, the script and the profile.
 
 `packaging` says which code, `config.resolve` which config, `launch_script` how a node starts it; here they meet, in a
-temporary folder that exists for as long as submitting takes.
+temporary folder that exists for as long as submitting takes: what follows the job works with the engine's copy.
 """
 
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -39,6 +40,10 @@ class Bundle:
     plan: BundlePlan
     code: PackedCode
     variables: dict[str, str]
+
+    def remove(self) -> None:
+        """Remove the folder before its time: the engine has a copy, and following the job may take days."""
+        shutil.rmtree(self.folder)
 
     def summary(self) -> str:
         """One line a fact: how much code, of which commit, and what of it is not committed."""

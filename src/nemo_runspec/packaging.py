@@ -66,8 +66,8 @@ def plan_bundle(spec: Runspec, *, limit: int = CODE_LIMIT, leave_out: Iterable[P
     The code is the git repository that the script is in: every file that git lists as tracked or as new, submodules
     and repositories inside it included. Outside git (and where git ignores the script, as in a virtual environment) it
     is the package that the script is in, else the script's folder, without hidden files, caches and virtual
-    environments. What runs write (`output`, the roots of runs and artifacts), the files that this
-    command's own output is redirected into, and env.toml never travel.
+    environments. What runs write (`output`, the roots of runs and artifacts), the files that this command's own output
+    is redirected into, and env.toml never travel.
 
     Args:
         limit: bytes that may travel.

@@ -210,6 +210,8 @@ def submit_to_slurm(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int
             _say(slurm.submission_text(experiment, env))
             return DONE
         experiment.run(detach=True)
+    for bundle in jobs:
+        bundle.remove()
     return slurm.follow_or_leave(experiment, env, attached=cfg.attached)
 
 
@@ -226,6 +228,7 @@ def submit_to_ray(bundle: Bundle, cfg: RecipeConfig) -> int:
         _say(ray.submission_text(env, job_id, runtime_env))
         return DONE
     job = ray.hand_over(env, job_id, runtime_env)
+    bundle.remove()
     if cfg.attached:
         return follow_ray_job(job)  # a failed job is a failed command
     _say(ray.how_to_follow(job))

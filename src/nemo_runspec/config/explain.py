@@ -100,7 +100,9 @@ def _type_names(annotation: Any) -> str:
     """A type, or each member of a union, as Python calls it."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if is_union else (annotation,)
-    return " or ".join("null" if member is type(None) else f"a {member.__name__}" for member in members)
+    return " or ".join(
+        "null" if member is type(None) else f"a {getattr(member, '__name__', member)}" for member in members
+    )
 
 
 def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel]) -> str | None:

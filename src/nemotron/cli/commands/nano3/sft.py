@@ -46,4 +46,4 @@ def _execute_sft(cfg: job.RecipeConfig) -> int:
                 print(slurm.submission_text(experiment, env))
                 return 0
             experiment.run(detach=True)
-        return slurm.follow_or_leave(experiment, env, attached=cfg.attached)  # a failed job is a failed command
+    return slurm.follow_or_leave(experiment, env, attached=cfg.attached)  # a failed job is a failed command

@@ -25,11 +25,11 @@ TO_COME = "(resolved at start)>"
 class UserFiles:
     """Marks a field of a schema that names files: `paths: list[Annotated[str, UserFiles()]]`.
 
-    Its values are files, folders, globs and addresses. `hint`: advice about one that does not exist. `names`: values
-    that are no files. `check`: given the path of one that exists, says what is wrong with it, or None.
+    Its values are files, folders, globs and addresses. `hint`: given one that does not exist, advice about it, or None.
+    `names`: values that are no files. `check`: given the path of one that exists, says what is wrong with it, or None.
     """
 
-    hint: str | None = None
+    hint: Callable[[str], str | None] = lambda location: None
     names: tuple[str, ...] = ()
     check: Callable[[Path], str | None] | None = None
 

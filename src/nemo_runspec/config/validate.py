@@ -120,13 +120,13 @@ def digest_user_files(model: BaseModel, loaded: LoadedConfig) -> str | None:
         at = f"{loaded.origin(path)}: {dotted(path)}"
         file = local_path(location)
         if mark.check is not None and file.exists() and (fault := mark.check(file)):
-            raise UserError(f"{at}: {fault}", mark.hint)
+            raise UserError(f"{at}: {fault}")
         if in_artifact(location):
             continue
         try:
             files.update(files_of(location))
         except UserError as error:
-            raise UserError(f"{at}: {error.message}", error.hint or mark.hint) from None
+            raise UserError(f"{at}: {error.message}", error.hint or mark.hint(location)) from None
     return digest(files)
 
 

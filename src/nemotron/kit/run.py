@@ -75,13 +75,15 @@ class Run:
         self.inputs: dict[str, Version] = {}
         self.resumed = False
         self.output_dir = directory / "out-payload"
+        self._logs: list[MetricsLog] = []
         self.metrics = self.open_log("metrics")
         self._lock_descriptor: int | None = None
         self._state: dict[str, Any] = {}
 
     def open_log(self, name: str) -> MetricsLog:
-        """`NAME.jsonl` in the run's directory; of another rank than 0, `NAME.rank1.jsonl` and so on."""
-        return MetricsLog(self.dir / (f"{name}.rank{self.rank}.jsonl" if self.rank else f"{name}.jsonl"))
+        """`NAME.jsonl` in the directory; of another rank than 0, `NAME.rank1.jsonl` and so on. `close` closes it."""
+        self._logs.append(MetricsLog(self.dir / (f"{name}.rank{self.rank}.jsonl" if self.rank else f"{name}.jsonl")))
+        return self._logs[-1]
 
     def artifact_name(self, results: bool = False) -> str | None:
         """The name that the config gives to what this run publishes: `run.results` for Results, else `run.output`."""
@@ -150,7 +152,8 @@ class Run:
     def close(self, *, finished: bool = True) -> None:
         """Close the records. `finished` False leaves the run to be resumed by the same command."""
         global _current
-        self.metrics.close()
+        for log in self._logs:
+            log.close()
         if self.rank == 0 and finished:
             self.write_state("finished")
         if self._lock_descriptor is not None:

@@ -34,7 +34,7 @@ class Cfg(BaseModel):
     tokenizer: Location | None = None
     sources: list[Source] = []
     named: dict[str, Source] = {}
-    pages: list[Annotated[Location, UserFiles(hint="write pages=[…]")]] = []
+    pages: list[Annotated[Location, UserFiles(hint=lambda location: f"write pages=[{location}, …]")]] = []
     style: Annotated[
         str, UserFiles(names=("plain",), check=lambda path: None if path.suffix == ".txt" else f"no text: {path.name}")
     ] = "plain"
@@ -98,7 +98,7 @@ def test_command_and_script_find_the_same_run(here: Path) -> None:
             "b.txt?",
         ),
         ("named={a: {paths: ['*.csv']}}", r"command line: named\.a\.paths\.0: no file matches \*\.csv", ""),
-        ("pages=['*.csv']", r"command line: pages\.0: no file matches \*\.csv", "write pages=[…]"),
+        ("pages=['*.csv']", r"command line: pages\.0: no file matches \*\.csv", "write pages=[*.csv, …]"),
     ],
 )
 def test_a_missing_file_is_refused_where_it_is_written(override: str, message: str, hint: str) -> None:

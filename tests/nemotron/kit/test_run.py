@@ -41,7 +41,10 @@ def test_a_run_has_a_directory_records_and_verified_inputs(script, raw, tmp_path
     assert (
         environment["python"] == ".".join(map(str, sys.version_info[:3])) and environment["cpu_count"] == os.cpu_count()
     )
+    samples = run.open_log("samples")
+    samples.log(1, text="a")
     run.close()
+    assert samples._stream is None
     assert current_run() is None and read_state(run.dir)["state"] == "finished"
 
 

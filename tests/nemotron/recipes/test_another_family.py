@@ -98,6 +98,22 @@ def test_nothing_of_nano3_is_taken_over_silently(stage: Path, remove: str, messa
         job_of(stage)
 
 
+def test_limits_of_data_preparation_are_stated_too_but_not_what_is_filled_in(stage: Path) -> None:
+    spec = job.parse_runspec(stage.parents[1] / "nano3" / "stage0_pretrain" / "data_prep.py")
+    config = yaml.safe_load((spec.config_dir / "tiny.yaml").read_text())
+    config["run"] |= {"script": "nano3/stage0_pretrain/data_prep.py", "family": "made"}
+    folder = stage / "config" / "data_prep"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    cfg = job.RecipeConfig(config_name="tiny", overrides=("curation.prose.digits={high: 0.2}",))
+    spec = dataclasses.replace(spec, config_dir=folder)
+    with pytest.raises(UserError, match="is missing: its default is that of nano3") as error:
+        job.build_job_config(job.parse_config(cfg, spec), spec, Env())
+    missing = (error.value.hint or "").rpartition(": ")[2].split(", ")
+    assert {"curation.prose.word_count", "curation.code.digits", "curation.ngram", "stdlib.enabled"} <= set(missing)
+    assert not {"curation.prose.digits", "curation.prose.word_count.low", "stdlib.python"} & set(missing)
+
+
 def test_a_script_that_is_not_there_is_named(stage: Path) -> None:
     with pytest.raises(UserError, match="no such script"):
         job_of(stage, "run.script=nano3/stage0_pretrain/trian.py")

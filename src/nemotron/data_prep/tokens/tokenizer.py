@@ -98,6 +98,16 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: i
     (directory / "special_tokens_map.json").write_text(json.dumps(named, indent=2) + "\n", "utf-8")
 
 
+def check_trained_tokens(template: str) -> None:
+    """UserError if a tokenizer that `train_tokenizer` makes lacks a token that a chat template needs."""
+    for token in required_tokens(template):
+        if token not in SPECIAL_TOKENS:
+            raise UserError(
+                f"the tokenizer that is trained here has no token {token}, which chat_template {template} needs",
+                f"its special tokens: {' '.join(_NAMED.values())}",
+            )
+
+
 @lru_cache(maxsize=1)
 def tokenizer_from(text: str) -> Tokenizer:
     """The tokenizer that `tokenizer.to_str()` wrote; the last one is kept, for tasks that get the same text each."""

@@ -52,11 +52,17 @@ def _not_a_tokenizer(path: Path) -> str | None:
     return None if path.suffix == ".json" else f"{path}: neither a folder nor a .json file"
 
 
+def _perhaps_on_the_hub(tokenizer: str) -> str | None:
+    """Advice about a path that does not exist, where it looks like the name of a model."""
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer)
+    return f"for a model of the Hugging Face Hub write hf://{tokenizer}" if is_name else None
+
+
 Location: TypeAlias = Annotated[str, AfterValidator(_check_address), UserFiles()]
 TokenizerLocation: TypeAlias = Annotated[
     str,
     AfterValidator(_check_tokenizer),
-    UserFiles(hint="for a model of the Hugging Face Hub write hf://ORG/MODEL", check=_not_a_tokenizer),
+    UserFiles(hint=_perhaps_on_the_hub, check=_not_a_tokenizer),
     Field(description="folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]"),
 ]
 OnError: TypeAlias = Literal["stop", "skip"]

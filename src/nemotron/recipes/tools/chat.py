@@ -146,7 +146,7 @@ def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
 def main(options: Options) -> None:
     """Load the model, answer."""
     if not (Path(options.model) / "config.json").is_file():
-        raise UserError(f"no config.json in {options.model}", "give a model")
+        raise UserError(f"no config.json in {options.model}", "give the payload directory of a model artifact")
     folder = Path(options.tokenizer or options.model)
     tokenizer = load_tokenizer(folder)
     template = None

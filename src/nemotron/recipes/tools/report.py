@@ -3,8 +3,8 @@
 Everything is read from records: the results of the evaluation, the models and data behind it, and the metrics of the
 runs that made them. The family's `report.yaml` says what is shown of its training, `report.html.jinja` how the page
 looks. The page needs no network and no script; it follows the reader's dark or light setting. A record that is no
-longer there, such as a deleted run directory, leaves its figure out. Like `chat.py` this is a tool and no step of a
-recipe: it takes plain options and carries no runspec block.
+longer there, such as a deleted run directory, leaves its figure out. This is a tool and no step of a recipe: it carries
+no runspec block. Unlike the other tools it has no command of its own and takes plain options.
 """
 
 from __future__ import annotations

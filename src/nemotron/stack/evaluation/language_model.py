@@ -95,14 +95,16 @@ def score_text(
 ) -> dict[str, dict[str, float]]:
     """What a pretraining script publishes of its model: bits per byte of each source, beside those of the trigram.
 
-    Every tenth document sets the weights of the trigram's interpolation, and neither is scored on it. The trigram is
-    left out where there is nothing to count or nothing left to score.
+    Every tenth document only sets the weights of the trigram's interpolation; those documents are not scored. Where a
+    source has one document alone, the model is scored on it. The trigram is left out where there is nothing to count or
+    nothing left to score.
 
     Args:
         held_out: by source, token ids of its held-out documents, one array each; at least one.
         trained_tokens: [N] exactly the tokens that the model was trained on, in order; None: no baseline.
         byte_lengths, seq_len, batch_size: as in `model_bits_per_byte`.
-        poll: called before each batch, and while the trigram is counted and fitted; raises to stop.
+        poll: called before the trigram is counted, between the iterations of its fit, and before each batch; raises to
+            stop.
     """
     poll()
     trigram = None

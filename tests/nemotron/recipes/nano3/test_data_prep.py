@@ -17,6 +17,7 @@ import pytest
 
 from nemo_runspec.artifacts import Version
 from nemo_runspec.errors import run_main
+from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import generate_tasks, split_of
 
@@ -197,7 +198,9 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         (PRETRAIN, ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
         (PRETRAIN, ["sources=[{name: own, paths: [short.jsonl]}]"], "no training document is left after curation"),
         (PRETRAIN, ["tasks.num_tasks=0"], "no source of documents"),
+        (PRETRAIN, ["tokenizer.chat_template=nano2"], "no token <SPECIAL_10>, which chat_template nano2 needs"),
         ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
+        ("stage1_sft", ["run.tokenizer=null", "chat_template=nano2", "tokenizer=."], "has no token <SPECIAL_10>"),
         ("stage1_sft", ["run.tokenizer=null", "tokenizer=nowhere"], "nowhere/tokenizer.json"),
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
@@ -217,6 +220,7 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": "x"\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.jsonl").write_text('{"text": "short"}\n')
+    train_tokenizer(["hello"], MIN_VOCAB_SIZE).save(str(tmp_path / "tokenizer.json"))
     good = generate_tasks("math", "train", 1)[0].to_dict()
     changed: dict[str, dict[str, object]] = {
         "wrong": {"spec": {"result": -1}},

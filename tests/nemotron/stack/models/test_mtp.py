@@ -227,6 +227,25 @@ def test_packed_documents_equal_separate_ones(make_model: Callable[..., Nemotron
         assert (one - other).norm() <= 1e-11 * other.norm().clamp(min=1), name
 
 
+@pytest.mark.parametrize("mtp_pattern", PATTERNS)
+def test_depth_k_reads_the_tokens_up_to_t_plus_k_of_its_document(
+    make_model: Callable[..., NemotronH], mtp_pattern: str
+) -> None:
+    """d logits_k[t] / d embedding[s] is not 0 exactly for s <= t + k in the same document."""
+    model = make_model("M", dtype=torch.float64, mtp_hybrid_override_pattern=mtp_pattern, **WITH_MTP)
+    seq_idx = torch.tensor([[0] * 4 + [1] * 7 + [2] * 2])
+    ids = torch.arange(1, 14)[None]  # each token once: the gradient of an embedding row is that of a position
+    logits = model(ids, seq_idx, mtp_depths=2).mtp_logits
+    weight = model.backbone.embeddings.weight
+    for depth in (1, 2):
+        has_token = shift_left(torch.ones_like(ids), depth, seq_idx, fill=0)[0].bool()
+        for t in has_token.nonzero().flatten().tolist():
+            (grad,) = torch.autograd.grad(logits[depth - 1][0, t, 0], weight, retain_graph=True)
+            reach = (grad[1:14].norm(dim=-1) > 1e-13).tolist()
+            same = [bool(seq_idx[0, s] == seq_idx[0, t]) for s in range(13)]
+            assert reach == [same[s] and s <= t + depth for s in range(13)], (depth, t)
+
+
 # ------------------------------------------------------------------------------------------------------------- the loss
 
 

@@ -89,6 +89,7 @@ def main() -> None:
     cfg: PretrainDataConfig = load_script_config(__file__)
     if cfg.stdlib.python != platform.python_version():
         raise UserError(f"this config is for Python {cfg.stdlib.python}, this is {platform.python_version()}")
+    bpe.check_trained_tokens(cfg.tokenizer.chat_template)
     difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
 
     # --- Sources: what is read, before any work is done ---------------------------------------------------------------

@@ -47,7 +47,7 @@ from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.reading import Reading
-from nemotron.data_prep.tokens.tokenizer import find_tokenizer
+from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
@@ -68,6 +68,7 @@ def main() -> None:
     cfg: SFTDataConfig = load_script_config(__file__)
     difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
     tokenizer = find_tokenizer(str(cfg.tokenizer)).json_text()
+    check_template_tokens(tokenizer_from(tokenizer), str(cfg.tokenizer), cfg.chat_template)
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),

@@ -1,4 +1,4 @@
-"""Batched sampling with the cache: greedy and at a temperature, stop tokens, prompts of unequal length."""
+"""Batched sampling with the cache: greedy, at a temperature, top-p; stop tokens, prompts of unequal length."""
 
 from __future__ import annotations
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemotron.stack.models import NemotronH
+from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding import speculative
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.decoding.speculative import generate_speculative
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.mamba2 import MambaCache
+from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
 WITH_MTP: dict[str, Any] = {"num_nextn_predict_layers": 1, "dtype": torch.float64}
 PATTERNS = ["M", "*", "E", "-", "MEM*EME", "M-M*-"]  # without attention, without mamba, with both
@@ -250,6 +251,43 @@ def test_the_same_generator_state_gives_the_same_tokens(make_model: Callable[...
     first = draw(4)
     torch.manual_seed(1)
     assert draw(4) == first and draw(5) != first
+
+
+def counting(rows: int, length: int, source: torch.Generator) -> Tensor:
+    """Rows that count in steps of 1 to 5, modulo 29: every token follows from the two before it."""
+    start, step = torch.randint(29, (rows, 1), generator=source), torch.randint(1, 6, (rows, 1), generator=source)
+    return (start + step * torch.arange(length)) % 29
+
+
+def test_training_makes_the_drafts_right() -> None:
+    """k = 2: close to 3 tokens a round with the loss of multi-token prediction, close to 1 without."""
+    lengths = {}
+    for depths in (0, 2):
+        torch.manual_seed(0)
+        source = torch.Generator().manual_seed(0)
+        model = NemotronH(NemotronHConfig(
+            hybrid_override_pattern="M*-", vocab_size=29, hidden_size=48, num_attention_heads=2, num_key_value_heads=1,
+            head_dim=16, mamba_num_heads=4, mamba_head_dim=12, ssm_state_size=8, n_groups=1, intermediate_size=96,
+            n_routed_experts=4, moe_intermediate_size=32, moe_shared_expert_intermediate_size=32,
+            num_nextn_predict_layers=1, initializer_range=0.1,
+        )).train()  # fmt: skip
+        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+        for _ in range(150):
+            ids = counting(16, 21, source)
+            out = model(ids[:, :-1], mtp_depths=depths)
+            loss = next_token_loss(out.logits, ids[:, 1:])
+            if depths:
+                loss = loss + 0.3 * mtp_loss(out.mtp_logits, ids[:, 1:]) + 1e-4 * out.load_balancing_loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.update_expert_bias()
+        prompts = counting(40, 6, source).tolist()
+        text, acceptance = generate_speculative(model.eval(), prompts, 24, 2, stop_token_ids=())
+        plain = generate(model, prompts, 24, temperature=0, stop_token_ids=())
+        assert text.tokens == plain.tokens
+        lengths[depths] = acceptance.length
+    assert lengths[2] > 2.2 and lengths[0] < 1.3, lengths
 
 
 # ---------------------------------------------------------------------------------------------------------------- edges

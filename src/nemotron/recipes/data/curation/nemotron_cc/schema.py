@@ -48,7 +48,7 @@ class ExtractConfig(ExtractionSettings):
     """`nemotron data curate extract`."""
 
     run: ExtractRun
-    warc: list[Annotated[Location, UserFiles(hint=_NAME_YOURS)]] = Field(
+    warc: list[Annotated[Location, UserFiles(hint=lambda location: _NAME_YOURS)]] = Field(
         min_length=1, description="WARC files, folders, globs, addresses (s3://…, https://…): *.warc, *.warc.gz"
     )
 

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import generation_prompt, parse_response, render
-from nemotron.kit.chat_template import stop_tokens
 from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
@@ -58,21 +57,18 @@ class Options:
 class Speaker:
     """A model that continues text, and talks under a chat template (a family's name or a path).
 
-    `stops`: the tokens that end what it says. `temperature` 0 is greedy; at others `seed` decides which tokens are
-    drawn.
+    `temperature` 0 is greedy; at others `seed` decides which tokens are drawn.
     """
 
     generate: GenerateFn
     template: str
-    stops: tuple[str, ...]
     temperature: float = 0.0
     seed: int = 0
 
     def complete(self, text: str) -> str:
         """The continuation of `text`, without the token that ended it; other special tokens are kept."""
         (completion,) = self.generate([text], temperature=self.temperature, seed=self.seed)
-        stop = next((stop for stop in self.stops if completion.text.endswith(stop)), "")
-        return completion.text.removesuffix(stop)
+        return completion.text
 
     def answer(self, messages: list[dict[str, str]], thinking: bool) -> dict[str, str]:
         """The assistant's next message: content, and reasoning_content when it reasoned."""
@@ -157,8 +153,7 @@ def main(options: Options) -> None:
             raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
     model = load_model(Path(options.model), tokenizer)
     generate = model_generate_fn(model, folder, template, max_new_tokens=options.max_new_tokens)
-    stops = stop_tokens(folder, template)
-    speaker = Speaker(generate, template or "", stops, options.temperature, options.seed)
+    speaker = Speaker(generate, template or "", options.temperature, options.seed)
 
     if options.prompt is None and sys.stdin.isatty():
         converse(speaker, options.thinking, options.complete)

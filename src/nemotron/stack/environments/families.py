@@ -198,8 +198,8 @@ def plain_text(task: Task) -> str:
 
 
 def plain_answer(continuation: str) -> str:
-    """The answer in what a model wrote after `plain_prompt`: the second line; empty without one."""
-    lines = continuation.split("</s>", 1)[0].split("\n")
+    """The answer in what a model wrote after `plain_prompt`, its stop token aside: the second line, or empty."""
+    lines = continuation.split("\n")
     return lines[1].strip() if len(lines) > 1 else ""
 
 

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat_template import stop_tokens
+from nemotron.kit.chat_template import load_template, stop_tokens
 from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import FAMILIES, Task, best_constant_answer, generate_tasks
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
@@ -36,8 +36,16 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def stop_token_ids(tokenizer_dir: Path, template: str | None) -> list[int]:
-    """Ids of the tokens that end a response (`kit.chat_template.stop_tokens`), as far as the tokenizer has them."""
+    """Ids of the tokens that end a response (`kit.chat_template.stop_tokens`), as far as the tokenizer has them.
+
+    UserError if what ends a turn of `template` is not one token.
+    """
     tokenizer = load_tokenizer(tokenizer_dir)
+    if template is not None and (end := load_template(template).stop) and tokenizer.token_to_id(end) is None:
+        raise UserError(
+            f"the tokenizer in {tokenizer_dir} has no token {end}, which ends a turn of chat template {template}",
+            "take the chat template that the model was trained with",
+        )
     ids = [tokenizer.token_to_id(token) for token in stop_tokens(tokenizer_dir, template)]
     return [index for index in ids if index is not None]
 
@@ -52,7 +60,9 @@ def model_generate_fn(
     poll: Callable[[], None] = lambda: None,
     show_progress: bool = False,
 ) -> GenerateFn:
-    """A `GenerateFn` of a model: tokenises prompts, decodes in batches of about equal length, keeps special tokens.
+    """A `GenerateFn` of a model: tokenises prompts, decodes in batches of about equal length.
+
+    The token that ended a completion is not in its text; other special tokens are.
 
     Args:
         template: the chat template of the prompts, whose end of turn ends a completion; None: plain text.
@@ -86,7 +96,8 @@ def model_generate_fn(
                 samples_per_prompt=samples,
                 poll=poll,
             )
-            texts = tokenizer.decode_batch(out.tokens, skip_special_tokens=False)
+            written = [ids[:-1] if ended else ids for ids, ended in zip(out.tokens, out.finished, strict=True)]
+            texts = tokenizer.decode_batch(written, skip_special_tokens=False)
             for position, text in enumerate(texts):
                 num_tokens, finished = len(out.tokens[position]), out.finished[position]
                 completion = Completion(text, num_tokens, out.entropies[position], finished)

@@ -29,8 +29,8 @@ from nemotron.stack.evaluation.intervals import (
 class Completion:
     """What a model generated for one prompt.
 
-    text: special tokens kept, the stop token optional. num_tokens: generated, stop token included. entropy: of the
-    model's distribution over the next token, nats, mean over these tokens. finished: ended by itself.
+    text: special tokens kept, without the token that ended it. num_tokens: generated, that token included. entropy: of
+    the model's distribution over the next token, nats, mean over these tokens. finished: ended by itself.
     """
 
     text: str
@@ -241,11 +241,6 @@ def evaluate_tasks(
     prompts = [prompt_text(task, template, thinking) for task in tasks]
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
-    if template is not None:
-        greedy, flat = (
-            [replace(completion, text=chat.response_of(completion.text, template)) for completion in completions]
-            for completions in (greedy, flat)
-        )
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
     verdicts: list[list[Verdict]] = []
     for task, first, several in zip(tasks, greedy, sampled, strict=True):

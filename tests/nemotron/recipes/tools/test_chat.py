@@ -41,18 +41,18 @@ class Replies:
 
 
 def speaker(model: Replies, template: str = "nano3") -> chat.Speaker:
-    return chat.Speaker(model, template, stops=("<|im_end|>", "</s>"))
+    return chat.Speaker(model, template)
 
 
 def test_reasoning_and_answer_are_told_apart() -> None:
-    model = Replies("1 + 1\n</think>\n2<|im_end|>")
+    model = Replies("1 + 1\n</think>\n2")
     message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
     assert message == {"role": "assistant", "content": "2", "reasoning_content": "1 + 1"}
     assert model.prompts == ["<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"]
 
 
 def test_without_thinking_the_tags_stand_empty_in_the_prompt() -> None:
-    model = Replies("2<|im_end|>")
+    model = Replies("2")
     message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
     assert message == {"role": "assistant", "content": "2"}
     assert model.prompts[0].endswith("<|im_start|>assistant\n<think></think>")
@@ -63,16 +63,11 @@ def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
     assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}
 
 
-@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""])
-def test_a_completion_comes_without_the_token_that_ended_it(end: str) -> None:
-    assert speaker(Replies(f"return x{end}")).complete("def f(x): ") == "return x"
-
-
 def test_a_conversation_keeps_its_turns_without_their_reasoning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n\n/help\n2 + 2?\n/quit\nnever read\n"))
-    model = Replies("1 + 1\n</think>\n2<|im_end|>", "</think>\n4<|im_end|>")
+    model = Replies("1 + 1\n</think>\n2", "</think>\n4")
     chat.converse(speaker(model), thinking=True)
     captured = capsys.readouterr()
     assert captured.out.replace("> ", "").split() == ["2", "4"]

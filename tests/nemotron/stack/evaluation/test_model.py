@@ -13,8 +13,11 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import generate_tasks
-from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, model_generate_fn
+from nemotron.stack.evaluation import model as evaluation_model
+from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, model_generate_fn, stop_token_ids
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding.generate import Generation
 
 PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]
 
@@ -57,6 +60,30 @@ def test_samples_of_a_prompt_stand_together_and_the_seed_decides(model: Nemotron
     first, again, other = (generate(PROMPTS, temperature=1.0, seed=seed, samples=3) for seed in (1, 1, 2))
     assert first == again and first != other
     assert len({done.text for done in first[:3]}) > 1
+
+
+@pytest.mark.parametrize("template", [None, "nano3"])
+@pytest.mark.parametrize("stop", ["</s>", "<|im_end|>", ""])
+def test_right_answers_are_right_whatever_ends_them(
+    model: NemotronH, folder: Path, monkeypatch: pytest.MonkeyPatch, template: str | None, stop: str
+) -> None:
+    tokenizer, tasks = load_tokenizer(folder), generate_tasks("multiple_choice", "eval", 5)
+    texts = [f"{t.solution.reasoning}\n{'</think>' if template else ''}{t.solution.answer}{stop}" for t in tasks]
+    tokens = {prompt_text(t, template): tokenizer.encode(text).ids for t, text in zip(tasks, texts, strict=True)}
+
+    def generated(model: NemotronH, prompts: list[list[int]], *_: object, **__: object) -> Generation:
+        out = [tokens[tokenizer.decode(prompt, skip_special_tokens=False)] for prompt in prompts]
+        return Generation(out, [[0.0]] * len(out), [bool(stop)] * len(out), [1.0] * len(out))
+
+    monkeypatch.setattr(evaluation_model, "generate", generated)
+    evaluation = evaluate_model(model, folder, tasks, ResponsesConfig(samples=0), template=template)
+    assert evaluation.greedy_T.tolist() == [1] * 5
+    assert not any(record["greedy"].endswith(">") for record in evaluation.generations(5))
+
+
+def test_a_template_whose_end_of_turn_is_no_token_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="has no token <SPECIAL_12>, which ends a turn of chat template nano2"):
+        stop_token_ids(folder, "nano2")
 
 
 def test_progress_counts_responses(model: NemotronH, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,9 @@ from nemotron.stack.evaluation.scoring import Completion, GenerateFn, compare, e
 TASKS = [task for family in FAMILIES for task in generate_tasks(family, "eval", 40)]
 
 
-def answers(right_share: dict[str, float], template: str = "nano3") -> GenerateFn:
+def answers(right_share: dict[str, float]) -> GenerateFn:
     """A generator that demonstrates the solution with a probability of its family when sampled, always when greedy."""
-    by_prompt = {prompt_text(task, template): task for task in TASKS}
-    stop = {"nano2": "<SPECIAL_12>", "nano3": "<|im_end|>"}[template]
+    by_prompt = {prompt_text(task, "nano3"): task for task in TASKS}
 
     def generate(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
         rng = random.Random(seed)
@@ -32,7 +31,7 @@ def answers(right_share: dict[str, float], template: str = "nano3") -> GenerateF
             task = by_prompt[prompt]
             for _ in range(samples):
                 right = temperature == 0 or rng.random() < right_share[task.family]
-                text = f"{task.solution.reasoning}\n</think>\n{task.solution.answer if right else 'no'}{stop}"
+                text = f"{task.solution.reasoning}\n</think>\n{task.solution.answer if right else 'no'}"
                 out.append(Completion(text, 10 if right else 30, 0.5 if right else 1.5, right))
         return out
 
@@ -53,12 +52,6 @@ def test_scores_are_what_the_generator_was_made_to_reach() -> None:
     assert evaluation.entropy("math") == 1.5 and evaluation.entropy("structured_output") == 0.5
     right = evaluation.sampled_TS.mean()
     assert evaluation.entropy() == pytest.approx((0.5 * right + 1.5 * 3 * (1 - right)) / (right + 3 * (1 - right)))
-
-
-def test_a_response_ends_as_its_template_says() -> None:
-    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 1.0), "nano2"), TASKS, template="nano2", samples=1)
-    assert evaluation.mean("greedy").estimate == evaluation.mean("sampled").estimate == 1.0
-    assert not any("SPECIAL" in record["greedy"] for record in evaluation.generations(3))
 
 
 def test_metrics_and_generations_are_json_and_complete() -> None:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from nemotron.data_prep.curation.decontamination import words
 from nemotron.data_prep.curation.deduplication import minhash
 from nemotron.data_prep.curation.deduplication.columns import BATCH_CHARS
-from nemotron.data_prep.curation.settings import MinHashSettings
+from nemotron.kit.schemas.curation import MinHashSettings
 
 MEAN_WORDS, SIGMA, VOCABULARY = 500, 0.6, 50_000
 PLANTED = (0.7, 0.8, 0.9)

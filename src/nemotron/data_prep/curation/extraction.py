@@ -16,12 +16,12 @@ from types import FrameType
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
-from nemotron.data_prep.curation.settings import ExtractionSettings
 from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, output_name
 from nemotron.data_prep.sources.documents import normalise
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.warc import HTML_TYPES, WarcRecord, decode_page, read_records
 from nemotron.data_prep.work.shards import InputFile, Plan, Shard, ShardOutput
+from nemotron.kit.schemas.curation import ExtractionSettings
 
 _LAYOUT_CHARS = 400  # of text in one cell; data tables have numbers and names
 

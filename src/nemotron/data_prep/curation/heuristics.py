@@ -23,8 +23,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from nemotron.data_prep.curation.settings import HeuristicSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
+from nemotron.kit.schemas.curation import HeuristicSettings
 from nemotron.kit.schemas.limits import LimitConfig
 
 STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with"])  # Gopher

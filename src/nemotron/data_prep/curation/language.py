@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from nemo_runspec.errors import UserError, nearest
-from nemotron.data_prep.curation.settings import LanguageSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
+from nemotron.kit.schemas.curation import LanguageSettings
 
 UNDETERMINED = "und"
 """ISO 639 for a text whose language cannot be told."""

@@ -25,8 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from nemotron.data_prep.curation.settings import PII_KINDS, PiiSettings
 from nemotron.data_prep.curation.step import Document, Drop, Keep
+from nemotron.kit.schemas.curation import PII_KINDS, PiiSettings
 
 
 class PersonalData(NamedTuple):

@@ -34,7 +34,6 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics
 from nemotron.data_prep.curation.decontamination import word_hashes
 from nemotron.data_prep.curation.deduplication.text_hashes import window_polynomials
-from nemotron.data_prep.curation.settings import TrainSettings
 from nemotron.data_prep.curation.step import (
     DocumentShard,
     DocumentWriter,
@@ -43,6 +42,7 @@ from nemotron.data_prep.curation.step import (
     read_documents,
 )
 from nemotron.data_prep.work.shards import Plan, ShardOutput
+from nemotron.kit.schemas.curation import TrainSettings
 
 NUM_BUCKETS = 20
 CLASSIFIERS = ("words", "surface")

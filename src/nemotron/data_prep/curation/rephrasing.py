@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.curation.settings import EndpointConfig, RephrasingSettings
 from nemotron.data_prep.curation.step import (
     DOCUMENTS,
     SUFFIX,
@@ -50,6 +49,7 @@ from nemotron.data_prep.curation.step import (
 )
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.shards import ShardOutput
+from nemotron.kit.schemas.curation import EndpointConfig, RephrasingSettings
 
 if TYPE_CHECKING:
     import openai

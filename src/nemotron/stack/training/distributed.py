@@ -12,8 +12,9 @@ which would no longer be bit-exact. Where communication costs much, shard instea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -138,15 +139,15 @@ def clip_gradients(model: nn.Module, max_norm: float) -> torch.Tensor:
     return full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
 
 
-def deal(batches: Sequence[T], ranks: Ranks) -> Iterator[tuple[T, bool]]:
+def deal(batches: Iterable[T], ranks: Ranks) -> Iterator[tuple[T, bool]]:
     """This rank's share of `batches`, each with True: every `world_size`-th one.
 
     All ranks get equally many, since those that share a sharded model must call it together: where the batches do not
-    go round in the last turn, a rank gets the last batch with False, and must not count it.
+    go round in the last turn, a rank gets the last batch with False, and must not count it. One turn is in memory.
     """
-    for first in range(0, len(batches), ranks.world_size):
-        index = first + ranks.rank
-        yield batches[min(index, len(batches) - 1)], index < len(batches)
+    remaining = iter(batches)
+    while turn := list(islice(remaining, ranks.world_size)):
+        yield turn[min(ranks.rank, len(turn) - 1)], ranks.rank < len(turn)
 
 
 def message_device() -> torch.device:

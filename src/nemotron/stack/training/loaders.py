@@ -184,6 +184,13 @@ def held_out_documents(directory: Path) -> dict[str, list[NDArray[np.integer]]]:
     return documents
 
 
+def validation_streams(directory: Path, seq_len: int) -> dict[str, JoinedTokens]:
+    """The held-out streams of a blend that have at least one window of `seq_len`+1 tokens; no token is read."""
+    sources = sorted(read_blend(directory).sources.items())
+    streams = {source: _joined(directory, entry.valid) for source, entry in sources if entry.valid}
+    return {source: stream for source, stream in streams.items() if stream.num_tokens > seq_len}
+
+
 def validation_batches(
     directory: Path, seq_len: int, batch_size: int, max_batches: int | None = None
 ) -> Iterator[tuple[str, Batch]]:
@@ -192,10 +199,7 @@ def validation_batches(
     At most `max_batches` batches a source, taken evenly over its length; a tail shorter than a window is left out, and
     so is a source that has not one. Only what is yielded is read.
     """
-    for source, entry in sorted(read_blend(directory).sources.items()):
-        if not entry.valid:
-            continue
-        tokens = _joined(directory, entry.valid)
+    for source, tokens in validation_streams(directory, seq_len).items():
         documents = np.arange(len(tokens))
         places = np.concatenate([[0], np.cumsum(tokens.lengths, dtype=np.int64)])
         count = (tokens.num_tokens - 1) // seq_len

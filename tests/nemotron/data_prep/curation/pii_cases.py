@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from nemotron.data_prep.curation.pii import IBAN_LENGTHS, PLACEHOLDERS, find, luhn
-from nemotron.data_prep.curation.settings import PII_KINDS
+from nemotron.kit.schemas.curation import PII_KINDS
 
 _FIRST = ["anna", "ben", "carla", "dimitri", "elena", "farid", "grace", "hiro", "ines", "jonas", "keiko", "liam"]
 _LAST = ["adler", "brown", "costa", "dubois", "eriksen", "fischer", "garcia", "haddad", "ito", "jansen", "kowalski"]

@@ -14,13 +14,13 @@ import pytest
 from nemotron.data_prep.curation import decontamination, quality
 from nemotron.data_prep.curation.decontamination import hits, protect
 from nemotron.data_prep.curation.quality import bucket_thresholds, train
-from nemotron.data_prep.curation.settings import TrainSettings
 from nemotron.data_prep.curation.step import (
     StepTable,
     collect,
     plan_step,
 )
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
+from nemotron.kit.schemas.curation import TrainSettings
 
 from .shards import read_all, write_shards
 

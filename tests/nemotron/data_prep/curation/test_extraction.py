@@ -14,11 +14,11 @@ from nemotron.data_prep.curation.extraction import (
     main_text,
     plan_extraction,
 )
-from nemotron.data_prep.curation.settings import ExtractionSettings
 from nemotron.data_prep.curation.step import Drop, StepTable, collect, list_documents, read_documents
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import WarcRecord
 from nemotron.data_prep.work.engines import SerialEngine
+from nemotron.kit.schemas.curation import ExtractionSettings
 
 from ..sources.written import PROSE, page, warc_records
 

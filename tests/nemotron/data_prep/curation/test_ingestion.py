@@ -12,7 +12,6 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, SKIP_HINT, DocumentSource, ingest_documents, ingest_files
-from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.curation.step import (
     Document,
     StepTable,
@@ -26,6 +25,7 @@ from nemotron.data_prep.curation.step import (
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
+from nemotron.kit.schemas.curation import MinHashSettings
 
 from ..sources.written import every_format, json_lines, response, warc
 

@@ -6,8 +6,8 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.language import check_languages, identify, judge
-from nemotron.data_prep.curation.settings import LanguageSettings
 from nemotron.data_prep.curation.step import Drop, Keep
+from nemotron.kit.schemas.curation import LanguageSettings
 
 pytest.importorskip("py3langid")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.pii import PLACEHOLDERS, find, iban_is_valid, luhn, redact
-from nemotron.data_prep.curation.settings import PII_KINDS
+from nemotron.kit.schemas.curation import PII_KINDS
 
 from .pii_cases import cases, measure
 

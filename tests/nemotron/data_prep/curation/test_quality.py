@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import quality
 from nemotron.data_prep.curation.quality import Ensemble, train
-from nemotron.data_prep.curation.settings import TrainSettings
+from nemotron.kit.schemas.curation import TrainSettings
 
 GOOD = "The function returns the number of items that the list contains, and raises an error when the list is empty."
 BAD = "BUY cheap deals now!!! click here >>> best price $$$ free shipping offer limited click click"

@@ -32,10 +32,10 @@ from nemotron.data_prep.curation.rephrasing import (
     accept,
     segments,
 )
-from nemotron.data_prep.curation.settings import EndpointConfig, RephrasingSettings, RuleConfig, StylesConfig
 from nemotron.data_prep.curation.step import Document, plan_step, read_documents, write_documents
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import Receipt, freeze, run_shards
+from nemotron.kit.schemas.curation import EndpointConfig, RephrasingSettings, RuleConfig, StylesConfig
 
 KEY = "sk" + "-test-0123456789abcdef0123456789"
 
@@ -263,7 +263,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from nemotron.data_prep.curation import rephrasing
-from nemotron.data_prep.curation.settings import RephrasingSettings
+from nemotron.kit.schemas.curation import RephrasingSettings
 from nemotron.data_prep.curation.step import plan_step
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards

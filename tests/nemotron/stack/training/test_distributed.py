@@ -45,9 +45,12 @@ def test_alone_nothing_changes() -> None:
 
 @pytest.mark.parametrize(("count", "world_size"), [(5, 1), (5, 2), (6, 3), (2, 4), (0, 2)])
 def test_all_batches_are_dealt_once_and_every_rank_is_called_equally_often(count: int, world_size: int) -> None:
-    hands = [list(deal(range(count), Ranks(rank, world_size, torch.device("cpu")))) for rank in range(world_size)]
+    hands = [list(deal(iter(range(count)), Ranks(rank, world_size, torch.device("cpu")))) for rank in range(world_size)]
     assert sorted(batch for hand in hands for batch, counts in hand if counts) == list(range(count))
     assert {len(hand) for hand in hands} == {-(-count // world_size)}
+    source = iter(range(count))
+    next(deal(source, Ranks(0, world_size, torch.device("cpu"))), None)
+    assert len(list(source)) == max(0, count - world_size), "one turn is read ahead, not all"
 
 
 def test_what_does_not_divide_among_the_ranks_is_refused() -> None:

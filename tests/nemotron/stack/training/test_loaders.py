@@ -18,7 +18,13 @@ import torch
 from nemo_runspec.errors import UserError
 from nemotron.stack.training.distributed import Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
-from nemotron.stack.training.loaders import BlendLoader, PackedLoader, TokenStream, validation_batches
+from nemotron.stack.training.loaders import (
+    BlendLoader,
+    PackedLoader,
+    TokenStream,
+    validation_batches,
+    validation_streams,
+)
 
 _spec = importlib.util.spec_from_file_location("token_files", Path(__file__).with_name("token_files.py"))
 assert _spec is not None and _spec.loader is not None
@@ -174,6 +180,15 @@ def test_validation_windows_are_fixed_and_spread_over_the_stream(tmp_path: Path)
     assert labels.flatten().tolist() == list(range(1, 24 * 16 + 1))
     few = torch.cat([b.input_ids_BL[:, 0] for s, b in validation_batches(tmp_path, 16, 3, max_batches=1) if s == "low"])
     assert few.tolist() == [0, 8 * 16, 16 * 16]
+    streams = validation_streams(tmp_path, 16)
+    assert list(streams) == list(dict.fromkeys(source for source, _ in validation_batches(tmp_path, 16, 5)))
+    longest = max(stream.num_tokens for stream in streams.values())
+    assert validation_streams(tmp_path, longest - 1) and not validation_streams(tmp_path, longest)
+    assert not list(validation_batches(tmp_path, longest, 5))
+    blend = json.loads((tmp_path / "blend.json").read_text())
+    blend["sources"]["low"]["valid"] = []  # nothing of it is held out
+    (tmp_path / "blend.json").write_text(json.dumps(blend))
+    assert list(validation_streams(tmp_path, 16)) == [source for source in streams if source != "low"]
 
 
 def write_pack(path: Path, rows: list[list[list[int]]]) -> None:

@@ -43,10 +43,10 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
     span_hashes,
     window_hashes,
 )
-from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step, read_documents
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
+from nemotron.kit.schemas.curation import MinHashSettings
 
 REASON = "near duplicate"
 ANCHORS = 32

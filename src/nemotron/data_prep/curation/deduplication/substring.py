@@ -53,7 +53,6 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
     span_hashes,
     window_hashes,
 )
-from nemotron.data_prep.curation.settings import SubstringSettings
 from nemotron.data_prep.curation.step import (
     SAMPLES_PER_REASON,
     DocumentShard,
@@ -66,6 +65,7 @@ from nemotron.data_prep.curation.step import (
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
+from nemotron.kit.schemas.curation import SubstringSettings
 
 REASON, NOTE = "too short after its repeated passages", "lost repeated passages"
 INDEX, MATCHES = "index", "matches"

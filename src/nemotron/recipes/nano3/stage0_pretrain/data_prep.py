@@ -48,7 +48,6 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination, heuristics
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, DocumentSource, ingest_documents, ingest_files
-from nemotron.data_prep.curation.settings import HeuristicSettings, MinHashSettings
 from nemotron.data_prep.curation.step import (
     Document,
     collect,
@@ -76,6 +75,7 @@ from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 
 if TYPE_CHECKING:

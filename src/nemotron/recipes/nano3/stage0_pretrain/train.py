@@ -66,7 +66,7 @@ from nemotron.stack.training.distributed import (
     sum_metrics,
 )
 from nemotron.stack.training.flops import training_flops_per_token
-from nemotron.stack.training.loaders import BlendLoader, held_out_documents, validation_batches
+from nemotron.stack.training.loaders import BlendLoader, held_out_documents, validation_batches, validation_streams
 from nemotron.stack.training.losses import next_token_loss, token_losses
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 from nemotron.stack.training.publish import publish_model
@@ -199,19 +199,19 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
     """Held-out loss (nats, mean over tokens) and bits per byte of each source, on a fixed sample of its windows."""
     device, byte_lengths_V = session.ranks.device, data.byte_lengths_V.to(session.ranks.device)
     sizes = cfg.dataset.seq_length, cfg.train.global_batch_size, cfg.train.eval_iters
-    batches = [
+    micro_batches = (
         (source, micro)
         for source, batch in validation_batches(cfg.dataset.path, *sizes)
         for micro in batch.micro_batches(cfg.train.micro_batch_size)
-    ]
-    sources = list(dict.fromkeys(source for source, _ in batches))
+    )
+    sources = list(validation_streams(cfg.dataset.path, cfg.dataset.seq_length))  # the same on all ranks
     sums = {
         (source, of): torch.zeros((), dtype=torch.float64, device=device)
         for source in sources
         for of in ("nats", "tokens", "bytes")
     }
     model.eval()
-    for (source, batch), counts in deal(batches, session.ranks):
+    for (source, batch), counts in deal(micro_batches, session.ranks):
         session.poll()
         batch = batch.to(device)
         with session.autocast:

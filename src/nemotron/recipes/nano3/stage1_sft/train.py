@@ -222,7 +222,7 @@ def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> 
     """Held-out loss in nats, mean over trained tokens."""
     device = session.ranks.device
     batches = islice(data.valid.all_batches(cfg.train.global_batch_size), cfg.train.eval_iters)
-    micro_batches = [micro for batch in batches for micro in batch.micro_batches(cfg.train.micro_batch_size)]
+    micro_batches = (micro for batch in batches for micro in batch.micro_batches(cfg.train.micro_batch_size))
     sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("nats", "tokens")}
     model.eval()
     for batch, counts in deal(micro_batches, session.ranks):

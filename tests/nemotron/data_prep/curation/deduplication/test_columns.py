@@ -53,7 +53,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     script = f"""
 import resource
 from pathlib import Path
-from nemotron.data_prep.curation.settings import MinHashSettings, SubstringSettings
+from nemotron.kit.schemas.curation import MinHashSettings, SubstringSettings
 from nemotron.data_prep.curation.step import write_documents
 from nemotron.data_prep.curation.deduplication import columns, exact, minhash, substring
 from nemotron.data_prep.work.engines import SerialEngine

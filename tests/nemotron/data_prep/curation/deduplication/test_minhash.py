@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.deduplication import minhash
-from nemotron.data_prep.curation.settings import MinHashSettings
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+from nemotron.kit.schemas.curation import MinHashSettings
 
 from ..shards import texts, write_shards
 

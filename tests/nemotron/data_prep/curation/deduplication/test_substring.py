@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.curation.deduplication import substring
-from nemotron.data_prep.curation.settings import SubstringSettings
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
+from nemotron.kit.schemas.curation import SubstringSettings
 
 from ..shards import texts, write_shards
 

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemotron.data_prep.curation.extraction import extract_shard, plan_extraction
-from nemotron.data_prep.curation.settings import ExtractionSettings
 from nemotron.data_prep.curation.step import collect, open_step
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.kit import Source, read_pipe
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.schemas.curation import ExtractionSettings
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import ExtractConfig

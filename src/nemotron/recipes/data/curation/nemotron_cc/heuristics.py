@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemotron.data_prep.curation import heuristics
-from nemotron.data_prep.curation.settings import HeuristicSettings
 from nemotron.data_prep.curation.step import open_step
 from nemotron.kit import read_pipe
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.schemas.curation import HeuristicSettings
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import HeuristicsConfig

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemotron.data_prep.curation import pii
-from nemotron.data_prep.curation.settings import PiiSettings
 from nemotron.data_prep.curation.step import list_documents, open_step, read_documents
 from nemotron.kit import read_pipe
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.schemas.curation import PiiSettings
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import PiiConfig

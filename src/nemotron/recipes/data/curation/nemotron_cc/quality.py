@@ -43,7 +43,6 @@ import numpy as np
 
 from nemo_runspec.config import load_script_config
 from nemotron.data_prep.curation import quality
-from nemotron.data_prep.curation.settings import ClassifierSettings, TrainSettings
 from nemotron.data_prep.curation.step import collect, open_step, plan_step
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.locations import list_files
@@ -51,6 +50,7 @@ from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.kit import read_pipe
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.schemas.curation import ClassifierSettings, TrainSettings
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import QualityConfig, TrainingConfig

@@ -40,12 +40,12 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.curation import rephrasing
-from nemotron.data_prep.curation.settings import RephrasingSettings
 from nemotron.data_prep.curation.step import StepRun, StepTable, plan_step
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
 from nemotron.kit import Dataset, open_run, print_complete, read_pipe
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.schemas.curation import RephrasingSettings
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import RephraseConfig

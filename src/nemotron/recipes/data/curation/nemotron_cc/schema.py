@@ -1,4 +1,4 @@
-"""Every knob of the steps: names and files here, what their tasks go by in data_prep/curation/settings.py.
+"""Every knob of the steps: names and files here, what their tasks go by in kit/schemas/curation.py.
 
 "paper" is Nemotron-CC, arXiv 2412.02595; "Curator" is NeMo Curator.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from nemo_runspec.user_files import UserFiles
-from nemotron.data_prep.curation.settings import (
+from nemotron.kit.schemas.curation import (
     ClassifierSettings,
     ExtractionSettings,
     FiltersConfig,

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from nemo_runspec.config.loader import load_config
-from nemotron.data_prep.curation import heuristics, rephrasing, settings
+from nemotron.data_prep.curation import heuristics, rephrasing
+from nemotron.kit.schemas import curation
 from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.recipes.data.curation.nemotron_cc import crawl, schema
 
@@ -21,8 +22,8 @@ STEPS = (
 
 
 def test_names_are_those_of_the_modules() -> None:
-    assert set(settings.FiltersConfig.model_fields) == set(heuristics.MEASURES)
-    assert list(settings.StylesConfig.model_fields) == list(rephrasing.STYLES)
+    assert set(curation.FiltersConfig.model_fields) == set(heuristics.MEASURES)
+    assert list(curation.StylesConfig.model_fields) == list(rephrasing.STYLES)
 
 
 def config(step: str, name: str) -> dict[str, typing.Any]:
@@ -55,7 +56,7 @@ def test_configs_are_valid_and_steps_read_what_the_step_before_wrote(step: str, 
 
 
 def test_the_limits_are_those_of_the_papers() -> None:
-    filters = settings.FiltersConfig.model_validate(config("heuristics", "default")["filters"])
+    filters = curation.FiltersConfig.model_validate(config("heuristics", "default")["filters"])
     # Gopher, table A1.
     table = {2: 0.20, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
     for n, high in table.items():
@@ -68,7 +69,7 @@ def test_one_limit_alone_leaves_the_other_as_it_is() -> None:
     overrides = ["filters.word_count.low=30", "filters.digits=null", "filters.short_lines.high=1"]
     for name in ("default", "tiny"):
         data = load_config(CONFIGS / "heuristics", name, overrides).data
-        filters = settings.FiltersConfig.model_validate(data["filters"])
+        filters = curation.FiltersConfig.model_validate(data["filters"])
         assert filters.word_count == LimitConfig(low=30, high=100_000)
         assert filters.digits is None and filters.short_lines == LimitConfig(high=1)
 
@@ -78,7 +79,7 @@ def test_misspelt_labels_are_refused() -> None:
     with pytest.raises(ValidationError, match="medium-high"):
         schema.HeuristicsConfig.model_validate({"run": run, "exempt": ["medium_high"], "filters": {}})
     with pytest.raises(ValidationError):
-        settings.RuleConfig.model_validate({"labels": ["hihg"], "max_input_words": 100, "max_output_tokens": 100})
+        curation.RuleConfig.model_validate({"labels": ["hihg"], "max_input_words": 100, "max_output_tokens": 100})
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_misspelt_labels_are_refused() -> None:
 )
 def test_an_address_with_a_secret_in_it_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
-        settings.EndpointConfig(base_url=url, model="m")
+        curation.EndpointConfig(base_url=url, model="m")
 
 
 def test_good_addresses() -> None:
     for url in ("http://localhost:8000/v1", "https://host.org/v1/", "http://[::1]:8000/v1"):
-        assert settings.EndpointConfig(base_url=url, model="m").base_url == url
+        assert curation.EndpointConfig(base_url=url, model="m").base_url == url
 
 
 def test_labels_must_cover_all_buckets() -> None:

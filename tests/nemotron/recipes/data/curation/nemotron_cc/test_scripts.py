@@ -19,9 +19,9 @@ import pytest
 from chat_server import ChatServer, chat_server, send, text_in
 
 from nemo_runspec.artifacts import Registry, Version
-from nemotron.data_prep.curation.settings import FiltersConfig, StylesConfig
 from nemotron.data_prep.curation.step import list_documents, read_documents, write_documents
 from nemotron.kit import Dataset
+from nemotron.kit.schemas.curation import FiltersConfig, StylesConfig
 from nemotron.recipes.data.curation.nemotron_cc import schema
 
 RECIPE = Path(schema.__file__).parent

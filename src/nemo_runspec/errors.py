@@ -24,6 +24,8 @@ DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
 
 # Seconds that the other ranks wait for the exit code of rank 0 after a signal.
 WAIT_FOR_RANK_0 = 600
+# Seconds after a signal in which another one is the same, on its way through a launcher.
+SAME_SIGNAL = 5
 
 DEBUG = "RUNSPEC_DEBUG"
 
@@ -214,10 +216,13 @@ def _leave_exit_code(code: int) -> None:
     if os.environ.get("RANK", "0") == "0":
         Path(path).write_text(f"{code}\n", encoding="utf-8")
     elif code in (INTERRUPTED, PREEMPTED):
-        # A launcher stops all ranks once one has ended, and rank 0 may still be writing the checkpoint.
+        # A launcher stops all ranks once one has ended, and rank 0 may still be writing the checkpoint. The signal that
+        # ended this rank may come twice, from Slurm itself and passed on: only a later SIGTERM ends the wait.
         for name in ("SIGTERM", "SIGUSR1"):
             if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_DFL if name == "SIGTERM" else signal.SIG_IGN)
-        deadline = time.monotonic() + WAIT_FOR_RANK_0
-        while not Path(path).exists() and time.monotonic() < deadline:
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        begin = time.monotonic()
+        while not Path(path).exists() and time.monotonic() < begin + WAIT_FOR_RANK_0:
+            if time.monotonic() > begin + SAME_SIGNAL:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(0.1)

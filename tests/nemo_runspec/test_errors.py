@@ -132,7 +132,7 @@ def test_signals_end_a_script_in_one_line(
 
 
 def test_another_rank_does_not_leave_before_rank_0_has_saved(tmp_path: Path) -> None:
-    """A launcher ends all ranks once one has left."""
+    """A launcher ends all ranks once one has left, and passes on the signal that Slurm has sent to each of them."""
     script = (
         "import sys\nfrom nemo_runspec.errors import Preempted, run_main\n"
         "def main():\n    print('leaves', flush=True)\n    raise Preempted('x')\nsys.exit(run_main(main))\n"
@@ -144,6 +144,9 @@ def test_another_rank_does_not_leave_before_rank_0_has_saved(tmp_path: Path) -> 
     assert rank.stdout.readline() == "leaves\n"
     with pytest.raises(subprocess.TimeoutExpired):
         rank.wait(0.7)
+    rank.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.3)
     left.write_text("143\n", encoding="utf-8")
     assert rank.wait(20) == 143
 

@@ -84,6 +84,15 @@ def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
         assert share["realised"] == pytest.approx(share["requested"], abs=0.06)
 
 
+def test_what_was_killed_behind_its_publishing_is_not_published_again(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "chats.jsonl", 20, 1)
+    words = own(tokenizer, f"sources=[{tmp_path}/chats.jsonl]")
+    version = published(tmp_path, pack(tmp_path, *words))
+    (state,) = (tmp_path / "output").rglob("run.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"state": "running"}))
+    assert published(tmp_path, pack(tmp_path, *words)).ref == version.ref
+
+
 def test_a_template_of_your_own_travels_with_the_rows(tokenizer: Path, tmp_path: Path) -> None:
     write_example(tmp_path / "chats.jsonl", 40, 1)
     (tmp_path / "own.jinja").write_text(load_template("nano3").source, encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Version
 from nemo_runspec.errors import UserError
+from nemotron.kit.tables import aligned
 from nemotron.recipes.tools.data_names import find
 from nemotron.recipes.tools.inspection import Lengths, Report, Table, inspect, outcome, shown
 from nemotron.recipes.tools.options import run_tool
@@ -77,14 +78,7 @@ def _table(rows: Table) -> list[str]:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [tuple(columns), *(tuple(_cell(name, row.get(name)) for name in columns) for row in rows)]
     numeric = [any(isinstance(row.get(name), int | float) for row in rows) for name in columns]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:{'>' if right else '<'}{width}}" for cell, right, width in zip(line, numeric, widths, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
+    return [f"  {line}" for line in aligned(cells, "".join("<>"[right] for right in numeric))]
 
 
 _SHARES = ("requested", "realised", "weight", "until", "in", "share_in_loss", "filled")
@@ -106,8 +100,7 @@ def _count(name: str, value: Any) -> str:
 
 
 def _aligned(rows: list[tuple[str, str]]) -> list[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"  {name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
+    return [f"  {line}" for line in aligned([(name.replace("_", " "), text) for name, text in rows], "<<")]
 
 
 def main(options: Options) -> None:

@@ -19,6 +19,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Before any group exists: its functions keep, as the default of an argument, the group of the moment of the import, and
+# torch.optim imports it late. A group that is kept is never destroyed: Gloo's threads run on, and now and then abort
+# the interpreter at its end.
+import torch.distributed.nn
 from torch import nn
 
 from nemo_runspec.errors import UserError

@@ -60,6 +60,10 @@ def test_what_does_not_divide_among_the_ranks_is_refused() -> None:
 
 
 def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
+    """And leave: threads of Gloo that run on, as a module that keeps the group makes them, abort a process at its end.
+
+    torch.optim imports such modules when the first optimiser is built.
+    """
     script = tmp_path / "ranks.py"
     script.write_text(
         textwrap.dedent("""
@@ -80,7 +84,10 @@ def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
         sum_over_ranks([count, torch.zeros(2)])
         sums = sum_metrics({"tokens": 2**53 - 1 if ranks.rank else 1, "nats": torch.tensor(0.5 + ranks.rank)}, ranks)
         flags = (any_rank(ranks.rank == 1, ranks.device), any_rank(False, ranks.device), from_rank_0(ranks.rank + 5))
+        torch.optim.AdamW(model.parameters())
         stop_distributed()
+        threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+        assert not [name for name in threads if "gloo" in name], threads
         Path(sys.argv[1], f"{ranks.rank}.txt").write_text(repr((gradients, count.item(), sums, flags)))
     """)
     )

@@ -9,6 +9,8 @@ SHELL     := /bin/sh
 VENV      := .venv
 SKYPILOT  := .venv-skypilot
 BIN       := $(VENV)/bin
+TESTED    := src/nemotron/constraints.txt
+TESTED_CLUSTER := src/nemotron/constraints-cluster.txt
 PIP_FLAGS ?=
 PYTHON    ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
                if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; \
@@ -72,19 +74,19 @@ $(VENV)/created:
 	@touch $@
 
 # The stamps: installed again only when the dependencies change.
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/created
+$(VENV)/installed: pyproject.toml $(TESTED) | $(VENV)/created
 	@echo "installing (about 1.1 GB with a CPU build of torch)"
-	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints.txt -e .
+	@$(PIP) install --quiet $(PIP_FLAGS) -c $(TESTED) -e ".[train]"
 	@touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/created
+$(VENV)/installed-dev: pyproject.toml $(TESTED) | $(VENV)/created
 	@echo "installing with the tools for tests and lint"
-	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[dev,hf]"
+	@$(PIP) install --quiet $(PIP_FLAGS) -c $(TESTED) -e ".[dev]"
 	@touch $@ $(VENV)/installed
 
-$(VENV)/installed-cluster: pyproject.toml constraints-cluster.txt | $(VENV)/created
+$(VENV)/installed-cluster: pyproject.toml $(TESTED_CLUSTER) | $(VENV)/created
 	@echo "installing with NeMo-Run, Ray and moto"
-	@$(PIP) install --quiet $(PIP_FLAGS) -c constraints-cluster.txt -e ".[dev,hf,launch,ray,s3,gs,cluster]"
+	@$(PIP) install --quiet $(PIP_FLAGS) -c $(TESTED_CLUSTER) -e ".[dev,launch,ray,s3,gs,cluster]"
 	@touch $@ $(VENV)/installed $(VENV)/installed-dev
 
 # For tests/cluster/test_fork_skypilot.py, which calls the program sky: it wants an older click than typer does.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The same data preparation on Ray with one worker and with two, beside a process and a pool of processes.
 
-    python benchmarks/ray_workers.py                # 100 MB; wants the extra ray (constraints-cluster.txt)
+    python benchmarks/ray_workers.py                # 100 MB; wants the extra ray (src/nemotron/constraints-cluster.txt)
     python benchmarks/ray_workers.py --mb 10 100
 
 Text, tokenizer and command are those of `tokenize_speed.py`. Each line is the whole command, from its start to the

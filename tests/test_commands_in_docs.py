@@ -1,24 +1,32 @@
 """Every command that the docs, the help pages and the scripts' docstrings show is accepted, as a dry run.
 
-The artifacts and files that the commands read are stand-ins; `env.example.toml` is the env.toml.
+The artifacts and files that the commands read are stand-ins; `env.example.toml` is the env.toml. Which commands take
+`--dry-run` is asked of the command line itself, whatever families it has: no documented command may start work here.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.script import load_script_config
 from nemotron.cli.commands.data.curate import STEPS
-from nemotron.cli.main import _run
+from nemotron.cli.main import _run, app
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/nemotron"
-PRETRAIN = SOURCE / "recipes/nano3/stage0_pretrain/train.py"
+# Families have stages; what else lies in recipes/ (data, tools) has none.
+FAMILIES = sorted({folder.parent.name for folder in (SOURCE / "recipes").glob("*/stage*")})
+PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
 PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "env.example.toml", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted(SOURCE.rglob("*.md"))
 SCRIPTS = sorted(SOURCE.rglob("*.py"))
@@ -26,29 +34,36 @@ SCRIPTS = sorted(SOURCE.rglob("*.py"))
 COMMAND = re.compile(r"^ *((?:nemotron|python \S*\.py) [^`\n]+)$|`((?:nemotron|python \S*\.py) [^`]+)`", re.MULTILINE)
 # Placeholders (CONFIG, […], …), pipes, and words after a command that are prose.
 SCHEMATIC = re.compile(r"\b[A-Z]{3,}\b|[…|]|\[-|&&")
-RUNS = re.compile(
-    r"nemotron (nano3 (pipe|data prep (pretrain|sft|rl)|pretrain|sft|rl( rlvr)?|eval)|data (tokenize|pack|curate))( |$)"
-)
-# Commands that start a script which is no step of a recipe.
-TOOLS = (["nano3", "chat"], ["nano3", "model"], ["models", "show"], ["data", "inspect"], ["data", "preview"])
 
 
-def commands() -> dict[str, tuple[Path, str]]:
-    """`place: command` -> file and command, of all files above."""
-    found = {}
-    for path in [*PAGES, *SCRIPTS]:
-        for whole, inline in COMMAND.findall(path.read_text(encoding="utf-8")):
-            command = " ".join(re.split(r"  +#| {3,}", (whole or inline).strip())[0].split())
-            if not SCHEMATIC.search(command):
-                found[f"{path.relative_to(ROOT)}: {command}"] = (path, command)
-    return found
+def commands_in(text: str) -> list[str]:
+    """The command lines of a page or a script, one that goes on after a backslash joined."""
+    text = re.sub(r" *\\\n\s*", " ", text)
+    lines = [re.split(r"  +#| {3,}", (whole or inline).strip())[0] for whole, inline in COMMAND.findall(text)]
+    return [" ".join(line.split()) for line in lines if not SCHEMATIC.search(line)]
 
 
-COMMANDS = commands()
+# `place: command` -> file and command, of all files above.
+COMMANDS = {
+    f"{path.relative_to(ROOT)}: {command}": (path, command)
+    for path in [*PAGES, *SCRIPTS]
+    for command in commands_in(path.read_text(encoding="utf-8"))
+}
+
+
+def runs_steps(words: list[str]) -> bool:
+    """Whether a command runs steps of a recipe: these take all their words themselves, `--dry-run` among them."""
+    command = typer.main.get_command(app)
+    for word in words[1:]:
+        sub_commands = getattr(command, "commands", {})
+        if word not in sub_commands:
+            break
+        command = sub_commands[word]
+    return bool(command.context_settings.get("ignore_unknown_options"))
 
 
 class Started(BaseException):
-    """Raised where a script would take this process's place."""
+    """Raised where a script would start."""
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +83,12 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "inputs": {},
         "sources": [{"name": "x"}],
     }
-    kinds = [f"nano3-{stage}-{kind}" for stage in ("pretrain", "sft", "rl") for kind in ("data", "model", "results")]
+    kinds = [
+        f"{family}-{stage}-{kind}"
+        for family in FAMILIES
+        for stage in ("pretrain", "sft", "rl")
+        for kind in ("data", "model", "results")
+    ]
     for name in [f"{kind}-{config}" for kind in kinds for config in ("tiny", "small")]:
         (payload / "content").write_text(name)
         for _ in range(2):  # examples name versions 1 and 2
@@ -103,6 +123,14 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         raise Started
 
     monkeypatch.setattr("os.execve", replace_process)
+
+    class Popen(subprocess.Popen[str]):
+        def __init__(self, words: Sequence[str], **options: Any) -> None:
+            if words[0] == sys.executable:
+                raise Started
+            super().__init__(words, **options)
+
+    monkeypatch.setattr("subprocess.Popen", Popen)
     # Up to there a submission is checked and put together; NeMo-Run is an extra, and tests/cluster has the rest.
     monkeypatch.setattr("nemo_runspec.execution.slurm.load_nemo_run", replace_process)
 
@@ -112,7 +140,25 @@ def test_there_are_commands() -> None:
     assert len([place for place in COMMANDS if place.startswith("README.md")]) > 8
 
 
-@pytest.mark.parametrize("place", COMMANDS)
+def test_a_command_goes_on_after_a_backslash() -> None:
+    page = "```bash\nnemotron nano3 pretrain -c tiny \\\n    optimizer.lr=1e-3 \\\n    --dry-run   # try\n```\n"
+    assert commands_in(page) == ["nemotron nano3 pretrain -c tiny optimizer.lr=1e-3 --dry-run"]
+
+
+def test_what_runs_steps_is_asked_of_the_command_line() -> None:
+    steps = ("nano3 pipe", "nano3 data prep sft -c tiny", "nano3 rl", "nano3 rl rlvr", "data curate", "data curate pii")
+    assert all(runs_steps(f"nemotron {command}".split()) for command in steps)
+    others = ("nano3 chat", "nano3 model export x", "models show", "artifacts list", "data inspect x")
+    assert not any(runs_steps(f"nemotron {command}".split()) for command in others)
+
+
+def test_a_command_without_dry_run_does_not_start_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", "pretrain", "-c", "tiny"])
+    with pytest.raises(Started):
+        _run()
+
+
+@pytest.mark.parametrize("place", COMMANDS, ids=lambda place: place)
 def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, command = COMMANDS[place]
     words = shlex.split(command)
@@ -126,11 +172,11 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
     # `nemotron nano3 sft` is its name, not a command line.
     if all(word.replace("_", "").isalpha() or word == "nano3" for word in words):
         words.append("--help")
-    elif RUNS.match(command):
+    elif runs_steps(words):
         words.append("--dry-run")
     monkeypatch.setattr("sys.argv", words)
     try:
         assert _run() == 0
     except Started:
         submits = any(word in ("--run", "--batch") for word in words)
-        assert submits or words[1:3] in TOOLS
+        assert submits or not runs_steps(words)  # a tool takes this process's place

@@ -1,4 +1,7 @@
-"""Dependencies arrive with the code that imports them: the core list of pyproject.toml is what `src` imports."""
+"""Dependencies arrive with the code that imports them: the core list of pyproject.toml is what `src` imports.
+
+Of the extras, `train` is what scripts that train import besides; nothing is declared that nobody uses.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,33 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMPORTED_AS = {"pyyaml": "yaml", "mlflow-skinny": "mlflow", "scikit-learn": "sklearn"}
+EXTRAS = PROJECT["optional-dependencies"]
+IMPORTED_AS = {"pyyaml": "yaml", "mlflow-skinny": "mlflow", "scikit-learn": "sklearn", "megatron-core": "megatron"}
+# Not imported by name: programs, plug-ins (of fsspec, pytest and trafilatura), and what another one was found to need.
+PROGRAMS = {"pytest_timeout", "pytest_xdist", "ruff", "mypy", "import_linter", "types_PyYAML", "types_jsonschema"}
+PLUG_INS = {"s3fs", "gcsfs", "lxml_html_clean", "leptonai"}
+BY_NAME = {"nemo_run", "mlflow", "wandb", "datasets"}  # through importlib, or in a program that a test writes
+
+
+def names(requirements: list[str]) -> list[str]:
+    """The names of requirements, without extras and versions."""
+    return [re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in requirements]
 
 
 def modules(requirements: list[str]) -> set[str]:
-    """What is imported of each requirement: its name, but for IMPORTED_AS."""
-    names = [re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in requirements]
-    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
+    """What is imported of each requirement: its name, but for IMPORTED_AS; our own extras left out."""
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names(requirements) if name != PROJECT["name"]}
 
 
-def imported(folder: Path) -> set[str]:
+@cache
+def imported(folder: Path) -> frozenset[str]:
     """Top-level modules that the files under `folder` import anywhere, without the standard library and our own."""
     found: set[str] = set()
     for path in folder.rglob("*.py"):
@@ -28,17 +44,50 @@ def imported(folder: Path) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 found.add((node.module or "").partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"nemotron", "nemo_runspec"}
+    return frozenset(found - set(sys.stdlib_module_names) - {"nemotron", "nemo_runspec"})
 
 
 def test_the_core_dependencies_are_what_the_source_imports() -> None:
     core = modules(PROJECT["dependencies"])
-    extras = modules([item for group in PROJECT["optional-dependencies"].values() for item in group])
+    extras = modules([item for group in EXTRAS.values() for item in group])
     used = imported(ROOT / "src")
     assert core - used == set(), "declared, and imported nowhere"
     assert used - core - extras == set(), "imported, and declared nowhere"
 
 
-def test_every_core_dependency_has_one_tested_version() -> None:
-    pinned = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line]
-    assert modules(PROJECT["dependencies"]) - {name.lower() for name in modules(pinned)} - {"yaml"} == set()
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_nothing_in_an_extra_is_unused(extra: str) -> None:
+    used = imported(ROOT / "src") | imported(ROOT / "tests") | imported(ROOT / "benchmarks")
+    assert modules(EXTRAS[extra]) - used - PROGRAMS - PLUG_INS - BY_NAME == set()
+
+
+def test_torch_is_in_the_extra_train_alone() -> None:
+    assert modules(EXTRAS["train"]) == {"torch"}
+    assert "torch" not in modules(PROJECT["dependencies"])
+    for script in (ROOT / "src/nemotron/recipes").rglob("*.py"):
+        text = script.read_text(encoding="utf-8")
+        setup = re.search(r'^# setup = "nemotron-cookbook(\[\w+\])?"$', text, re.MULTILINE)
+        assert ("# [tool.runspec]" in text) == (setup is not None), script
+        if setup is not None:
+            assert (setup[1] == "[train]") == ("\nimport torch\n" in text), script
+            assert setup[1] is None or setup[1].strip("[]") in EXTRAS, script
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"),
+    [
+        ("constraints.txt", ("train", "curation", "hf", "dev")),
+        ("constraints-cluster.txt", ("launch", "ray", "s3", "gs", "cluster", "train", "curation", "hf", "dev")),
+    ],
+)
+def test_every_dependency_has_one_tested_version(file: str, extras: tuple[str, ...]) -> None:
+    lines = (ROOT / "src/nemotron" / file).read_text(encoding="utf-8").splitlines()
+    pinned = [normal(name) for name in names([line for line in lines if "==" in line])]
+    assert len(pinned) == len(set(pinned))
+    wanted = [*PROJECT["dependencies"], *(item for extra in extras for item in EXTRAS[extra])]
+    assert {normal(name) for name in names(wanted)} - set(pinned) - {PROJECT["name"]} == set()
+
+
+def normal(name: str) -> str:
+    """A distribution's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -5,4 +5,6 @@ Knows nothing of language models and never imports torch. The specification is d
 
 from nemo_runspec.runspec import Runspec, parse
 
+__version__ = "0.1.0"
+
 __all__ = ["Runspec", "parse"]

@@ -1,4 +1,4 @@
-"""`python -m nemo_runspec` is the `runspec` command."""
+"""`python -m nemo_runspec` is the `nemo-runspec` command."""
 
 from nemo_runspec.cli import main
 

@@ -1,4 +1,4 @@
-"""The `runspec` command: show, validate and run any script that carries a `[tool.runspec]` block, in any project."""
+"""The `nemo-runspec` command: show, validate and run any script with a `[tool.runspec]` block, in any project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nemo_runspec.pipeline import submit_to_ray, submit_to_slurm
 from nemo_runspec.runspec import parse
 
 app = typer.Typer(
-    name="runspec",
+    name="nemo-runspec",
     help="Show, validate and run scripts that describe themselves in a [tool.runspec] block.",
     epilog="The format: docs/runspec/v1/spec.md",
     no_args_is_help=True,
@@ -60,8 +60,8 @@ def _text(value: object) -> str:
 def validate(ctx: typer.Context) -> None:
     """Check the block, the schema and the configs of a script: all of them, or the one that -c names.
 
-    Artifacts are not looked up, so that configs can be checked where nothing has been made yet; `runspec run --dry-run`
-    looks them up.
+    Artifacts are not looked up, so that configs can be checked where nothing has been made yet; `nemo-runspec run
+    --dry-run` looks them up.
     """
     spec = parse(_take_path(ctx))
     options = parse_words(ctx.args, valued={"-c": "config", "--config": "config"}, flags={"--debug": "debug"})
@@ -122,8 +122,8 @@ def _take_path(ctx: typer.Context) -> str:
 
 
 def main() -> None:
-    """Entry point of the `runspec` command."""
-    sys.exit(run_main(lambda: run_app(app, "runspec", sys.argv[1:])))
+    """Entry point of the `nemo-runspec` command."""
+    sys.exit(run_main(lambda: run_app(app, "nemo-runspec", sys.argv[1:])))
 
 
 def run_app(app: typer.Typer, name: str, words: list[str]) -> int:

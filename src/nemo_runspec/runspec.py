@@ -127,7 +127,7 @@ class Runspec:
         return "train.json" if self.config.format == "json" else "train.yaml"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, paths as text and secrets hidden: what `runspec show --json` prints."""
+        """All fields, paths as text and secrets hidden: what `nemo-runspec show --json` prints."""
         fields = asdict(self)
         fields["env"] = {name: public(name, value) for name, value in self.env.items()}
         fields["script_path"], fields["config_dir"] = str(self.script_path), str(self.config_dir)

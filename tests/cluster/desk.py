@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .slurm import wait_for
 
-MODULES = {"nemotron": "nemotron.cli.main", "runspec": "nemo_runspec.cli"}
+MODULES = {"nemotron": "nemotron.cli.main", "nemo-runspec": "nemo_runspec.cli"}
 # Names the job that runs the small script.
 TOY = "toy-job-default"
 BLOCK = """\
@@ -64,7 +64,7 @@ class Command:
 
 
 class Desk:
-    """A folder in which `nemotron` and `runspec` are called; what they write is in `folder/output`.
+    """A folder in which `nemotron` and `nemo-runspec` are called; what they write is in `folder/output`.
 
     `env` is the environment of the commands. Nothing of the person who runs the tests is in it but PATH and Python.
     """
@@ -88,12 +88,12 @@ class Desk:
             file.write(f"\n[{name}]\n{table}")
 
     def script(self, text: str, launch: str = "torchrun") -> str:
-        """Write the small script; `text` follows its runspec block. Returns its path, for `runspec run`."""
+        """Write the small script; `text` follows its runspec block. Returns its path, for `nemo-runspec run`."""
         (self.folder / "toy" / "job.py").write_text(BLOCK.format(launch=launch) + text, encoding="utf-8")
         return "toy/job.py"
 
     def words(self, line: str, *words: str) -> list[str]:
-        """`nemotron …` or `runspec …`, as the words that start the program of this checkout."""
+        """`nemotron …` or `nemo-runspec …`, as the words that start the program of this checkout."""
         program, *rest = line.split()
         return [sys.executable, "-c", f"from {MODULES[program]} import main; main()", *rest, *words]
 

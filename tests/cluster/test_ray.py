@@ -70,7 +70,7 @@ def test_shards_written_on_two_nodes_are_those_of_one_process(desk: Desk, tmp_pa
 @pytest.mark.usefixtures("scratch")
 def test_the_exit_code_of_the_script_is_that_of_the_step(desk: Desk) -> None:
     script = desk.script("import os, sys; print('at', os.environ['RAY_ADDRESS'], flush=True); sys.exit(2)", "ray")
-    assert re.search(r"^at \S+:\d+$", desk.run(f"runspec run {script} --run slurm", code=2), re.M)
+    assert re.search(r"^at \S+:\d+$", desk.run(f"nemo-runspec run {script} --run slurm", code=2), re.M)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_job_runs_with_the_code_that_travelled_and_its_log_is_shown(ray_cluste
     (ray_desk.folder / "toy" / "there.py").write_text(module)
     name, value = ray_cluster.secret
     ray_desk.profile("secret", extends="cluster", secrets=[name])
-    printed = ray_desk.run(f"runspec run {ray_desk.script(TASKS, 'ray')} --run secret", HF_TOKEN="canary-of-mine")
+    printed = ray_desk.run(f"nemo-runspec run {ray_desk.script(TASKS, 'ray')} --run secret", HF_TOKEN="canary-of-mine")
     assert "results 380\n" in printed and "cluster has it\n" in printed
     last = re.fullmatch(r"job (toy-job-\S+) succeeded", printed.splitlines()[-1])
     assert last and f"folder {ray_desk.output}/jobs/{last[1]}\n" in printed
@@ -135,13 +135,13 @@ def test_a_job_runs_with_the_code_that_travelled_and_its_log_is_shown(ray_cluste
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(2)", 2), ("sys.exit(143)", 143), ("1 / 0", 1)])
 def test_the_exit_code_is_the_script_s_own(ray_desk: Desk, how: str, code: int) -> None:
     script = ray_desk.script(f"import sys\nprint('begun', flush=True)\n{how}\n", "direct")
-    printed = ray_desk.run(f"runspec run {script} --run cluster", code=code)
+    printed = ray_desk.run(f"nemo-runspec run {script} --run cluster", code=code)
     assert "begun\n" in printed and re.search(r"^error: job \S+ failed with exit code", printed, re.M)
 
 
 def test_a_secret_that_the_cluster_lacks_is_refused_by_name(ray_desk: Desk) -> None:
     ray_desk.profile("secret", extends="cluster", secrets=["ANOTHER_TOKEN"])
-    printed = ray_desk.run(f"runspec run {ray_desk.script('print(0, chr(33))', 'direct')} --run secret", code=2)
+    printed = ray_desk.run(f"nemo-runspec run {ray_desk.script('print(0, chr(33))', 'direct')} --run secret", code=2)
     assert "error: ANOTHER_TOKEN, a secret of this job, is not set on" in printed and "0 !" not in printed
 
 
@@ -156,7 +156,7 @@ def test_the_command_runs_on_the_cluster_and_the_digest_is_that_of_one_process(r
 
 @pytest.mark.slow
 def test_ctrl_c_twice_cancels_and_sigterm_only_leaves(ray_cluster: RayCluster, ray_desk: Desk) -> None:
-    line = f"runspec run {ray_desk.script(BEGINS, 'direct')} --run cluster"
+    line = f"nemo-runspec run {ray_desk.script(BEGINS, 'direct')} --run cluster"
     left = ray_desk.start(line)
     left.until("begun")
     left.process.send_signal(signal.SIGTERM)
@@ -179,7 +179,7 @@ def test_ctrl_c_twice_cancels_and_sigterm_only_leaves(ray_cluster: RayCluster, r
 
 
 def test_nothing_at_the_address_is_one_line(ray_desk: Desk) -> None:
-    line = f"runspec run {ray_desk.script(BEGINS, 'direct')} --run cluster run.env.address=http://127.0.0.1:1"
+    line = f"nemo-runspec run {ray_desk.script(BEGINS, 'direct')} --run cluster run.env.address=http://127.0.0.1:1"
     error = "error: profile cluster: executor ray: nothing answers at http://127.0.0.1:1: Conn"
     assert ray_desk.run(line, code=2).splitlines()[-1].startswith(error)
 

@@ -1,4 +1,4 @@
-"""Scripts submitted with `runspec run` to a real Slurm with two nodes, with real signals and failures."""
+"""Scripts submitted with `nemo-runspec run` to a real Slurm with two nodes, with real signals and failures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def files_with(text: str, *folders: Path) -> list[Path]:
 def test_torchrun_over_two_nodes(desk: Desk, tmp_path: Path) -> None:
     """Ranks over nodes, variables with any text, secrets that arrive but are written nowhere, GPUs, states."""
     gpus = ("run.env.gpus_per_node=2", "run.env.cpus_per_task=3")
-    printed = lines(desk.run(f"runspec run {desk.script(HELLO)} --run toy", *gpus))
+    printed = lines(desk.run(f"nemo-runspec run {desk.script(HELLO)} --run toy", *gpus))
     secret = repr("".join(reversed(SECRET)))
     ranks = sorted(line for line in printed if line.startswith("rank"))
     assert ranks == [f"rank {rank}/4 on node{rank // 2 + 1} {NASTY} {secret}" for rank in range(4)]
@@ -109,7 +109,7 @@ def test_the_script_s_exit_code_is_the_command_s(desk: Desk, launch: str, code: 
     script = desk.script(
         f"import sys\nfrom nemo_runspec.errors import run_main\nsys.exit(run_main(lambda: {code}))", launch
     )
-    printed = desk.run(f"runspec run {script} --run toy", code=expected)
+    printed = desk.run(f"nemo-runspec run {script} --run toy", code=expected)
     assert f"{ERROR} failed with exit code {expected}" in lines(printed)
     log = re.search(r"^log: (.*)$", printed, re.M)
     assert log and Path(log[1]).is_file()
@@ -121,7 +121,7 @@ def test_the_script_s_exit_code_is_the_command_s(desk: Desk, launch: str, code: 
 @pytest.mark.slow
 def test_a_request_to_save_requeues_and_the_job_goes_on(desk: Desk, slurm: Slurm) -> None:
     """`scancel --signal` reaches every process, and node2 is done seconds before rank 0 has saved."""
-    attached = desk.start(f"runspec run {desk.script(SAVES)} --run toy")
+    attached = desk.start(f"nemo-runspec run {desk.script(SAVES)} --run toy")
     attached.until("rank 1 started")
     attached.until("rank 0 started")
     slurm.run(f"scancel --signal=USR1 {attached.job}")
@@ -134,14 +134,14 @@ def test_a_request_to_save_requeues_and_the_job_goes_on(desk: Desk, slurm: Slurm
 @pytest.mark.slow
 def test_the_time_limit_requeues_too(desk: Desk) -> None:
     limit = ("run.env.time=1", "run.env.signal=USR1@50")
-    printed = lines(desk.run(f"runspec run {desk.script(SAVES)} --run toy", *limit))
+    printed = lines(desk.run(f"nemo-runspec run {desk.script(SAVES)} --run toy", *limit))
     assert f"job N ({TOY}) requeued: restart 1 of 3" in printed
     assert "rank 0 goes on from step 7" in printed
 
 
 @pytest.mark.slow
 def test_no_restarts_means_143(desk: Desk, slurm: Slurm) -> None:
-    attached = desk.start(f"runspec run {desk.script(SAVES, 'direct')} --run toy run.env.max_restarts=0")
+    attached = desk.start(f"nemo-runspec run {desk.script(SAVES, 'direct')} --run toy run.env.max_restarts=0")
     attached.until("rank 0 started")
     slurm.run(f"scancel --signal=TERM {attached.job}")
     assert f"{ERROR} saved its checkpoint and left, after 0 of 0 restarts" in lines(attached.end(143))
@@ -150,7 +150,7 @@ def test_no_restarts_means_143(desk: Desk, slurm: Slurm) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["NODE_FAIL: a node failed", "CANCELLED"])
 def test_a_job_that_others_end_is_not_started_again(desk: Desk, slurm: Slurm, end: str) -> None:
-    attached = desk.start(f"runspec run {desk.script(SAVES)} --run toy")
+    attached = desk.start(f"nemo-runspec run {desk.script(SAVES)} --run toy")
     attached.until("rank 1 started")
     if end == "CANCELLED":
         slurm.run(f"scancel {attached.job}")
@@ -162,7 +162,7 @@ def test_a_job_that_others_end_is_not_started_again(desk: Desk, slurm: Slurm, en
 
 @pytest.mark.slow
 def test_without_a_terminal_the_second_ctrl_c_cancels(desk: Desk, slurm: Slurm) -> None:
-    attached = desk.start(f"runspec run {desk.script(SAVES)} --run toy")
+    attached = desk.start(f"nemo-runspec run {desk.script(SAVES)} --run toy")
     attached.until("rank 0 started")
     attached.process.send_signal(signal.SIGINT)
     attached.until("once more cancels")
@@ -174,7 +174,7 @@ def test_without_a_terminal_the_second_ctrl_c_cancels(desk: Desk, slurm: Slurm) 
 
 @pytest.mark.slow
 def test_on_a_terminal_ctrl_c_asks(desk: Desk, slurm: Slurm) -> None:
-    words = desk.words(f"runspec run {desk.script(SLEEPS, 'direct')} --run toy")
+    words = desk.words(f"nemo-runspec run {desk.script(SLEEPS, 'direct')} --run toy")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(desk.folder)
@@ -205,7 +205,7 @@ def test_on_a_terminal_ctrl_c_asks(desk: Desk, slurm: Slurm) -> None:
 
 @pytest.mark.slow
 def test_sigterm_leaves_the_job_and_what_is_printed_works_in_another_shell(desk: Desk, slurm: Slurm) -> None:
-    attached = desk.start(f"runspec run {desk.script(SLEEPS, 'direct')} --run toy")
+    attached = desk.start(f"nemo-runspec run {desk.script(SLEEPS, 'direct')} --run toy")
     attached.until("started")
     attached.process.terminate()
     printed = attached.end(143)
@@ -231,7 +231,7 @@ def test_sigterm_leaves_the_job_and_what_is_printed_works_in_another_shell(desk:
     ],
 )
 def test_what_sbatch_refuses_leaves_nothing_behind(desk: Desk, slurm: Slurm, key: str, message: str) -> None:
-    printed = desk.run(f"runspec run {desk.script(HELLO)} --run toy run.env.{key}", code=2)
+    printed = desk.run(f"nemo-runspec run {desk.script(HELLO)} --run toy run.env.{key}", code=2)
     refusal = re.search(r"^error: sbatch refused the job: (.*)\nnothing was submitted\n\Z", printed, re.M)
     assert refusal and message in refusal[1], printed
     assert [file for file in desk.output.rglob("*") if file.is_file()] == []
@@ -240,9 +240,9 @@ def test_what_sbatch_refuses_leaves_nothing_behind(desk: Desk, slurm: Slurm, key
 
 def test_a_dry_run_shows_what_a_batch_submits_and_writes_nothing(desk: Desk, slurm: Slurm) -> None:
     script = desk.script(HELLO)
-    dry = desk.run(f"runspec run {script} --run toy --dry-run")
+    dry = desk.run(f"nemo-runspec run {script} --run toy --dry-run")
     assert not desk.output.exists()
-    real = desk.run(f"runspec run {script} --batch toy")
+    real = desk.run(f"nemo-runspec run {script} --batch toy")
     log = re.search(rf"^  log +(.*)/{TOY}/log-{TOY}_(\d+)_0.out$", real, re.M)
     assert log
     folder = Path(log[1])
@@ -269,12 +269,12 @@ def away(desk: Desk, login_node: LoginNode, tmp_path: Path) -> Desk:
 
 
 def test_over_ssh(away: Desk, login_node: LoginNode, tmp_path: Path) -> None:
-    printed = away.run(f"runspec run {away.script(HELLO)} --run login")
+    printed = away.run(f"nemo-runspec run {away.script(HELLO)} --run login")
     assert f"rank 1/2 on node2 {NASTY} {''.join(reversed(SECRET))!r}" in printed
     assert (tmp_path / "there" / "experiments" / TOY).is_dir()
     assert not away.output.exists()
     assert files_with(SECRET, tmp_path, login_node.root) == []
-    printed = away.run(f"runspec run {away.script(SLEEPS, 'direct')} --batch login")
+    printed = away.run(f"nemo-runspec run {away.script(SLEEPS, 'direct')} --batch login")
     cancel = re.search(r"^  cancel +(.*)$", printed, re.M)
     assert cancel
     subprocess.run(["bash", "-c", cancel[1]], env=away.env, check=True)
@@ -282,7 +282,7 @@ def test_over_ssh(away: Desk, login_node: LoginNode, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_connection_that_drops_comes_back(away: Desk, slurm: Slurm) -> None:
-    attached = away.start(f"runspec run {away.script(SAVES, 'direct')} --run login")
+    attached = away.start(f"nemo-runspec run {away.script(SAVES, 'direct')} --run login")
     attached.until("rank 0 started")
     masters = subprocess.run(["pgrep", "-f", "ControlMaster=yes"], capture_output=True, text=True).stdout.split()
     ours = [pid for pid in masters if str(attached.process.pid) in Path(f"/proc/{pid}/stat").read_text().split()[3]]
@@ -306,7 +306,7 @@ def test_what_is_wrong_with_an_ssh_login_is_one_error(
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     identity = [f"run.env.identity={other}"] if option == "IdentityFile" else []
-    line = f"runspec run {away.script(HELLO)} --run login"
+    line = f"nemo-runspec run {away.script(HELLO)} --run login"
     printed = away.run(line, *identity, code=2, PATH=f"{tmp_path}:{away.env['PATH']}")
     assert re.search(r"^error: .*\n.*\n\Z", printed, re.M) and message in printed, printed
     assert not (tmp_path / "there").exists()

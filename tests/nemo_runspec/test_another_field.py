@@ -98,7 +98,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def runspec(tmp_path: Path, write: Write) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The `runspec` command in a folder that holds the two scripts and their configs, and nothing else."""
+    """The `nemo-runspec` command in a folder that holds the two scripts and their configs, and nothing else."""
     for name, text, schema in (("points", POINTS, "Points"), ("line", LINE, "Line")):
         write(f"field/{name}.py", text.format(block=BLOCK.format(name=name, schema=schema).strip()))
     write("field/schema.py", SCHEMA)

@@ -1,4 +1,4 @@
-"""The `runspec` command as a user calls it, in a process of its own, on a script of another project."""
+"""The `nemo-runspec` command as a user calls it, in a process of its own, on a script of another project."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_validate_checks_block_schema_and_configs_without_artifacts(project: Pat
     ("words", "message"),
     [
         (["run", "trian.py"], "error: no such script: trian.py\ndid you mean {project}/train.py?\n"),
-        (["run"], "error: which script? PATH is missing\nas in runspec run train.py\n"),
+        (["run"], "error: which script? PATH is missing\nas in nemo-runspec run train.py\n"),
         (
             ["run", "train.py"],
             "error: no config was chosen, and there is no config 'default'",

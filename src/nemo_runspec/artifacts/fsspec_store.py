@@ -38,6 +38,7 @@ from nemo_runspec.artifacts.manifest import (
     sha256_file,
 )
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
+from nemo_runspec.installation import install_line
 
 CLAIMS_DIR = ".claims"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
@@ -347,9 +348,7 @@ def _file_system(root: str) -> tuple[Any, str]:
         file_system, path = fsspec.url_to_fs(root, use_listings_cache=False)
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
-        raise UserError(
-            f"{root}: {_first_line(error)}", f"pip install -e '.[{extra}]' in the project's folder" if extra else None
-        ) from error
+        raise UserError(f"{root}: {_first_line(error)}", install_line(extra) if extra else None) from error
     except OSError as error:  # some connect at once
         raise UserError(f"{root}: {_first_line(error)}") from error
     except ValueError as error:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env.file import tool_table
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 from nemo_runspec.rules import TEXT, choice
 
 JOURNAL_FILE = "lineage.jsonl"
@@ -64,7 +65,7 @@ class WandbTracker:
     """Mirrors each version as a W&B artifact that refers to the files where they are; inputs become its inputs.
 
     Uses the W&B run that is open, else opens one in `project`; `mode` is W&B's: online, offline or disabled.
-    Needs `pip install -e ".[wandb]"`.
+    Needs the extra wandb.
     """
 
     def __init__(self, project: str, entity: str | None = None, mode: str | None = None) -> None:
@@ -93,7 +94,7 @@ class WandbTracker:
 class MlflowTracker:
     """Mirrors each version as an MLflow run: identity and inputs as tags, metrics as metrics, the record as a file.
 
-    Needs `pip install -e ".[mlflow]"`. `tracking_uri` as in MLflow (a SQLite store works offline).
+    Needs the extra mlflow. `tracking_uri` as in MLflow (a SQLite store works offline).
     """
 
     def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
@@ -136,7 +137,7 @@ def use_configured_tracker() -> None:
     if _trackers is not None or settings is None:
         return
     if importlib.util.find_spec("wandb") is None:
-        warn("env.toml has a table [tool.wandb], but wandb is not installed: pip install -e '.[wandb]'")
+        warn(f"env.toml has a table [tool.wandb], but wandb is not installed: {install_line('wandb')}")
         return
     set_lineage_tracker(WandbTracker(settings.get("project", "nemotron"), settings.get("entity"), settings.get("mode")))
 
@@ -291,7 +292,7 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise RuntimeError(f"{module} is not installed: pip install -e '.[{module}]'") from error
+        raise RuntimeError(f"{module} is not installed: {install_line(module)}") from error
 
 
 def _is_number(value: object) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.env.roots import is_url, parse_root
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 
 
 def test_paths_and_urls(monkeypatch, tmp_path):
@@ -70,4 +71,4 @@ def test_an_unknown_kind_and_a_missing_client_are_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UserError, match="Install s3fs") as refused:
         Registry("s3://bucket/a")
-    assert refused.value.hint == "pip install -e '.[s3]' in the project's folder"
+    assert refused.value.hint == install_line("s3")

@@ -271,4 +271,4 @@ def test_a_tracker_whose_library_is_absent_says_how_to_get_it(out, monkeypatch, 
         monkeypatch.setitem(sys.modules, module, None)
     set_lineage_tracker(tracker)
     Dataset(path=out, num_examples=1).save("data")
-    assert "is not installed: pip install -e '.[" in capsys.readouterr().err
+    assert "is not installed: pip install -c " in capsys.readouterr().err

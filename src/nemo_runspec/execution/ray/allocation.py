@@ -33,7 +33,7 @@ from nemo_runspec.errors import (
 )
 from nemo_runspec.execution.interrupts import handling, say
 from nemo_runspec.execution.local import die_with_parent, run_command
-from nemo_runspec.execution.ray.jobs import INSTALL
+from nemo_runspec.installation import install_line
 from nemo_runspec.variables import RAY_ADDRESS
 
 # How long the head may take to answer, and all nodes to join it, in seconds. A node's Ray is up in 5 s on a quiet one.
@@ -80,7 +80,7 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
     if not host or not port:
         raise UserError(f"{nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set")
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f'launch = "ray" on {nodes} nodes needs Ray, which is not installed here', INSTALL)
+        raise UserError(f'launch = "ray" on {nodes} nodes needs Ray, which is not installed here', install_line("ray"))
     ray_environment = {
         **environment,
         # Whoever reaches the port may use the cluster, as with torchrun's. A profile may ask for tokens instead.

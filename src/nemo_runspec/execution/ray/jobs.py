@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
+from nemo_runspec.installation import install_line
 from nemo_runspec.packaging import contents
 from nemo_runspec.profile import RAY_API_SERVER, Env
 from nemo_runspec.secrets import looks_secret
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 ENTRYPOINT = f"bash {SCRIPT_NAME}"
 CONNECT_SECONDS = 10.0
-INSTALL = "install it: pip install -e '.[ray]' in the project's folder"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def connect(address: str) -> JobSubmissionClient:
         ConnectionError: nothing answers at the address, or nothing that takes jobs.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UserError("executor ray needs Ray, which is not installed", INSTALL)
+        raise UserError("executor ray needs Ray, which is not installed", install_line("ray"))
     where = urllib.parse.urlsplit(address)
     port = where.port or (443 if where.scheme == "https" else 80)
     try:  # Ray itself would wait without end for an address that answers nothing
@@ -146,7 +146,7 @@ def connect(address: str) -> JobSubmissionClient:
         with _environment(**{RAY_ADDRESS: None, RAY_API_SERVER: None}):
             client: JobSubmissionClient = module.JobSubmissionClient(address)
     except ImportError as error:
-        raise UserError(f"executor ray: Ray does not import: {error}", INSTALL) from None
+        raise UserError(f"executor ray: Ray does not import: {error}", install_line("ray")) from None
     except (RuntimeError, OSError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster takes jobs at {address}: {reason(error)}") from error
     return client

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.errors import PREEMPTED, RunspecError, UserError
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.execution.slurm.remote import Shell, shell_for
+from nemo_runspec.installation import install_line
 from nemo_runspec.packaging import contents
 from nemo_runspec.profile import Env, SlurmSettings
 
@@ -74,7 +75,7 @@ def load_nemo_run(env: Env) -> Any:
         UserError: it is not installed, or does not import.
     """
     _slurm(env)
-    install = "install it: pip install -e '.[launch]' in the project's folder"
+    install = install_line("launch")
     if importlib.util.find_spec(_NEMO_RUN) is None:
         raise UserError(f"profile {env.profile}: executor slurm needs NeMo-Run, which is not installed", install)
     home, before = str(_staging(env)), os.environ.get("NEMORUN_HOME")

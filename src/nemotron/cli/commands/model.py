@@ -41,7 +41,7 @@ def export(
 def import_model(
     ctx: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="DIR|ORG/MODEL", help="A directory, or a model of the Hub (needs nemotron[hf]).")
+        str, typer.Argument(metavar="DIR|ORG/MODEL", help="A directory, or a model of the Hub (needs the extra hf).")
     ],
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Name of the artifact (default: that of the directory).")

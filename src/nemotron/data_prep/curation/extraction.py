@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.curation.step import DocumentWriter, Drop, StepTable, output_name
 from nemotron.data_prep.sources.documents import normalise
 from nemotron.data_prep.sources.files import SourceFile
@@ -104,7 +105,7 @@ def _extract(page: str) -> str | None:
     try:
         import trafilatura
     except ImportError as error:
-        raise UserError(f"main text needs trafilatura ({error})", "pip install -e '.[curation]'") from None
+        raise UserError(f"main text needs trafilatura ({error})", install_line("curation")) from None
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # what it says of a page is in the table
     tree = trafilatura.load_html(page)
     if tree is None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.curation.step import Document, Drop, Keep
 from nemotron.kit.schemas.curation import LanguageSettings
 
@@ -58,5 +59,5 @@ def _identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UserError("language identification needs py3langid", "pip install -e '.[curation]'") from None
+        raise UserError("language identification needs py3langid", install_line("curation")) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

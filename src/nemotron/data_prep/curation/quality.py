@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.curation import heuristics
 from nemotron.data_prep.curation.decontamination import word_hashes
 from nemotron.data_prep.curation.deduplication.text_hashes import window_polynomials
@@ -219,7 +220,7 @@ def train(texts: Sequence[str], good: Sequence[bool], settings: TrainSettings | 
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise UserError(
-            f"training a quality classifier needs scikit-learn ({error})", "pip install -e '.[curation]'"
+            f"training a quality classifier needs scikit-learn ({error})", install_line("curation")
         ) from None
     labels = np.array(good, dtype=np.int64)
     if len(set(labels.tolist())) < 2:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.curation.step import (
     DOCUMENTS,
     SUFFIX,
@@ -284,7 +285,7 @@ class Client:
         try:
             import openai
         except ImportError:
-            raise UserError("asking an endpoint needs openai", "pip install -e '.[curation]'") from None
+            raise UserError("asking an endpoint needs openai", install_line("curation")) from None
         self.endpoint = endpoint
         self._openai = openai
         self._key = api_key(endpoint.api_key_env)

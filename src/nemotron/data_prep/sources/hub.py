@@ -39,6 +39,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, nearest
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.files import SourceFile, first_line
 from nemotron.data_prep.sources.ranges import BUGS, TRANSIENT_STATUS, StoredObject, changed_error, range_stream, retried
 
@@ -337,7 +338,7 @@ def _open_repository(address: HubAddress) -> _Repository:
     except ImportError as error:
         raise UserError(
             f"hf://{address.repo}: reading from the Hub needs huggingface_hub",
-            "pip install -e '.[hf]' in the project's folder",
+            install_line("hf"),
         ) from error
     api, repo = HfApi(), address.repo
     what = f"hf://{repo}"

@@ -1,8 +1,8 @@
 """The files behind what a user names, and a file's bytes: on this machine, on object stores, the web and the Hub.
 
     notes/                a path, a glob (`*`, `**`, `?`, `[ab]`) or a folder of this machine
-    s3://BUCKET/KEY       the same three of an object store, through s3fs (pip install -e '.[s3]'): stores.py
-    gs://BUCKET/KEY       the same through gcsfs (pip install -e '.[gs]')
+    s3://BUCKET/KEY       the same three of an object store, through s3fs (extra s3): stores.py
+    gs://BUCKET/KEY       the same through gcsfs (extra gs)
     https://HOST/PATH     one file of a web server; http:// only for this machine: web.py
     hf://ORG/NAME         a dataset of the Hugging Face Hub: hub.py
 

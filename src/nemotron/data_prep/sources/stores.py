@@ -8,6 +8,7 @@ from glob import has_magic
 from typing import Any
 
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.files import SourceFile, first_line, redact
 from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error
 
@@ -26,9 +27,7 @@ def _file_system(uri: str) -> tuple[Any, str]:
     try:
         file_system = fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
-        raise UserError(
-            f"{redact(uri)}: {first_line(error)}", f"pip install -e '.[{scheme}]' in the project's folder"
-        ) from error
+        raise UserError(f"{redact(uri)}: {first_line(error)}", install_line(scheme)) from error
     return file_system, uri.partition("://")[2]
 
 

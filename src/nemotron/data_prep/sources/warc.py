@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.files import GZIP_MAGIC, ZSTD_MAGIC, Piece, SourceFile
 from nemotron.data_prep.sources.lines import decompressed
 from nemotron.data_prep.sources.locations import open_binary
@@ -40,7 +41,6 @@ _HTTP_VERSIONS = ("HTTP/1.0", "HTTP/1.1", "HTTP/2.0", "HTTP/2", "HTTP/3")
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _READ, _SCAN = 1 << 14, 1 << 20  # bytes at a time, of a gzip member and in search of the next one
 _MAX_HEADER = 1 << 16  # bytes of a record's header, HTTP's included
-_HINT = "pip install -e '.[curation]'"
 # Python has codecs of these names and no browser does; some of them decode to what is no Unicode.
 _NO_CHARSETS = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined")
 
@@ -76,7 +76,7 @@ def require_extra(files: Sequence[SourceFile]) -> None:
     pages = any(".wet" not in PurePosixPath(file.name.lower()).suffixes for file in crawls)
     for module, needed in (("warcio", bool(crawls)), ("trafilatura", pages)):
         if needed and importlib.util.find_spec(module) is None:
-            raise UserError(f"{crawls[0].name}: reading WARC files needs {module}", _HINT)
+            raise UserError(f"{crawls[0].name}: reading WARC files needs {module}", install_line("curation"))
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def decode_page(body: bytes, content_type: str) -> tuple[str, str]:
     try:
         from w3lib import encoding as w3lib
     except ImportError:
-        raise UserError("decoding pages needs w3lib", _HINT) from None
+        raise UserError("decoding pages needs w3lib", install_line("curation")) from None
     mark_encoding, mark = w3lib.read_bom(body)
     if mark_encoding is not None and mark is not None:
         return body[len(mark) :].decode(mark_encoding, "replace"), mark_encoding
@@ -284,7 +284,7 @@ def _parsed(parts: _Parts, offset: int, number: int, max_body_bytes: int) -> War
         from warcio.bufferedreaders import BufferedReader, ChunkedDataReader
         from warcio.statusandheaders import StatusAndHeadersParser
     except ImportError:
-        raise UserError("reading WARC files needs warcio", _HINT) from None
+        raise UserError("reading WARC files needs warcio", install_line("curation")) from None
     fields = parts.fields
     kind, content_type = fields.get("warc-type", "unknown"), fields.get("content-type", "")
     if kind not in _WITH_BODY:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.hub import what_failed
 from nemotron.kit.chat import required_tokens
 from nemotron.kit.chat_template import load_template, special_token
@@ -212,7 +213,7 @@ def _on_hub(location: str) -> TokenizerFiles:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise UserError(
-            f"tokenizer {location}: the Hugging Face Hub needs extra hf ({error})", "pip install -e '.[hf]'"
+            f"tokenizer {location}: the Hugging Face Hub needs extra hf ({error})", install_line("hf")
         ) from None
     try:
         folder = Path(snapshot_download(match["repo"], revision=match["revision"], allow_patterns=list(FILES)))

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 from nemo_runspec.errors import RunFailed, RunspecError, UserError
 from nemo_runspec.execution.local import die_with_parent
+from nemo_runspec.installation import install_line
 from nemo_runspec.variables import RAY_ADDRESS
 
 Item = TypeVar("Item")
@@ -298,7 +299,7 @@ class RayEngine:
         except ImportError as error:
             raise UserError(
                 f"{RAY_ADDRESS}={self.address} is set, but Ray is not installed here ({error})",
-                f"pip install -e '.[ray]', or unset {RAY_ADDRESS} to use the CPUs of this machine",
+                f"{install_line('ray')}, or unset {RAY_ADDRESS} to use the CPUs of this machine",
             ) from None
         _check_answers(self.address)
         with _signals_wait():

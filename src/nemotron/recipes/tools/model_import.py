@@ -21,6 +21,7 @@ import torch
 
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 from nemotron.kit import Model, Source
 from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.recipes.tools.model_files import check_manifest, is_model_file
@@ -58,7 +59,7 @@ def find_source(source: str, revision: str | None) -> tuple[Path, str]:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise UserError(f"no directory {source}; models of the Hub need: pip install -e '.[hf]'") from None
+        raise UserError(f"no directory {source}; models of the Hub need huggingface_hub", install_line("hf")) from None
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
     try:
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))

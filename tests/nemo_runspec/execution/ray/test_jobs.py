@@ -22,6 +22,7 @@ from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.ray import following
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.allocation import run_in_allocation
+from nemo_runspec.installation import install_line
 from nemo_runspec.profile import Env, parse_env
 from nemo_runspec.runspec import parse
 
@@ -110,7 +111,7 @@ def test_ray_that_is_not_installed_is_two_lines(bundle: Path, monkeypatch: pytes
     monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="profile far: executor ray needs Ray, which is not installed") as caught:
         ray.hand_over(ENV, "a-b-1", {"working_dir": str(bundle)})
-    assert caught.value.hint == "install it: pip install -e '.[ray]' in the project's folder"
+    assert caught.value.hint == install_line("ray")
     nodes = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     with pytest.raises(UserError, match='launch = "ray" on 2 nodes needs Ray, which is not installed here'):
         run_in_allocation(["true"], nodes, None)

@@ -20,6 +20,7 @@ from nemo_runspec.execution.slurm.submit import (
     open_experiment,
     submission_text,
 )
+from nemo_runspec.installation import install_line
 from nemo_runspec.profile import Env, SlurmSettings, Ssh
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -161,10 +162,8 @@ def test_without_nemo_run_one_line_says_how_to_get_it(bundle: Path, monkeypatch:
     monkeypatch.setattr(slurm, "_NEMO_RUN", "nemo_run_that_is_not_there")
     with pytest.raises(UserError) as error:
         create_executor(ENV, bundle, "train")
-    assert str(error.value) == (
-        "profile dgx: executor slurm needs NeMo-Run, which is not installed\n"
-        "install it: pip install -e '.[launch]' in the project's folder"
-    )
+    assert error.value.message == "profile dgx: executor slurm needs NeMo-Run, which is not installed"
+    assert error.value.hint == install_line("launch")
 
 
 @pytest.mark.parametrize("path", ["/a b/jobs", "/it's/jobs", "/$HOME/jobs"])

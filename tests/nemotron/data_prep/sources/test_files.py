@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.files import FORMATS, SourceFile, format_of
 from nemotron.data_prep.sources.locations import described, list_files, open_binary
 from nemotron.data_prep.sources.warc import require_extra
@@ -194,7 +195,7 @@ def test_what_reads_a_crawl_is_asked_for_before_any_work(tmp_path: Path, monkeyp
     require_extra([*text, *rows])
     with pytest.raises(UserError, match=r"a\.warc\.gz: reading WARC files needs trafilatura") as caught:
         require_extra([*rows, *page])
-    assert caught.value.hint == "pip install -e '.[curation]'"
+    assert caught.value.hint == install_line("curation")
     missing = {"warcio"}
     with pytest.raises(UserError, match="needs warcio"):
         require_extra(text)

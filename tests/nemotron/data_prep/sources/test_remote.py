@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources import ranges
 from nemotron.data_prep.sources import web as web_module
 from nemotron.data_prep.sources.files import SourceFile, redact
@@ -294,7 +295,7 @@ def test_a_missing_client_is_one_line_with_the_command(
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UserError) as caught:
         find_objects(f"{scheme}://bucket/x.jsonl")
-    assert caught.value.hint == f"pip install -e '.[{extra}]' in the project's folder"
+    assert caught.value.hint == install_line(extra)
     assert "\n" not in caught.value.message
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.installation import install_line
 from nemotron.data_prep.work import engines
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine, open_engine
 
@@ -196,7 +197,7 @@ def test_ray_address_without_ray_is_two_lines(monkeypatch: pytest.MonkeyPatch) -
         open_engine(),
     ):
         pass
-    assert "pip install -e '.[ray]'" in str(caught.value.hint)
+    assert install_line("ray") in str(caught.value.hint)
 
 
 def test_ray_is_imported_by_nobody_who_does_not_use_it() -> None:

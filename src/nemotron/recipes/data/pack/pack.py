@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Conversations, rendered with a chat template, masked, tokenised and packed into rows"
 # name = "data/pack"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
 # launch = "ray"

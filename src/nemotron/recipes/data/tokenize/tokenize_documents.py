@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Tokenise documents of any source into Megatron token streams, with the blend that says how to mix them"
 # name = "data/tokenize"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
 # launch = "ray"

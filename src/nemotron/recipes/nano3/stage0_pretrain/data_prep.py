@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Curate documents, train the tokenizer, write the token blend of the base model"
 # name = "nano3/data/prep/pretrain"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -3,7 +3,7 @@
 # [tool.runspec]
 # docs = "Pretrain the base model on blended text with the embedded stack: a CPU, one GPU, or torchrun."
 # name = "nano3/pretrain"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]
 # launch = "torchrun"

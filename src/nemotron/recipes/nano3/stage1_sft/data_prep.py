@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Conversations with reasoning control, packed into rows with a loss mask"
 # name = "nano3/data/prep/sft"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
 # launch = "ray"

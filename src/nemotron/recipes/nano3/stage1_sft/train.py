@@ -3,7 +3,7 @@
 # [tool.runspec]
 # docs = "Supervised fine-tuning on packed conversations with the embedded stack: a CPU, one GPU, or torchrun."
 # name = "nano3/sft"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]
 # launch = "torchrun"

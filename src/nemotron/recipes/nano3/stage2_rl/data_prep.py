@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Verifiable tasks as prompts for reinforcement learning"
 # name = "nano3/data/prep/rl"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
 # launch = "ray"

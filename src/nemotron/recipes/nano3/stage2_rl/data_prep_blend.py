@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "A published blend of RL prompts, its placeholders filled in, as JSONL for NeMo-RL with NeMo Gym"
 # name = "nano3/data/prep/rl/blend"
-# setup = "pip install 'nemotron[hf]'"
+# setup = "nemotron-cookbook[hf]"
 #
 # [tool.runspec.run]
 # launch = "ray"

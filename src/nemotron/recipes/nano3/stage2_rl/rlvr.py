@@ -3,7 +3,7 @@
 # [tool.runspec]
 # docs = "Reinforcement learning from verifiable rewards (GRPO) on four environment families at once."
 # name = "nano3/rl"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]
 # launch = "torchrun"

@@ -3,7 +3,7 @@
 # [tool.runspec]
 # docs = "Evaluate base, SFT and RL models side by side on the same held-out tasks and text."
 # name = "nano3/eval"
-# setup = "pip install nemotron"
+# setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]
 # launch = "direct"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Publish the small crawl that comes with this recipe, for the steps to read"
 # name = "data/curate/crawl"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "direct"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Drop documents that share text with evaluation sets"
 # name = "data/curate/decontaminate"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Of documents with equal text, keep one"
 # name = "data/curate/exact_dedup"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Find the main text of crawled pages"
 # name = "data/curate/extract"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Of nearly equal documents, keep one (MinHash LSH)"
 # name = "data/curate/fuzzy_dedup"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Drop documents by counts and ratios of words, lines and characters"
 # name = "data/curate/heuristics"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Tell the language of every document and keep the wanted ones"
 # name = "data/curate/language"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Replace personal data by placeholders"
 # name = "data/curate/pii"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Score documents with an ensemble of quality classifiers, in buckets 0 to 19"
 # name = "data/curate/quality"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Let a language model behind an OpenAI-compatible endpoint reword documents, by quality"
 # name = "data/curate/rephrase"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "direct"

@@ -2,7 +2,7 @@
 # [tool.runspec]
 # docs = "Cut out passages that occur twice"
 # name = "data/curate/substring_dedup"
-# setup = "pip install 'nemotron[curation]'"
+# setup = "nemotron-cookbook[curation]"
 #
 # [tool.runspec.run]
 # launch = "ray"

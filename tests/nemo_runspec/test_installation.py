@@ -1,0 +1,49 @@
+"""The line that installs an extra: in a clone, elsewhere, and beside an installed wheel."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec import installation
+from nemo_runspec.installation import install_line
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "my clone"
+    (folder / "src" / "nemotron").mkdir(parents=True)
+    (folder / "pyproject.toml").touch()
+    for name in ("constraints.txt", "constraints-cluster.txt"):
+        (folder / "src" / "nemotron" / name).touch()
+    monkeypatch.setattr(installation, "_PACKAGES", folder / "src")
+    return folder
+
+
+def test_in_the_folder_of_a_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clone)
+    assert install_line("curation") == "pip install -c src/nemotron/constraints.txt -e '.[curation]'"
+    assert install_line("ray") == "pip install -c src/nemotron/constraints-cluster.txt -e '.[ray]'"
+
+
+def test_a_clone_from_another_folder(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(install_line("hf"))
+    assert words == ["pip", "install", "-c", f"{clone}/src/nemotron/constraints.txt", "-e", f"{clone}[hf]"]
+
+
+def test_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "nemotron").mkdir(parents=True)
+    monkeypatch.setattr(installation, "_PACKAGES", packages)
+    assert install_line("train") == "pip install 'nemotron-cookbook[train]'"  # the toolkit without its constraints
+    (packages / "nemotron" / "constraints.txt").touch()
+    assert install_line("train") == f"pip install -c {packages}/nemotron/constraints.txt 'nemotron-cookbook[train]'"
+
+
+def test_this_checkout_has_the_constraints() -> None:
+    for extra in ("train", "launch"):
+        words = shlex.split(install_line(extra))
+        assert Path(words[words.index("-c") + 1]).is_file()

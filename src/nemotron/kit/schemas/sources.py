@@ -11,10 +11,11 @@ import glob
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
+from nemo_runspec.errors import nearest
 from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere
 from nemotron.kit.schemas.difficulty import FAMILIES, DifficultyConfig, Family
 from nemotron.kit.schemas.group import Group, RunConfig, Scale
@@ -89,6 +90,45 @@ class DataPrepConfig(Group):
     seed: int = Field(1234, ge=0, description="of every random choice")
 
 
+# --- The user's files -------------------------------------------------------------------------------------------------
+
+
+class UserSource(Group):
+    """Files of the user's, and which of their fields hold what is wanted: the same keys in every data preparation."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    """What `columns` may give a name for."""
+    other_names: ClassVar[dict[str, str]] = {
+        "path": "paths",
+        "files": "paths",
+        "location": "paths",
+        "locations": "paths",
+        "data_files": "paths",
+    }
+
+    name: str = Field(description="in tables and file names")
+    paths: list[Location] = Field(
+        min_length=1,
+        description="files, folders, globs, hf://ORG/DATASET[:CONFIG][/SPLIT][@REVISION], s3://, gs://, https://",
+    )
+    columns: dict[str, str] = Field(
+        {}, description="wanted field -> the column or dotted key that holds it: {text: data.body}"
+    )
+
+    @model_validator(mode="after")
+    def _columns_are_known(self) -> Self:
+        for name, column in self.columns.items():
+            if name in self.fields:
+                continue
+            near = nearest(name, self.fields)
+            if column in self.fields:
+                meant = f"; the wanted field comes first: {{{column}: {name}}}"
+            else:
+                meant = f", did you mean `{near}`?" if near else f"; there is {', '.join(self.fields)}"
+            raise ValueError(f"columns: unknown field `{name}`{meant}")
+        return self
+
+
 # --- Generated tasks --------------------------------------------------------------------------------------------------
 
 
@@ -107,16 +147,10 @@ class TasksConfig(Group):
 # --- Sources of a recipe's data preparation ---------------------------------------------------------------------------
 
 
-class OwnSourceConfig(Group):
+class OwnSourceConfig(UserSource):
     """A source of the user's own data. A path alone may stand for it."""
 
-    # What `nemotron data` calls it.
-    other_names: ClassVar[dict[str, str]] = {"locations": "paths", "path": "paths"}
-
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the table of what was kept")
-    paths: list[Location] = Field(
-        min_length=1, description="files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
-    )
     on_error: OnError = Field(
         "stop", description="at a record or file that cannot be read: stop and name it, or skip and count it"
     )
@@ -143,17 +177,10 @@ def check_names(names: Iterable[str]) -> None:
 # --- Sources of `nemotron data` ---------------------------------------------------------------------------------------
 
 
-class SourceConfig(Group):
-    """A source: records that get a weight together. A location alone may stand for it."""
+class SourceConfig(UserSource):
+    """A source: records that get a weight together. A path alone may stand for it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=120, description="in tables and file names")
-    locations: list[Location] = Field(
-        min_length=1,
-        description="files, folders, globs, hf://ORG/DATASET[:CONFIG][/SPLIT][@REVISION], s3://, gs://, https://",
-    )
-    columns: dict[str, str] = Field(
-        {}, description="wanted field -> the column or dotted key that holds it: {text: data.body}"
-    )
     weight: float | None = Field(
         None,
         ge=0,
@@ -263,13 +290,13 @@ def check_phase_ends(phases: Iterable[PhaseConfig], key: str) -> None:
 
 
 def named(sources: list[Any], fallback: str) -> list[Any]:
-    """Sources as mappings: a string is a location. Those without a name get one, each another."""
-    entries = [{"locations": [source]} if isinstance(source, str) else source for source in sources]
+    """Sources as mappings: a string is a path. Those without a name get one, each another."""
+    entries = [{"paths": [source]} if isinstance(source, str) else source for source in sources]
     names = {entry["name"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)}
     result: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict) and "name" not in entry:
-            base = name = name_of(entry.get("locations"), fallback)
+            base = name = name_of(entry.get("paths"), fallback)
             count = 1
             while name in names:
                 count += 1
@@ -280,9 +307,9 @@ def named(sources: list[Any], fallback: str) -> list[Any]:
     return result
 
 
-def name_of(locations: Any, fallback: str) -> str:
-    """A name from the first location: the file's or folder's, of a glob its folder's, or what an address ends in."""
-    location = locations[0] if isinstance(locations, list) and locations and isinstance(locations[0], str) else ""
+def name_of(paths: Any, fallback: str) -> str:
+    """A name from the first path: the file's or folder's, of a glob its folder's, or what an address ends in."""
+    location = paths[0] if isinstance(paths, list) and paths and isinstance(paths[0], str) else ""
     scheme, _, rest = location.rpartition("://")
     if scheme == "hf":
         name = rest.partition("@")[0].removeprefix("datasets/").partition("/")[2].replace(":", "-").replace("/", "-")

@@ -21,7 +21,7 @@ READERS = [
     ("nano3/stage0_pretrain/data_prep.py", "tiny", ("sources=[{}]",)),
     ("nano3/stage1_sft/data_prep.py", "tiny", ("sources=[{}]",)),
     ("nano3/stage2_rl/data_prep.py", "tiny", ("sources=[{}]",)),
-    ("nano3/stage2_rl/data_prep_blend.py", "published", ("source=[{}]",)),
+    ("nano3/stage2_rl/data_prep_blend.py", "published", ("paths=[{}]",)),
     ("nano3/stage2_rl/data_prep_blend.py", "published", ("references={{x: {{location: {}}}}}",)),
     ("data/tokenize/tokenize_documents.py", "own", (TOKENIZER, "sources=[{}]")),
     ("data/tokenize/tokenize_documents.py", "own", ("sources=[s3://bucket/x]", "tokenizer={}")),
@@ -73,11 +73,10 @@ def test_changed_files_are_another_run_of_every_recipe(
 def test_an_address_has_to_look_like_one(
     source: type[OwnSourceConfig] | type[SourceConfig], location: str, message: str
 ) -> None:
-    key = "paths" if source is OwnSourceConfig else "locations"
     with pytest.raises(ValidationError, match=message):
-        source.model_validate({"name": "a", key: [location]})
+        source.model_validate({"name": "a", "paths": [location]})
     for good in ("s3://b/x", "https://h/x", "hf://org/set:part/train@main", "file:///x", "no/such/file"):
-        source.model_validate({"name": "a", key: [good]})
+        source.model_validate({"name": "a", "paths": [good]})
 
 
 def test_sources_without_a_name_get_one_each() -> None:
@@ -85,7 +84,7 @@ def test_sources_without_a_name_get_one_each() -> None:
     assert [source["name"] for source in named(sources[:-1], "documents")] == [
         "data", "notes", "notes-2", "notes-3", "set-part-train",
     ]  # fmt: skip
-    assert named(["/*", 7], "documents") == [{"name": "documents", "locations": ["/*"]}, 7]
+    assert named(["/*", 7], "documents") == [{"name": "documents", "paths": ["/*"]}, 7]
 
 
 @pytest.mark.parametrize("ends", [[], [0.5], [0.5, 0.5, 1.0], [1.0, 0.5]])

@@ -73,9 +73,7 @@ def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
     )
     assert published(tmp_path, again).digest == version.digest
     files = [("a", "a.jsonl", 1), ("b", "more", 3)]
-    listed = [
-        f"{{name: {name}, locations: [{tmp_path}/chats/{file}], weight: {weight}}}" for name, file, weight in files
-    ]
+    listed = [f"{{name: {name}, paths: [{tmp_path}/chats/{file}], weight: {weight}}}" for name, file, weight in files]
     sources = f"[{', '.join(listed)}]"
     weighed = published(tmp_path, pack(tmp_path, *own(tokenizer, f"sources={sources}", "chat_template=super3")))
     carried = json.loads((weighed.path / "tokenizer" / "tokenizer_config.json").read_text())["chat_template"]
@@ -113,8 +111,8 @@ def test_a_template_of_your_own_travels_with_the_rows(tokenizer: Path, tmp_path:
         (["sources=[.]", "chat_template=own.jinja"], "chat_template: no such file: "),
         (["sources=[missing.jsonl]"], "no such file: missing.jsonl"),
         (["sources=[]"], "no conversations: give sources=[FOLDER, …]"),
-        (["sources=[{name: a, locations: [.], low_effort: true}]"], "low_effort is for chat_template super3"),
-        (["sources=[{name: a, locations: [.], weight: 1}, {name: b, locations: [.]}]"], "no weight for 'b'"),
+        (["sources=[{name: a, paths: [.], low_effort: true}]"], "low_effort is for chat_template super3"),
+        (["sources=[{name: a, paths: [.], weight: 1}, {name: b, paths: [.]}]"], "no weight for 'b'"),
         (["sources=[.]", "chat_template=nano2"], "has no token <SPECIAL_10>, which chat_template nano2 needs"),
         (["sources=[.]", "num_tokens=100"], "num_tokens goes with weights"),
     ],
@@ -136,7 +134,7 @@ def test_the_published_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert (nano3.packing.seq_length, nano3.packing.algorithm) == (4096, "first_fit_shuffle")
     assert (nano3.splits.valid, nano3.splits.test) == (0.01, 0.01)
     assert (nano3.reasoning.off_share, nano3.reasoning.truncated_share) == (0.10, 0.03)
-    collections = {source.locations[0].removeprefix("hf://").rpartition("/")[0] for source in nano3.sources}
+    collections = {source.paths[0].removeprefix("hf://").rpartition("/")[0] for source in nano3.sources}
     assert collections == {
         f"nvidia/Nemotron-{name}-v1"
         for name in (
@@ -151,7 +149,7 @@ def test_the_published_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert all(source.used_in == ["nano_v3"] and source.weight is None for source in nano3.sources)
     super3 = config("super3_sft")
     assert super3.chat_template == "super3" and super3.reasoning.off_share == 0.03
-    assert [source.locations for source in super3.sources] == [source.locations for source in nano3.sources]
+    assert [source.paths for source in super3.sources] == [source.paths for source in nano3.sources]
 
 
 def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(tokenizer: Path, tmp_path: Path) -> None:
@@ -162,12 +160,12 @@ def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(tokenizer: 
     message, hint = result.stderr[result.stderr.index("error: ") :].splitlines()
     assert "source 'b': 40 of 40 records" in message and "turns" in message and "`columns`" in hint
     assert not list((tmp_path / "output" / "artifacts").glob("pack-data-own/[0-9]*"))
-    renamed = "sources=[{locations: [b.jsonl], columns: {messages: turns}}]"
+    renamed = "sources=[{paths: [b.jsonl], columns: {messages: turns}}]"
     published(tmp_path, pack(tmp_path, *own(tokenizer, renamed, "reading.on_error=skip")))
     for source, said in (
-        ("{locations: [b.jsonl], columns: {mesages: turns}}", "unknown field `mesages`, did you mean `messages`?"),
-        ("{paths: [b.jsonl]}", "here it is called sources.0.locations"),
-        ("{locations: [b.jsonl], messages_field: turns}", "here it is called sources.0.columns: {messages: …}"),
+        ("{paths: [b.jsonl], columns: {mesages: turns}}", "unknown field `mesages`, did you mean `messages`?"),
+        ("{locations: [b.jsonl]}", "here it is called sources.0.paths"),
+        ("{paths: [b.jsonl], messages_field: turns}", "here it is called sources.0.columns: {messages: …}"),
     ):
         result = pack(tmp_path, *own(tokenizer, f"sources=[{source}]"))
         assert result.returncode == 2 and said in result.stderr

@@ -81,8 +81,8 @@ def test_a_folder_of_mixed_files_becomes_training_data(here: Path) -> None:
 
 
 def test_mixture_is_recorded_and_a_blend_that_asks_too_much_is_refused(here: Path) -> None:
-    a = "{name: a, locations: [docs/0.jsonl], weight: 3, repeats: 2}"
-    sources = f"sources=[{a}, {{name: b, locations: [docs/1.jsonl, docs/2.jsonl], weight: 1}}]"
+    a = "{name: a, paths: [docs/0.jsonl], weight: 3, repeats: 2}"
+    sources = f"sources=[{a}, {{name: b, paths: [docs/1.jsonl, docs/2.jsonl], weight: 1}}]"
     version = published(here, run(here, sources, "train_tokens=12800"))
     mixture = json.loads((version.path / "mixture.json").read_text())
     shares = {row["source"]: row["realised"] for row in mixture["sources"]}
@@ -162,15 +162,15 @@ def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(here: Path)
     assert not list((here / "output" / "artifacts").glob("*/*"))
     allowed = published(here, run(here, "sources=[other]", "reading.max_skipped=1", "splits.valid=0"))
     assert allowed.record["fields"]["num_examples"] == 3
-    published(here, run(here, "sources=[{locations: [other], columns: {text: body}}]"))
+    published(here, run(here, "sources=[{paths: [other], columns: {text: body}}]"))
 
 
 def test_keys_of_other_commands_are_translated(here: Path) -> None:
-    for key, ours in (("paths", "locations"), ("text_field", "columns: {text: …}")):
+    for key, ours in (("locations", "paths"), ("text_field", "columns: {text: …}")):
         result = run(here, f"sources=[{{{key}: docs}}]")
         assert result.returncode == 2 and f"here it is called sources.0.{ours}" in result.stderr
-    (here / "blend.yaml").write_text("sources: [{paths: [docs]}]\n")
-    assert "unknown key 'paths'; here it is called locations" in run(here, "blend=blend.yaml").stderr
+    (here / "blend.yaml").write_text("sources: [{locations: [docs]}]\n")
+    assert "unknown key 'locations'; here it is called paths" in run(here, "blend=blend.yaml").stderr
 
 
 def test_pages_of_a_crawl_give_their_main_text(here: Path) -> None:

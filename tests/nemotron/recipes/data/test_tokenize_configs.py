@@ -81,7 +81,7 @@ def test_published_blends(config: str, total: float, tokens: float, spec: Runspe
     assert data["train_tokens"] == tokens
     assert (data["num_shards"], data["add_eos"], data["add_bos"]) == (128, True, False)
     assert data["splits"] == {"valid": 1 / 128, "test": 1 / 128}
-    locations = [location for source in data["sources"] for location in source["locations"]]
+    locations = [location for source in data["sources"] for location in source["paths"]]
     assert len(set(locations)) == len(locations)
     assert all(location.startswith("hf://") and location.endswith("/train") for location in locations)
 
@@ -91,7 +91,7 @@ def test_the_nano3_blend_takes_the_collections_of_the_public_recipe(spec: Runspe
     count: dict[str, int] = {}
     for source in sources:
         assert source["weight"] == 1.0
-        name = source["locations"][0].removeprefix("hf://").partition(":")[0]
+        name = source["paths"][0].removeprefix("hf://").partition(":")[0]
         count[name] = count.get(name, 0) + 1
     assert count == {
         "nvidia/Nemotron-CC-v2": 6,
@@ -138,8 +138,8 @@ def test_fractions_and_error_rules_of_a_source_replace_the_common_ones(
     cfg = own(
         spec,
         tokenizer,
-        f"sources=[{{name: a, locations: [{tmp_path}], on_error: stop, max_record_bytes: 99, test_fraction: 0.5}}, "
-        f"{{name: b, locations: [{tmp_path}], valid_fraction: 1}}]",
+        f"sources=[{{name: a, paths: [{tmp_path}], on_error: stop, max_record_bytes: 99, test_fraction: 0.5}}, "
+        f"{{name: b, paths: [{tmp_path}], valid_fraction: 1}}]",
         "splits.test=0.25",
     )
     a, b = cfg.sources
@@ -149,7 +149,7 @@ def test_fractions_and_error_rules_of_a_source_replace_the_common_ones(
     assert (cfg.valid_fraction(b), cfg.test_fraction(b), cfg.held_out(b)) == (1, 0, True)
 
 
-HERE = "{name: a, locations: [.], weight: 1}"
+HERE = "{name: a, paths: [.], weight: 1}"
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ HERE = "{name: a, locations: [.], weight: 1}"
     [
         (["sources=['notes/*.jsnl']"], r"no file matches notes/\*.jsnl"),
         (["sources=[]"], "no source: give sources"),
-        (["sources=[{name: a, locations: [notes], wieght: 2}]"], "unknown key sources.0.wieght"),
-        (["sources=[{name: a, locations: [notes]}, {name: a, locations: [notes]}]"], "two of the name 'a'"),
-        (["sources=[{name: a, locations: []}]"], "sources.0.locations = "),
-        (["sources=[{name: a, locations: [notes], weight: .inf}]"], "sources.0.weight"),
-        ([f"sources=[{HERE}, {{name: b, locations: [notes]}}]"], "no weight for 'b', while others have one"),
-        (["sources=[{name: a, locations: [notes], weight: 0}]"], "weights of all sources are 0"),
-        (["sources=[{name: a, locations: [notes], weight: 1, valid_fraction: 1}]"], "every source is held out"),
-        (["sources=[{name: a, locations: [notes], valid_fraction: 0.6, test_fraction: 0.6}]"], "more than all of it"),
-        (["sources=[{name: a, locations: [notes], columns: {body: text}}]"], "columns: names no `text`"),
+        (["sources=[{name: a, paths: [notes], wieght: 2}]"], "unknown key sources.0.wieght"),
+        (["sources=[{name: a, paths: [notes]}, {name: a, paths: [notes]}]"], "two of the name 'a'"),
+        (["sources=[{name: a, paths: []}]"], "sources.0.paths = "),
+        (["sources=[{name: a, paths: [notes], weight: .inf}]"], "sources.0.weight"),
+        ([f"sources=[{HERE}, {{name: b, paths: [notes]}}]"], "no weight for 'b', while others have one"),
+        (["sources=[{name: a, paths: [notes], weight: 0}]"], "weights of all sources are 0"),
+        (["sources=[{name: a, paths: [notes], weight: 1, valid_fraction: 1}]"], "every source is held out"),
+        (["sources=[{name: a, paths: [notes], valid_fraction: 0.6, test_fraction: 0.6}]"], "more than all of it"),
+        (["sources=[{name: a, paths: [notes], columns: {body: text}}]"], "the wanted field comes first: {text: body}"),
         (["sources=[notes]", "phases=[{name: p, until: 1, weights: {note: 1}}]"], "'note', did you mean 'notes'"),
         (["sources=[notes, docs]", "phases=[{name: p, until: 1, weights: {docs: 1}}]"], "'notes' has no weight in any"),
         (["sources=[notes]", "phases=[{name: p, until: 1, weights: {notes: 0}}]"], "phase 'p': no weight above 0"),
@@ -206,8 +206,8 @@ def test_the_three_shapes_of_a_blend_file_mean_the_same(spec: Runspec, tokenizer
     ]
     written_out = {
         "sources": [
-            {"name": "web", "locations": ["hf://nvidia/X:HQ/train"], "weight": 1.5, "columns": {"text": "body"}},
-            {"name": "notes", "locations": ["w"], "weight": 0.5, "repeats": 3},
+            {"name": "web", "paths": ["hf://nvidia/X:HQ/train"], "weight": 1.5, "columns": {"text": "body"}},
+            {"name": "notes", "paths": ["w"], "weight": 0.5, "repeats": 3},
         ]
     }
     seen = []
@@ -217,7 +217,7 @@ def test_the_three_shapes_of_a_blend_file_mean_the_same(spec: Runspec, tokenizer
             file.write_text(text)
             seen.append(own(spec, tokenizer, f"blend={file}").model_dump(exclude={"run"}))
     assert all(cfg == seen[0] for cfg in seen[1:])
-    assert seen[0]["sources"][1]["locations"] == [str(tmp_path / "w")]
+    assert seen[0]["sources"][1]["paths"] == [str(tmp_path / "w")]
     assert seen[0]["sources"][0]["columns"] == {"text": "body"}
 
 
@@ -265,7 +265,7 @@ def test_a_wrong_blend_file_is_named(
         resolve(spec, "own", f"tokenizer={tokenizer}", f"blend={file}")
     assert "blend.yaml" in error.value.message
     file.write_text("- {name: a, path: tk, weight: 1}")
-    with pytest.raises(UserError, match=r"sources\.0\.locations\.0: no such file: .*/tk\ndid you mean .*/tok\?"):
+    with pytest.raises(UserError, match=r"sources\.0\.paths\.0: no such file: .*/tk\ndid you mean .*/tok\?"):
         resolve(spec, "own", f"tokenizer={tokenizer}", f"blend={file}")
 
 
@@ -278,7 +278,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["sources", "train", "name", "path", "weight", "locations", "x"]), inner, max_size=3
+            st.sampled_from(["sources", "train", "name", "path", "weight", "paths", "x"]), inner, max_size=3
         )
     ),
     max_leaves=12,

@@ -98,10 +98,9 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
         for i in range(60)
     ] + [{"talk": {"turns": [{"role": "usr", "content": "x"}]}}, {"talk": {}}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    own = (
-        "sources=[{name: chats, paths: [chats.jsonl], messages_field: talk.turns, on_error: skip, valid_fraction: 0.2}]"
-    )
-    sft = published(tmp_path, prepare("stage1_sft", tmp_path, "tasks.num_tasks=5000", "packing.seq_length=256", own))
+    own = "{name: chats, paths: [chats.jsonl], columns: {messages: talk.turns}, on_error: skip, valid_fraction: 0.2}"
+    words = ("tasks.num_tasks=5000", "packing.seq_length=256", f"sources=[{own}]")
+    sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
     assert sum(counts.values()) == 4 * (50 + 125) + 60

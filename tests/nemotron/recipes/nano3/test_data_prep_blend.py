@@ -209,7 +209,7 @@ def test_a_digest_is_of_content_not_of_how_it_was_cut_or_run(tmp_path: Path, hub
 def test_a_share_is_held_out_by_the_hash_of_the_prompt(tmp_path: Path) -> None:
     records = [choice(n) for n in range(200)]
     (tmp_path / "blend.jsonl").write_bytes(jsonl([*records, *records]))
-    words = ("source=[blend.jsonl]", "valid_rows=0", "valid_fraction=0.2")
+    words = ("paths=[blend.jsonl]", "valid_rows=0", "valid_fraction=0.2")
     version = published(tmp_path, run(tmp_path, None, *words))
     train, valid = ([asked(record) for record in lines(version, split)] for split in ("train", "valid"))
     assert not set(train) & set(valid) and len(train) + len(valid) == 400
@@ -224,7 +224,7 @@ def test_a_share_is_held_out_by_the_hash_of_the_prompt(tmp_path: Path) -> None:
 def test_local_files_need_no_hub(tmp_path: Path) -> None:
     (tmp_path / "blend.jsonl").write_bytes(jsonl([pointing("mine", n, template="{question}!") for n in range(6)]))
     (tmp_path / "questions.parquet").write_bytes(parquet([skywork_row(n) for n in range(8)]))
-    words = ("source=[blend.jsonl]", "references={mine: {location: questions.parquet, answers_in_list: true}}")
+    words = ("paths=[blend.jsonl]", "references={mine: {location: questions.parquet, answers_in_list: true}}")
     version = published(tmp_path, run(tmp_path, None, *words, "valid_rows=2"))
     assert [(asked(record), record["expected_answer"]) for record in lines(version, "valid")] == [
         ("Find 4.!", "4"),
@@ -235,7 +235,7 @@ def test_local_files_need_no_hub(tmp_path: Path) -> None:
     (tmp_path / "blend.jsonl").write_bytes(jsonl([to_dapo(n) for n in range(6)]))
     (tmp_path / "dapo.parquet").write_bytes(parquet([dapo_row(n) for n in range(8)]))
     here = "references={nano_v3_sft_profiled_dapo17k: {location: dapo.parquet}}"
-    version = published(tmp_path, run(tmp_path, None, "source=[blend.jsonl]", here, "valid_rows=2"))
+    version = published(tmp_path, run(tmp_path, None, "paths=[blend.jsonl]", here, "valid_rows=2"))
     assert asked(lines(version, "train")[0]) == "\n\nWhat is 0+1?\n\nBox it."
 
 
@@ -276,7 +276,7 @@ def test_what_is_not_right_stops_with_its_line(tmp_path: Path, reason: str) -> N
     line, says = BROKEN[reason]
     right = [choice(n) for n in range(20)]
     (tmp_path / "blend.jsonl").write_bytes(jsonl(right[:12]) + line + jsonl(right[12:]))
-    message = refused(tmp_path, run(tmp_path, None, "source=[blend.jsonl]", "valid_rows=5", "shard_bytes=1024"))
+    message = refused(tmp_path, run(tmp_path, None, "paths=[blend.jsonl]", "valid_rows=5", "shard_bytes=1024"))
     assert "blend.jsonl:13: " in message and says in message
 
 
@@ -284,7 +284,7 @@ def test_what_is_not_right_is_counted_under_skip(tmp_path: Path) -> None:
     right = [choice(n) for n in range(20)]
     broken = b"".join(line for line, _ in BROKEN.values())
     (tmp_path / "blend.jsonl").write_bytes(jsonl(right[:12]) + broken + jsonl(right[12:]))
-    words = ("source=[blend.jsonl]", "valid_rows=5", "shard_bytes=1024", "on_error=skip")
+    words = ("paths=[blend.jsonl]", "valid_rows=5", "shard_bytes=1024", "on_error=skip")
     result = run(tmp_path, None, *words)
     version = published(tmp_path, result)
     assert "20 records read; not read: 1 malformed JSON, 1 no agent in agent_ref" in result.stderr
@@ -301,14 +301,14 @@ def test_what_is_not_right_is_counted_under_skip(tmp_path: Path) -> None:
         (["valid_rows=0"], "give one of valid_rows and valid_fraction"),
         (["valid_rows=1", "valid_fraction=0.1"], "give one of valid_rows and valid_fraction"),
         (["valid_rows=0", "valid_fraction=1e-9"], "no record is left for valid.jsonl"),
-        (["valid_rows=1", "source=[blnd.jsonl]"], "no such file: blnd.jsonl"),
+        (["valid_rows=1", "paths=[blnd.jsonl]"], "no such file: blnd.jsonl"),
         (["valid_rows=1", "references={mine: {location: nowhere.parquet}}"], "no such file: nowhere.parquet"),
         (["valid_rows=1", "refernces={}"], "references"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(tmp_path: Path, words: list[str], says: str) -> None:
     (tmp_path / "blend.jsonl").write_bytes(jsonl([choice(n) for n in range(3)]))
-    result = run(tmp_path, None, "source=[blend.jsonl]", *words)
+    result = run(tmp_path, None, "paths=[blend.jsonl]", *words)
     refused(tmp_path, result)
     assert says in result.stderr
 

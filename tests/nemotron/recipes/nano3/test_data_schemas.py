@@ -46,11 +46,35 @@ def test_a_path_alone_is_a_source(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_keys_of_other_commands_are_named_as_they_are_here(stage: str) -> None:
-    arguments = ["--config", "tiny", "sources=[{name: a, locations: [own.jsonl]}]"]
-    with pytest.raises(UserError, match=r"unknown key sources\.0\.locations") as caught:
-        load_script_config(str(NANO3 / stage / "data_prep.py"), arguments)
-    assert caught.value.hint == "here it is called sources.0.paths"
-    assert set(source_config(stage).other_names.values()) <= set(source_config(stage).model_fields)
+    own_names = {"locations": "paths", "path": "paths"}
+    own_names |= {"text_field": "columns: {text: …}"} if stage == "stage0_pretrain" else {}
+    own_names |= {"messages_field": "columns: {messages: …}"} if stage == "stage1_sft" else {}
+    for key, own_name in own_names.items():
+        arguments = ["--config", "tiny", f"sources=[{{name: a, {key}: own.jsonl}}]"]
+        with pytest.raises(UserError, match=rf"unknown key sources\.0\.{key}") as caught:
+            load_script_config(str(NANO3 / stage / "data_prep.py"), arguments)
+        assert caught.value.hint == f"here it is called sources.0.{own_name}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "nano3.stage0_pretrain.data_schema",
+        "nano3.stage1_sft.data_schema",
+        "nano3.stage2_rl.data_schema",
+        "data.tokenize.schema",
+        "data.pack.schema",
+    ],
+)
+def test_every_preparation_has_the_same_keys_for_the_files_of_the_user(source: str) -> None:
+    config = importlib.import_module(f"nemotron.recipes.{source}").SourceConfig
+    values = {"name": "a", "paths": ["own.jsonl"]}
+    for field in config.fields:
+        assert config.model_validate(values | {"columns": {field: "data.x"}}).columns == {field: "data.x"}
+        with pytest.raises(ValidationError, match=rf"the wanted field comes first: \{{{field}: x\}}"):
+            config.model_validate(values | {"columns": {"x": field}})
+    with pytest.raises(ValidationError, match="unknown field `zzz`; there is"):
+        config.model_validate(values | {"columns": {"zzz": "x"}})
 
 
 @pytest.mark.parametrize(

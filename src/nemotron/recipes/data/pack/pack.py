@@ -79,9 +79,7 @@ def main() -> None:
         # --- Files ----------------------------------------------------------------------------------------------------
         with run.phase("list"):
             files = {
-                source.name: list_files(
-                    source.locations, FORMATS, on_error=settings.sources[source.name].reading.on_error
-                )
+                source.name: list_files(source.paths, FORMATS, on_error=settings.sources[source.name].reading.on_error)
                 for source in cfg.sources
             }
             if cfg.example.num_conversations:

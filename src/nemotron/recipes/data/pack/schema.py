@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,19 +15,14 @@ from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
 
 class SourceConfig(shared.SourceConfig):
-    """A source of conversations (JSONL, Parquet or Arrow). A location alone may stand for it."""
+    """A source of conversations (JSONL, Parquet or Arrow). A path alone may stand for it."""
 
-    # What a source of `nemotron nano3 data prep` calls it.
-    other_names: ClassVar[dict[str, str]] = {
-        "path": "locations",
-        "paths": "locations",
+    fields: ClassVar[tuple[str, ...]] = ("messages", "tools", "used_in")
+    other_names: ClassVar[dict[str, str]] = shared.SourceConfig.other_names | {
         "messages_field": "columns: {messages: …}",
         "max_examples": "max_conversations",
     }
 
-    columns: dict[str, str] = Field(
-        {}, description="wanted field -> the column or dotted key that holds it: {messages: conversation}"
-    )
     used_in: list[str] = Field([], description="keep records whose used_in names one of these; []: all")
     repeats: float | None = Field(
         None,
@@ -40,16 +34,6 @@ class SourceConfig(shared.SourceConfig):
     low_effort: bool = Field(
         False, description="its answers are those to a user who asks for little reasoning (super3)"
     )
-
-    @model_validator(mode="after")
-    def _columns_are_known(self) -> Self:
-        fields = ("messages", "tools", "used_in")
-        for name in self.columns:
-            if name not in fields:
-                near = difflib.get_close_matches(name, fields, 1)
-                meant = f", did you mean `{near[0]}`?" if near else f"; there is {', '.join(fields)}"
-                raise ValueError(f"columns: unknown field `{name}`{meant}")
-        return self
 
 
 class ExampleConfig(Group):
@@ -77,7 +61,7 @@ class PackConfig(SourcesConfig):
     seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
     chat_template: ChatTemplate = "nano3"
     sources: list[SourceConfig] = Field(
-        [], description="conversations, source by source; a plain string is a location and becomes a source"
+        [], description="conversations, source by source; a plain string is a path and becomes a source"
     )
     example: ExampleConfig = Field(default_factory=ExampleConfig)
     num_tokens: int | None = Field(

@@ -27,16 +27,14 @@ from nemotron.kit.schemas.sources import (
 class RunConfig(SourcesRunConfig):
     """Names of what is read and written."""
 
-    data: str | None = Field(None, description="artifact with documents, for ${art:data,train_path} in a location")
+    data: str | None = Field(None, description="artifact with documents, for ${art:data,train_path} in a path")
 
 
 class SourceConfig(shared.SourceConfig):
-    """A source: documents that get a weight together. A location alone may stand for it."""
+    """A source: documents that get a weight together. A path alone may stand for it."""
 
-    # What a source of `nemotron nano3 data prep` and an entry of a published blend call it.
-    other_names: ClassVar[dict[str, str]] = {
-        "path": "locations",
-        "paths": "locations",
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    other_names: ClassVar[dict[str, str]] = shared.SourceConfig.other_names | {
         "text_field": "columns: {text: …}",
         "max_examples": "max_documents",
     }
@@ -49,19 +47,10 @@ class SourceConfig(shared.SourceConfig):
     )
     max_documents: int | None = Field(None, ge=1, description="documents used at most; null: all")
     max_tokens: int | None = Field(None, ge=1, description="training tokens used at most; null: all")
-    columns: dict[str, str] = Field(
-        {"text": "text"}, description="wanted field -> the column or dotted key that holds it: {text: data.body}"
-    )
     formats: list[Literal["jsonl", "parquet", "arrow", "text", "warc"]] = Field(
         [], description="read only files of these formats; []: every one that is known"
     )
     max_record_bytes: int | None = Field(None, ge=1, description="in place of reading.max_record_bytes")
-
-    @model_validator(mode="after")
-    def _text_is_known(self) -> Self:
-        if "text" not in self.columns:
-            raise ValueError(f"columns: names no `text`, only {', '.join(self.columns) or 'nothing'}")
-        return self
 
 
 class TokenizeConfig(SourcesConfig):
@@ -69,7 +58,7 @@ class TokenizeConfig(SourcesConfig):
 
     run: RunConfig
     sources: list[SourceConfig] = Field(
-        [], description="documents, source by source; a plain string is a location and becomes a source"
+        [], description="documents, source by source; a plain string is a path and becomes a source"
     )
     phases: list[PhaseConfig] = Field(
         [], description="weights that change while training; []: one phase with the sources' own weights"
@@ -97,7 +86,7 @@ class TokenizeConfig(SourcesConfig):
     @model_validator(mode="before")
     @classmethod
     def _read_sources(cls, data: Any) -> Any:
-        """Put the content of `blend` in its place, and make sources of plain locations."""
+        """Put the content of `blend` in its place, and make sources of plain paths."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -218,7 +207,7 @@ def _of_published(entry: Any, split: str, path: Path, index: int) -> dict[str, A
         location += f"/{entry['split']}" if entry.get("split") else ""
     elif entry.get("subset"):
         raise ValueError(f"{at}: `subset` is for hf:// paths, not for {location}")
-    source: dict[str, Any] = {"locations": [location]}
+    source: dict[str, Any] = {"paths": [location]}
     source |= {key: entry[key] for key in ("name", "weight", "repeats", "max_documents", "max_tokens") if key in entry}
     if entry.get("text_field"):
         source["columns"] = {"text": entry["text_field"]}
@@ -235,14 +224,14 @@ def _of_published(entry: Any, split: str, path: Path, index: int) -> dict[str, A
 def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
     """An entry as a validated source's values. ValueError that names the file, because no config line does."""
     at = f"blend: {path}: source {index}"
-    values = {"locations": [entry]} if isinstance(entry, str) else entry
+    values = {"paths": [entry]} if isinstance(entry, str) else entry
     if not isinstance(values, dict):
-        raise ValueError(f"{at} is neither a location nor a mapping")
+        raise ValueError(f"{at} is neither a path nor a mapping")
     _check_keys(values, SourceConfig.model_fields, at, SourceConfig.other_names)
     values = dict(values)
-    if isinstance(values.get("locations"), list):
-        values["locations"] = [_beside(path, location) for location in values["locations"]]
-    values.setdefault("name", name_of(values.get("locations"), "documents"))
+    if isinstance(values.get("paths"), list):
+        values["paths"] = [_beside(path, location) for location in values["paths"]]
+    values.setdefault("name", name_of(values.get("paths"), "documents"))
     try:
         source = SourceConfig.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:

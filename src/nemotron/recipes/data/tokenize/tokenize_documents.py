@@ -19,7 +19,7 @@
 """Documents -> Megatron .bin/.idx token streams and blend.json, at the speed of the tokenizer.
 
     nemotron data tokenize -c own 'sources=[my-folder]' tokenizer=my-tokenizer
-    python tokenize_documents.py --config own 'sources=[notes/*.jsonl, {locations: [wiki], repeats: 2}]' tokenizer=PATH
+    python tokenize_documents.py --config own 'sources=[notes/*.jsonl, {paths: [wiki], repeats: 2}]' tokenizer=PATH
 
 Sources are folders, globs, stores and data sets of the Hugging Face Hub; config/ has the published blends with their
 names there. What each shard reads is written down in a plan before the first is begun, and depends on the inputs and
@@ -97,10 +97,10 @@ def main() -> None:
             inputs: list[SourceInput] = []
             passed_over: Counter[str] = Counter()
             for source in cfg.sources:
-                reading = Reading(cfg.on_error(source), cfg.max_record_bytes(source), source.columns)
+                reading = Reading(cfg.on_error(source), cfg.max_record_bytes(source), {"text": "text"} | source.columns)
                 rules[source.name] = SourceRules(reading, cfg.valid_fraction(source), cfg.test_fraction(source))
                 formats = source.formats or FORMATS
-                listed = list_files(source.locations, formats, passed_over, on_error=cfg.on_error(source))
+                listed = list_files(source.paths, formats, passed_over, on_error=cfg.on_error(source))
                 require_extra(listed)
                 inputs.append(SourceInput(source.name, listed, source.max_documents, source.max_tokens))
             settings = {
@@ -190,7 +190,7 @@ def main() -> None:
             },
             sources=[
                 Source(
-                    name=", ".join(source.locations),
+                    name=", ".join(source.paths),
                     detail=f"source {source.name}: {len(source_input.files)} files, "
                     f"{sum(file.size for file in source_input.files)} bytes",
                 )

@@ -96,7 +96,7 @@ def main() -> None:
     own_sources = {
         source.name: DocumentSource(
             source.name,
-            Reading(source.on_error, columns={"text": source.text_field}),
+            Reading(source.on_error, columns={"text": "text"} | source.columns),
             source.kind,
             source.valid_fraction,
             source.max_documents,

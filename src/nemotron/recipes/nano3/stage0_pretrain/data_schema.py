@@ -13,7 +13,6 @@ from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
-    Location,
     OwnSourceConfig,
     PhaseConfig,
     check_names,
@@ -46,17 +45,12 @@ class TasksConfig(Group):
 class SourceConfig(OwnSourceConfig):
     """A source of your own documents."""
 
-    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"columns": "text_field"}
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"text_field": "columns: {text: …}"}
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="its name in the blend and of its files")
-    paths: list[Location] = Field(
-        min_length=1,
-        description="files, globs, folders, addresses (s3 gs https hf): JSONL, text, WARC, WET, each plain, .gz or "
-        ".zst; Parquet, Arrow",
-    )
     weight: float = Field(0.2, ge=0, le=1, description="share of all tokens, in phases that do not name the source")
     kind: Literal["prose", "code"] = Field("prose", description="which quality heuristics apply")
-    text_field: str = Field("text", description="field of JSONL, Parquet and Arrow; dots for nested ones")
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share of documents held out, by hash of the text")
     max_documents: int | None = Field(
         None, ge=1, description="documents read at most, the first ones, at every scale; null: all"

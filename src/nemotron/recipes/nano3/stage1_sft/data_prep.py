@@ -183,7 +183,7 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
         family: ChatSource(family, generated, split_column="split") for family in cfg.tasks.families
     }
     for source in cfg.sources:
-        columns = {"messages": source.messages_field, "tools": "tools"}
+        columns = {"messages": "messages", "tools": "tools"} | source.columns
         sources[source.name] = ChatSource(
             source.name,
             Reading(source.on_error, columns=columns, required=(), present=("messages",)),

@@ -29,9 +29,9 @@ class TasksConfig(sources.TasksConfig):
 class SourceConfig(OwnSourceConfig):
     """A source of your own conversations."""
 
-    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"columns": "messages_field"}
+    fields: ClassVar[tuple[str, ...]] = ("messages", "tools")
+    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"messages_field": "columns: {messages: …}"}
 
-    messages_field: str = Field("messages", description="field with [{role, content, reasoning_content?, …}], or path")
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share held out, by hash of the conversation")
     max_conversations: int | None = Field(
         None, ge=1, description="conversations read at most, of each file its share, at every scale; null: all"

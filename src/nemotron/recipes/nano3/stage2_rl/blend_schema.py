@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,10 @@ class ReferenceConfig(Group):
 class BlendConfig(Group):
     """`nemotron nano3 data prep rl -c published`."""
 
+    other_names: ClassVar[dict[str, str]] = {"source": "paths", "sources": "paths", "locations": "paths"}
+
     run: DataRunConfig
-    source: list[Location] = Field(
+    paths: list[Location] = Field(
         min_length=1, description="the blend: files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
     )
     references: dict[str, ReferenceConfig] = Field(

@@ -64,8 +64,6 @@ from nemotron.stack.environments import (
     verify,
 )
 
-_TASK_FIELDS = ("family", "prompt", "canonical", "spec", "solution")
-
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig, SourceConfig
 
@@ -173,7 +171,7 @@ def _own_tasks(
 
 def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of the records of one source; `report` counts what is skipped."""
-    columns = {name: source.columns.get(name, name) for name in _TASK_FIELDS} if source.columns else {}
+    columns = {name: source.columns.get(name, name) for name in source.fields} if source.columns else {}
     reading = Reading(source.on_error, columns=columns, required=())
     for piece in map(whole, files):
         for row in read_piece(piece, reading, report):

@@ -20,7 +20,7 @@
 
     nemotron nano3 data prep rl -c published
     python data_prep_blend.py --config published on_error=skip valid_rows=0 valid_fraction=0.01
-    python data_prep_blend.py --config published 'source=[tasks.jsonl]' 'references={mine: {location: my-folder}}'
+    python data_prep_blend.py --config published 'paths=[tasks.jsonl]' 'references={mine: {location: my-folder}}'
 
 The blend holds records of two collections that are published elsewhere as placeholders; here they get their questions
 and answers. Records stay in the blend's order, which is that of its curriculum. What is for validation is trained on
@@ -97,7 +97,7 @@ def main() -> None:
 
         # --- Plan: the blend's files at one commit, cut into pieces; changed inputs are refused ----------------------
         with run.phase("plan"):
-            files = list_files(cfg.source, FORMATS)
+            files = list_files(cfg.paths, FORMATS)
             pieces = [piece for file in files for piece in pieces_of(file, cfg.shard_bytes)]
             shards = [Shard(f"{i:05d}", piece) for i, piece in enumerate(pieces)]
             read_plan = Plan({"reading": reading, "references": references}, inputs_of(files), shards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -21,9 +21,8 @@ class TasksConfig(sources.TasksConfig):
 class SourceConfig(OwnSourceConfig):
     """Task records of your own, as `Task.to_dict()`: family, prompt, canonical, spec and solution."""
 
-    columns: dict[str, str] = Field(
-        {}, description="family, prompt, canonical, spec, solution -> its name in the files"
-    )
+    fields: ClassVar[tuple[str, ...]] = ("family", "prompt", "canonical", "spec", "solution")
+
     max_tasks: int | None = Field(
         None, ge=1, description="records read at most, the first ones, at every scale; null: all"
     )

@@ -179,12 +179,14 @@ def build_job_config(
         produced: see `resolve_config`; for the steps of a pipeline.
 
     Raises:
-        UserError: see `resolve_config`.
+        UserError: see `resolve_config`; a file of an input is gone.
     """
     resolved = resolve_config(
         train_config, spec, produced=produced, look_up=env.registry_is_reachable, registry=registry_of(env)
     )
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
+    for version in versions.values():
+        version.registry.check_present(version)
     if len(versions) < len(resolved.inputs):
         digits = None
     else:

@@ -42,6 +42,7 @@ from nemo_runspec.variables import OUTPUT_ROOT, PUBLISHED_DIR
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
 
+READ_BYTES = 10 * 10**9  # of a version that a pipe reads again before it skips a step: some seconds to a minute
 Status = Literal["done", "skipped", "failed"]
 
 
@@ -60,20 +61,28 @@ class Step:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step and its job. `versions`: what a run of the same fingerprint has published; empty where it is to run."""
+    """A step and its job. `versions`: what a run of the same fingerprint has published; empty where it is to run.
+
+    `damage`: what is wrong with what was published, where that is why it is to run.
+    """
 
     step: Step
     job: Job
     versions: dict[str, Version] = field(default_factory=dict)
+    damage: str = ""
 
     @property
     def skipped(self) -> str:
         """What to say of a step that is not run."""
         made = ", ".join(version.ref for version in self.versions.values())
-        return (
-            f"skipped, published already: {made}, fingerprint {self.job.run.fingerprint}"
-            " (--force runs it again, for example after editing library code)"
-        )
+        return f"skipped, published already: {made}, fingerprint {self.job.run.fingerprint} (--force runs it again)"
+
+    @property
+    def state(self) -> str:
+        """What stands after the step's name: skipped and why, or damaged, or nothing."""
+        if self.versions:
+            return f": {self.skipped}"
+        return f": runs again, {self.damage}" if self.damage else ""
 
 
 @dataclass(frozen=True)
@@ -121,21 +130,19 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
     plan = plan_pipeline(steps, cfg)
     if cfg.dry_run:
         for number, planned in enumerate(plan, start=1):
-            state = ", skipped: published already" if planned.versions else ""
-            _say(f"[{number}/{len(plan)}] {planned.step.name}{state}")
+            _say(f"[{number}/{len(plan)}] {planned.step.name}{planned.state}")
             display_job(planned.job, planned.job.resolved.spec, planned.job.env, show_config=False)
         return []
     results: list[StepResult] = []
     produced: dict[str, str | None] = {}
     for number, step in enumerate(steps, start=1):
         job = _job(step, cfg, produced)
-        versions = {} if cfg.force else published(job)
+        planned = _planned(step, job, cfg, read=True)
         title = f"[{number}/{len(steps)}] {step.name}"
-        if versions:
-            _say(f"{title}: {PlannedStep(step, job, versions).skipped}")
-            results.append(StepResult(step, "skipped", DONE, 0.0, job.run.dir, versions))
+        _say(title + planned.state)
+        if planned.versions:
+            results.append(StepResult(step, "skipped", DONE, 0.0, job.run.dir, planned.versions))
         else:
-            _say(title)
             results.append(_run(step, job))
             if results[-1].exit_code != DONE:
                 _say(f"{title}: {ended(results[-1].exit_code)}; the same command goes on from here")
@@ -179,7 +186,7 @@ def submit_pipeline(
         jobs: list[Bundle] = []
         for number, planned in enumerate(plan, start=1):
             job, spec = planned.job, planned.job.resolved.spec
-            _say(f"[{number}/{len(plan)}] {planned.step.name}{f': {planned.skipped}' if planned.versions else ''}")
+            _say(f"[{number}/{len(plan)}] {planned.step.name}{planned.state}")
             if planned.versions:
                 continue
             display_job(job, spec, job.env, show_config=cfg.dry_run)
@@ -272,10 +279,26 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig, executors: Sequence[
             job = _job(step, cfg, produced, executors)
         except UserError as error:
             raise error.at(f"step {step.name}") from None
-        plan.append(PlannedStep(step, job, {} if cfg.force else published(job)))
+        plan.append(_planned(step, job, cfg))
         for name in job.resolved.outputs:
             produced[name] = plan[-1].versions[name].ref if plan[-1].versions else None
     return plan
+
+
+def _planned(step: Step, job: Job, cfg: RecipeConfig, *, read: bool = False) -> PlannedStep:
+    """The step, skipped where all it would publish is there and whole.
+
+    Files and sizes are compared. With `read` so is every byte of the versions on this machine that have up to
+    READ_BYTES; what a later step takes as its input is read by that step, whatever its size.
+    """
+    versions = {} if cfg.force else published(job)
+    try:
+        for version in versions.values():
+            registry = version.registry
+            (registry.check_read if read and version.size_bytes <= READ_BYTES else registry.check_present)(version)
+    except UserError as error:
+        return PlannedStep(step, job, damage=error.message)
+    return PlannedStep(step, job, versions)
 
 
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executors: Sequence[str] = EXECUTORS) -> Job:

@@ -87,7 +87,42 @@ def test_all_steps_run_in_order_and_the_second_time_none(
     assert order(project) == []
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("[2/3] two: skipped")]
     assert lines[0].startswith("[2/3] two: skipped, published already: demo-two:1, fingerprint ")
-    assert lines[0].endswith("(--force runs it again, for example after editing library code)")
+    assert lines[0].endswith("(--force runs it again)")
+
+
+@pytest.mark.parametrize("damage", ["a flipped byte", "a file that is gone"])
+def test_a_step_whose_payload_is_damaged_is_not_skipped(
+    project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    results = run_pipeline(steps, CFG)
+    payload = results[1].versions["demo-two"].path / "payload"
+    if damage == "a flipped byte":
+        payload.write_bytes(payload.read_bytes().replace(b"two", b"twO"))
+        what = f"{payload}: content differs from its sha256"
+    else:
+        payload.unlink()
+        what = f"{payload}: No such file or directory"
+        capfd.readouterr()
+        run_pipeline(steps, RecipeConfig(config_name="tiny", dry_run=True))
+        assert f"[2/3] two: runs again, artifact demo-two:1 is corrupt: {what}" in capfd.readouterr().out
+    order(project)
+    capfd.readouterr()
+    # The same content is published again: the step after it, of the same fingerprint, is still skipped.
+    results = run_pipeline(steps, CFG)
+    assert statuses(results) == ["skipped", "done", "skipped"]
+    assert f"[2/3] two: runs again, artifact demo-two:1 is corrupt: {what}" in capfd.readouterr().out
+    assert results[1].versions["demo-two"].ref == "demo-two:2"
+    assert statuses(run_pipeline(steps, CFG)) == ["skipped"] * 3
+
+
+def test_an_input_whose_payload_is_gone_is_refused_before_anything_runs(project: Path, steps: list[Step]) -> None:
+    payload = run_pipeline(steps[:1], CFG)[0].versions["demo-one"].path / "payload"
+    payload.unlink()
+    order(project)
+    for dry_run in (True, False):
+        with pytest.raises(UserError, match=r"step two: artifact demo-one:1 is corrupt: .*/payload: No such file"):
+            run_pipeline(steps[1:], RecipeConfig(config_name="tiny", dry_run=dry_run))
+    assert order(project) == []
 
 
 def test_a_changed_step_reruns_with_all_that_depends_on_it_and_the_way_back_is_remembered(
@@ -145,7 +180,7 @@ def test_a_dry_run_shows_the_steps_and_what_is_resolved_only_at_start(
     capsys.readouterr()
     run_pipeline(steps, dry)
     text = capsys.readouterr().out
-    assert "[1/3] one, skipped: published already" in text
+    assert "[1/3] one: skipped, published already" in text
     assert "data = demo-one:1 (" in text
 
 

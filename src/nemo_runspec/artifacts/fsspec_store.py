@@ -36,6 +36,7 @@ from nemo_runspec.artifacts.manifest import (
     list_files,
     parse_manifest,
     sha256_file,
+    size_problems,
 )
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
 from nemo_runspec.installation import install_line
@@ -160,6 +161,16 @@ class FsspecStore:
         for name in set(list_files(version.path)) - set(version.files):
             (version.path / name).unlink(missing_ok=True)  # a mirror holds what was published and nothing else
         return []
+
+    def check_sizes(self, version: StoredVersion) -> list[str]:
+        """List the objects of the payload that are gone, or the sizes that differ; one listing, nothing is read."""
+        folder = self._at(version.name, version.version, PAYLOAD_DIR)
+        with self._answering():
+            found = self.fs.find(folder, detail=True).items()
+        sizes = {str(path).split(f"{folder.lstrip('/')}/", 1)[-1]: int(info["size"]) for path, info in found}
+        where = self.location(version.name, version.version, PAYLOAD_DIR)
+        problems = [f"{where}/{name}: no such object" for name in version.files if name not in sizes]
+        return problems or size_problems(where, sum(sizes[name] for name in version.files), version)
 
     def audit(self, version: StoredVersion) -> list[str]:
         """Read every byte of the payload where it is published, and list what is not as it was."""

@@ -7,13 +7,15 @@ import json
 from nemo_runspec.artifacts.build import OWN_KEYS
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry, Version
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import ArtifactError, UserError, did_you_mean
 
 
 def list_entries(
     registry: Registry, name: str | None = None, *, all_versions: bool = False
-) -> dict[str, Version | None]:
-    """The latest version of every artifact, or of `name` all versions, by reference; None for one that is corrupt.
+) -> dict[str, Version | str]:
+    """The latest version of every artifact, or of `name` all versions, by reference.
+
+    One without a record to show has the word for it: `corrupt` or `unreadable`.
 
     Raises UserError for an unknown `name`.
     """
@@ -49,11 +51,13 @@ def describe(version: Version) -> list[tuple[str, str]]:
     return rows + [("file", f"{sha256}  {name}") for name, sha256 in version.files.items()]
 
 
-def _readable(registry: Registry, ref: str) -> Version | None:
+def _readable(registry: Registry, ref: str) -> Version | str:
     try:
         return registry.resolve(ref)
+    except ArtifactError:
+        return "corrupt"
     except UserError:
-        return None
+        return "unreadable"
 
 
 def _text(value: object) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 
 from nemo_runspec.artifacts.aside import aside_directory, fsync_directory
 from nemo_runspec.artifacts.build import build_version
-from nemo_runspec.artifacts.manifest import StoredVersion, list_files, sha256_file
+from nemo_runspec.artifacts.manifest import StoredVersion, list_files, sha256_file, size_problems
+from nemo_runspec.errors import UserError
 
 NUMBER = re.compile(r"[1-9][0-9]*")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -31,17 +32,13 @@ class LocalStore:
         self.local_root = root
 
     def names(self) -> list[str]:
-        """The names that have at least one version, sorted."""
-        if not self.root.is_dir():
-            return []
-        names = (entry.name for entry in self.root.iterdir() if not entry.name.startswith("."))
+        """The names that have at least one version, sorted. UserError for a folder that cannot be read."""
+        names = [name for name in _entries(self.root) if not name.startswith(".")]
         return sorted(name for name in names if self.versions(name))
 
     def versions(self, name: str) -> list[int]:
-        """The version numbers of `name`, ascending; empty for an unknown name."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(int(n) for n in os.listdir(self.root / name) if NUMBER.fullmatch(n))  # noqa: PTH208
-        return []
+        """The version numbers of `name`, ascending; empty for an unknown name. UserError as in `names`."""
+        return sorted(int(entry) for entry in _entries(self.root / name) if NUMBER.fullmatch(entry))
 
     def latest(self, name: str) -> int | None:
         """The highest version number, None for an unknown name."""
@@ -87,6 +84,17 @@ class LocalStore:
         extra = set(list_files(version.path)) - set(version.files)
         return problems + [f"{version.path / name}: was not published with it" for name in sorted(extra)]
 
+    def check_sizes(self, version: StoredVersion) -> list[str]:
+        """List the files of the payload that are gone, or the sizes that differ; nothing is read."""
+        problems, size = [], 0
+        for name in version.files:
+            path = version.path / name
+            try:
+                size += path.stat().st_size
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}")
+        return problems or size_problems(str(version.path), size, version)
+
     def audit(self, version: StoredVersion) -> list[str]:
         """As `check_payload`: the payload here is the payload."""
         return self.check_payload(version)
@@ -107,3 +115,17 @@ class LocalStore:
                 fsync_directory(home)
                 fsync_directory(self.root)
             return number
+
+
+def unreadable(where: object, error: OSError) -> UserError:
+    """What to say of a file or folder that is there and that the system does not let be read."""
+    return UserError(f"{where}: cannot be read: {error.strerror or error}")
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  a third of the time of iterdir
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(folder, error) from None

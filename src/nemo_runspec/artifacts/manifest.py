@@ -109,6 +109,13 @@ class StoredVersion:
         return f"{self.name}:{self.version}"
 
 
+def size_problems(where: str, size_bytes: int, version: StoredVersion) -> list[str]:
+    """What to say where the files of a payload, all of them there, have another size together than was published."""
+    if size_bytes == version.size_bytes:
+        return []
+    return [f"{where}: {size_bytes} bytes, {version.size_bytes} were published"]
+
+
 def human_size(size_bytes: int) -> str:
     """A size with three significant digits in decimal units: 1234567 -> '1.23 MB'."""
     size = float(size_bytes)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, check_source
-from nemo_runspec.artifacts.local_store import LocalStore
+from nemo_runspec.artifacts.local_store import LocalStore, unreadable
 from nemo_runspec.artifacts.manifest import (
     MANIFEST_FILE,
     PAYLOAD_DIR,
@@ -104,11 +104,11 @@ class Registry:
         return not isinstance(self.root, Path)
 
     def names(self) -> list[str]:
-        """The names that have at least one version, sorted."""
+        """The names that have at least one version, sorted. UserError for a folder that cannot be read."""
         return self.store.names()
 
     def versions(self, name: str) -> list[int]:
-        """The version numbers of `name`, ascending; empty for an unknown name."""
+        """The version numbers of `name`, ascending; empty for an unknown name. UserError as in `names`."""
         return self.store.versions(name)
 
     def resolve(self, ref: str) -> Version:
@@ -132,11 +132,17 @@ class Registry:
         A payload behind a URL is fetched first.
         """
         version = self.resolve(ref)
-        if problems := self.store.check_payload(version):
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise _corrupt(version.name, f"artifact {version.ref} is corrupt: {problems[0]}{more}")
+        self._refuse(version, self.store.check_payload(version))
         self._fetch_others(version)
         return version
+
+    def check_present(self, version: Version) -> None:
+        """UserError where a file of the payload is gone or the sizes differ, as published; no byte of it is read."""
+        self._refuse(version, self.store.check_sizes(version))
+
+    def check_read(self, version: Version) -> None:
+        """As `check_present`, and on this machine every byte is compared; behind a URL that takes fetching it."""
+        self._refuse(version, self.store.check_sizes(version) if self.is_remote else self.store.check_payload(version))
 
     def fetch(self, version: Version, inside: str = "") -> None:
         """Bring a payload, or what of it begins with `inside`, to this machine; see `Version.fetch`.
@@ -218,6 +224,12 @@ class Registry:
             message = error.message.removeprefix(f"{self.root}: ")
             raise UserError(f"{self.root}: artifacts cannot be published there: {message}", error.hint) from error
 
+    @staticmethod
+    def _refuse(version: Version, problems: list[str]) -> None:
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise _corrupt(version.name, f"artifact {version.ref} is corrupt: {problems[0]}{more}")
+
     def _locate(self, ref: str) -> tuple[Reference, int]:
         reference = parse_reference(ref)
         if reference.version is None:
@@ -251,8 +263,10 @@ class Registry:
             if not isinstance(record, dict) or record.get("digest") != payload_digest(files):
                 raise ValueError(f"its files do not give the digest in {RECORD_FILE}")
         except (OSError, ValueError) as error:  # JSON and unicode errors are ValueErrors
-            reason = error.strerror if isinstance(error, OSError) else error
             where = store.location(name, number, bad)
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise unreadable(where, error) from None
+            reason = error.strerror if isinstance(error, OSError) else error
             raise _corrupt(name, f"artifact {name}:{number} is corrupt: {where}: {reason}") from error
         if record.get("schema") != RECORD_SCHEMA or record.get("name") != name:
             where = store.location(name, number, RECORD_FILE)

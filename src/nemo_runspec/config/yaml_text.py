@@ -104,7 +104,7 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
         if node is None:
             return None, {}
         lines: dict[KeyPath, str] = {}
-        _note_lines(node, (), where, lines)
+        _note_lines(node, (), where, lines, ())
         return _string_keys(loader.construct_document(node)), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -116,9 +116,15 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
         loader.dispose()
 
 
-def _note_lines(node: yaml.Node, path: KeyPath, where: str, lines: dict[KeyPath, str]) -> None:
+def _note_lines(
+    node: yaml.Node, path: KeyPath, where: str, lines: dict[KeyPath, str], above: tuple[yaml.Node, ...]
+) -> None:
     import yaml
 
+    if any(node is other for other in above):
+        line = node.start_mark.line + 1
+        raise UserError(f"{where}:{line}: {dotted(path)} is an alias of what it stands in", "a config has no cycles")
+    above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -129,11 +135,11 @@ def _note_lines(node: yaml.Node, path: KeyPath, where: str, lines: dict[KeyPath,
                 raise UserError(f"{at}: {'.'.join(map(str, (*path, key.value)))} stands twice")
             seen.add(key.value)
             lines[(*path, key.value)] = at
-            _note_lines(value, (*path, key.value), where, lines)
+            _note_lines(value, (*path, key.value), where, lines, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*path, index)] = f"{where}:{value.start_mark.line + 1}"
-            _note_lines(value, (*path, index), where, lines)
+            _note_lines(value, (*path, index), where, lines, above)
 
 
 def _string_keys(value: Any) -> Any:

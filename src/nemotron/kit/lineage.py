@@ -192,7 +192,7 @@ class LineageNode:
     """One artifact in a lineage.
 
     `role` is what its consumer calls it (`data`, `model`; None for the start). `problem` says that it is missing,
-    corrupt, not the one that was used, or without origin; a missing one has no type, sources or inputs.
+    corrupt or not the one that was used; a missing one has no type, sources or inputs.
     """
 
     ref: str
@@ -204,6 +204,11 @@ class LineageNode:
     sources: tuple[RawSource, ...] = ()
     inputs: tuple[LineageNode, ...] = ()
     problem: str | None = None
+
+    @property
+    def note(self) -> str | None:
+        """What to know that is no fault: a record that names neither inputs nor sources, as a script may publish."""
+        return None if self.problem or self.inputs or self.sources else "origin not stated"
 
 
 def walk(ref: str, registry: Registry | None = None) -> LineageNode:
@@ -262,7 +267,6 @@ def _node(registry: Registry, version: Version, role: str | None, path: tuple[st
         made_by=str(producer.get("name") or producer.get("script") or ""),
         sources=sources,
         inputs=tuple(inputs),
-        problem=None if sources or inputs else "its record names neither inputs nor sources",
     )
 
 
@@ -274,6 +278,7 @@ def _format(node: LineageNode, first: str, rest: str, digits: int, shown: set[st
     shown.add(node.ref)
     line += f"  {node.type}" if node.type else ""
     line += f"  by {node.made_by}" if node.made_by else ""
+    line += f"  ({node.note})" if node.note else ""
     lines = [line]
     if node.problem:
         lines.append(f"{rest}!! {node.problem}")

@@ -325,3 +325,18 @@ def test_publishing_tells_the_later_jobs_of_its_pipeline(machine, root, payload,
     with pytest.raises(RunFailed, match=r"corpus:2 is published, but .*nowhere cannot be written"):
         Registry(root).publish("corpus", payload, RECORD)
     assert json.loads(memory.cat_file(f"/{root.removeprefix('memory://')}/corpus/2/artifact.json"))["name"] == "corpus"
+
+
+def test_missing_and_shortened_objects_are_noticed_without_reading_them(machine, root, payload, read):
+    registry = Registry(root)
+    version = registry.publish("corpus", payload, RECORD)
+    registry.check_present(version)
+    stored = f"/{root.removeprefix('memory://')}/corpus/1/payload/"
+    content = memory.cat_file(f"{stored}train.bin")
+    memory.pipe_file(f"{stored}train.bin", content[:-1])
+    with pytest.raises(UserError, match=f"{root}/corpus/1/payload: {version.size_bytes - 1} bytes, .* were published"):
+        registry.check_present(version)
+    memory.rm(f"{stored}train.bin")
+    with pytest.raises(UserError, match=f"corrupt: {root}/corpus/1/payload/train.bin: no such object"):
+        registry.check_read(version)
+    assert read == []

@@ -1,5 +1,7 @@
 """Rows of `artifacts list` and `artifacts show`."""
 
+import os
+
 import pytest
 
 from nemo_runspec.artifacts.listing import describe, list_entries
@@ -17,9 +19,37 @@ def test_latest_of_each_or_all_of_one_and_corrupt_ones_are_listed_too(registry, 
     (version.directory / "artifact.json").write_text("{")
     first = registry.resolve("a:1")
     assert (first.record["num_files"], first.size_bytes) == (3, 264)
-    assert list_entries(registry, "a") == {"a:1": first, "a:2": None}
+    assert list_entries(registry, "a") == {"a:1": first, "a:2": "corrupt"}
     with pytest.raises(UserError, match="no artifact 'c'"):
         list_entries(registry, "c")
+
+
+@pytest.mark.parametrize("folder", ["", "a"])
+def test_a_folder_that_may_not_be_read_is_named(registry, payload, monkeypatch, folder):
+    registry.publish("a", payload, RECORD)
+    closed, listdir = registry.root / folder, os.listdir
+
+    def refuse(path):  # the mode alone would stop nobody who is root
+        if path == closed:
+            raise PermissionError(13, "Permission denied", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    for call in (registry.names, lambda: list_entries(registry)):
+        with pytest.raises(UserError, match=f"^{registry.root / folder}: cannot be read: Permission denied$"):
+            call()
+
+
+def test_an_unreadable_record_is_not_called_corrupt(registry, payload, monkeypatch):
+    registry.publish("a", payload, RECORD)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(registry.store), "read", refuse)
+    assert list_entries(registry) == {"a:1": "unreadable"}
+    with pytest.raises(UserError, match=r"manifest\.sha256: cannot be read: Permission denied"):
+        registry.resolve("a")
 
 
 def test_description_shows_every_part_of_the_record_and_every_file(registry, payload):

@@ -89,6 +89,7 @@ def test_every_key_knows_its_line() -> None:
         ("a: 1\nb: [1\nc: 2", "f.yaml:3: malformed YAML: "),
         ("a: 1\n\tb: 2", "f.yaml:2: malformed YAML: "),
         ("a: 1\nb:\n  c: 1\n  c: 2", "f.yaml:4: b.c stands twice"),
+        ("a: 1\nb: &b\n  c: [1, *b]", "f.yaml:2: b.c.1 is an alias of what it stands in"),
         ("? [a]\n: 1", "f.yaml:1: a key of a config is one word"),
         ("a: *x", "f.yaml:1: malformed YAML: found undefined alias"),
         ("a: !!python/object:os.system x", "f.yaml:1: malformed YAML: could not determine a constructor"),

@@ -90,9 +90,15 @@ def test_what_is_missing_or_replaced_is_shown_and_does_not_stop_the_walk(chain, 
     assert len(found) == 2 and "sft-data:1 has digest" in found[0] and "no artifact 'base-model'" in found[1]
     text = "\n".join(format_lineage(walk("sft-model", registry)))
     assert text.count("!! ") == 2
-    assert "names neither inputs nor sources" in walk("sft-data", registry).problem
     with pytest.raises(UserError):
         walk("nothing", registry)
+
+
+def test_an_origin_that_nobody_stated_is_a_note_and_no_fault(registry, out):
+    Dataset(path=out, num_examples=1).save("mine")
+    node = walk("mine", registry)
+    assert problems(node) == [] and node.note == "origin not stated"
+    assert format_lineage(node)[0].endswith("(origin not stated)")
 
 
 def test_every_save_is_in_the_journal(out, registry):

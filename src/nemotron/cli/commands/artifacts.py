@@ -32,8 +32,8 @@ def list_artifacts(
         return
     rows = []
     for ref, version in entries.items():
-        if version is None:
-            rows.append((ref, "corrupt", "", "", ""))
+        if isinstance(version, str):
+            rows.append((ref, version, "", "", ""))
         else:
             kind, created = (str(version.record.get(key, "")) for key in ("type", "created_at"))
             rows.append((ref, kind, human_size(version.size_bytes), created[:19], version.digest[:12]))

@@ -10,6 +10,7 @@ no runspec block. Unlike the other tools it has no command of its own and takes 
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -249,8 +250,13 @@ def main() -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args()
     page = build_page(read_records(args.evaluation, Registry.default()))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(page, encoding="utf-8")
+    try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # `run_main` has the words for a full disk
+        raise UserError(f"cannot write {args.output}: {error.strerror}", "--output names another place") from None
 
 
 if __name__ == "__main__":

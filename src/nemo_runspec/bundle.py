@@ -84,8 +84,9 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
         config=spec.job_config_name,
         cmd=spec.run.cmd,
         workdir=plan.workdir or _shared_folder(env),
-        executor=env.executor,
-        processes_per_node=1 if env.slurm is None else env.slurm.processes_per_node,
+        processes_per_node=env.table.get("processes_per_node", 1)
+        if env.slurm is None
+        else env.slurm.processes_per_node,
     )
     with tempfile.TemporaryDirectory(prefix="runspec-bundle-") as place:
         folder = Path(place) / "code"
@@ -97,7 +98,7 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
                 python_path=plan.python_path,
                 startup_commands=env.startup_commands,
                 secrets=env.secrets,
-                inherits_job_dir=env.executor == "ray",
+                executor=env.executor,
             ),
             JSON_NAME: launch_json(launch),
             "job.yaml": job_yaml(

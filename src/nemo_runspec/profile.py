@@ -69,7 +69,9 @@ class Env:
     `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
     `output` and `artifacts` are the roots of runs and of the registry as the job sees them (a path or a URL); None for
     a local job that uses those of this process, and where a launcher that this toolkit does not know has to say.
-    `table` holds what the profile and the config say to such a launcher, unread. `code_limit` is in bytes.
+    `table` holds what the profile and the config say to such a launcher, unread, and what follows for the job from all
+    sources: `nodes`, `gpus_per_node`, `processes_per_node` and, if there is one, `container_image`.
+    `code_limit` is in bytes.
     """
 
     profile: str | None = None
@@ -106,7 +108,8 @@ def parse_env(
 
     What a key comes to: the command line (`run.env.KEY=…`), else the profile, else `run.env` of the config. For
     `container_image`, `nodes`, `gpus_per_node` and `processes_per_node` the config goes before the profile, and the
-    script's own block (`image`, `[resources]`) comes last.
+    script's own block (`image`, `[resources]`) comes last; but `gpus_per_node = 0` of a block goes before the profile,
+    since such a script uses none, and a script with `launch = "direct"` is one process on one node.
 
     Args:
         batch: the job is submitted, not attended: `batch_partition` holds instead of `run_partition`.
@@ -133,7 +136,7 @@ def parse_env(
         )
     variables, secrets = merged.get("env", {}), tuple(merged.get("secrets", []))
     _check_secrets(settings, variables, secrets)
-    _check_variables(settings, variables, spec)
+    _check_variables(settings, variables)
 
     slurm = _slurm(settings, batch, spec) if executor == "slurm" else None
     ray = _ray(settings) if executor == "ray" else None
@@ -153,7 +156,7 @@ def parse_env(
         startup_commands=tuple(merged.get("startup_commands", ())),
         slurm=slurm,
         ray=ray,
-        table={} if executor in EXECUTORS else settings.unread(),
+        table={} if executor in EXECUTORS else {**settings.unread(), **_machines(settings, spec)},
         output=output,
         artifacts=_artifacts(settings, output, ssh),
         code_limit=_bytes(merged["code_limit"]) if "code_limit" in merged else CODE_LIMIT,
@@ -243,6 +246,10 @@ class _Settings:
         """Whether any source sets `key`, null included."""
         return any(key in layer for layer in self.layers(key))
 
+    def job_says(self, key: str) -> bool:
+        """Whether the command line or the config, which are about this job, set `key`."""
+        return key in self.command_line or key in self.config
+
     def where(self, *keys: str) -> str:
         """`env.toml:7: [dgx]`: where the profile says one of `keys`, else where it begins."""
         if self.file is None or self.name not in self.toml.data:
@@ -272,8 +279,8 @@ def _check_secrets(settings: _Settings, variables: Mapping[str, str], secrets: t
         raise UserError(at, f"named in {settings.where('secrets')}")
 
 
-def _check_variables(settings: _Settings, variables: Mapping[str, str], spec: Runspec | None) -> None:
-    """Refuse variables that something else sets, and secrets in a script's block that would travel with the job."""
+def _check_variables(settings: _Settings, variables: Mapping[str, str]) -> None:
+    """Refuse variables that something else sets."""
     local = settings.profile.get("executor", "local") == "local"
     at = settings.where("env")
     if ARTIFACTS_ROOT in variables:
@@ -282,11 +289,6 @@ def _check_variables(settings: _Settings, variables: Mapping[str, str], spec: Ru
     if root is not None and (local or not root.startswith("/")):
         hint = "set it where you start the job" if local else "an absolute path on the cluster"
         raise UserError(f"{at} env.{OUTPUT_ROOT} = {root!r}: cannot be the output root of the job", hint)
-    if spec is None or local:
-        return
-    for name in filter(looks_secret, spec.env):
-        at = f"{spec.script_path}: env.{name}: looks like a secret, which would be written into the job"
-        raise UserError(at, f'take it out of the block; secrets = ["{name}"] in the profile passes it on')
 
 
 # Keys of Slurm whose values need no more than a default.
@@ -297,9 +299,6 @@ _AS_THEY_ARE = (
 
 def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSettings:
     get = settings.get
-    resources = Resources() if spec is None else spec.resources
-    gpus: int = get("gpus_per_node", resources.gpus_per_node)
-    image = get("container_image") if settings.has("container_image") else None if spec is None else spec.image
     ssh, job_dir = _ssh(settings), get("job_dir")
     if ssh is not None:
         job_dir = _absolute_there(settings, "job_dir", job_dir)
@@ -309,15 +308,26 @@ def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSetti
         job_dir = str(located_path(settings.file, job_dir))
     return SlurmSettings(
         **{key: value for key in _AS_THEY_ARE if (value := get(key)) is not None},
+        **_machines(settings, spec),
         partition=_partition(settings, "batch_partition" if batch else "run_partition"),
-        nodes=1 if spec is not None and spec.run.launch == "direct" else get("nodes", resources.nodes),
-        gpus_per_node=gpus,
-        processes_per_node=get("processes_per_node", gpus or 1),
-        container_image=image or None,
         mounts=tuple(get("mounts", ())),
         job_dir=job_dir,
         ssh=ssh,
     )
+
+
+def _machines(settings: _Settings, spec: Runspec | None) -> dict[str, Any]:
+    """How many nodes, GPUs and processes the job gets, and the image that it runs in, where there is one."""
+    get, block = settings.get, Resources() if spec is None else spec.resources
+    needs_no_gpu = block.gpus_per_node == 0 and not settings.job_says("gpus_per_node")
+    gpus = 0 if needs_no_gpu else get("gpus_per_node", block.gpus_per_node)
+    machines = {
+        "nodes": 1 if spec is not None and spec.run.launch == "direct" else get("nodes", block.nodes),
+        "gpus_per_node": gpus,
+        "processes_per_node": get("processes_per_node", gpus or 1),
+    }
+    image = get("container_image") if settings.has("container_image") else None if spec is None else spec.image
+    return {**machines, "container_image": image} if image else machines
 
 
 def _partition(settings: _Settings, special: str) -> str | None:

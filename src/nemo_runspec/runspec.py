@@ -16,7 +16,7 @@ from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import STRING, VARIABLE, Rule, choice, integer, near_choice, shown_value
-from nemo_runspec.secrets import public
+from nemo_runspec.secrets import looks_secret
 from nemo_runspec.toml_text import TomlText, read_toml
 
 SCHEMA_VERSION = "1"
@@ -127,9 +127,8 @@ class Runspec:
         return "train.json" if self.config.format == "json" else "train.yaml"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, paths as text and secrets hidden: what `nemo-runspec show --json` prints."""
+        """All fields, paths as text: what `nemo-runspec show --json` prints."""
         fields = asdict(self)
-        fields["env"] = {name: public(name, value) for name, value in self.env.items()}
         fields["script_path"], fields["config_dir"] = str(self.script_path), str(self.config_dir)
         fields["run"]["workdir"] = None if self.run.workdir is None else str(self.run.workdir)
         return fields | {"family": self.family, "stage": self.stage}
@@ -217,6 +216,9 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
     for name, value in tables["env"].items():
         if not re.fullmatch(VARIABLE, name):
             raise _fault(toml, ("env", name), "is not a name of an environment variable")
+        if looks_secret(name):  # its value is not repeated here
+            hint = f'take it out of the block and change it; secrets = ["{name}"] in a profile passes it on'
+            raise _fault(toml, ("env", name), "looks like a secret, which has no value in a script", hint)
         if not isinstance(value, str):
             raise _fault(toml, ("env", name), f"= {shown_value(value)}: must be a string")
     if "name" not in block:

@@ -17,13 +17,15 @@ PUBLISHED_DIR = "RUNSPEC_PUBLISHED_DIR"
 CODE_DIGEST = "RUNSPEC_CODE_DIGEST"
 GIT_COMMIT = "RUNSPEC_GIT_COMMIT"
 
-# Set by a launcher other than Slurm, before `bash launch.sh`, where a job has several nodes: which of how many this one
-# is, and an id that all of them have and that no other start of the job has. MASTER_ADDR and MASTER_PORT go with them.
+# Where a job has several nodes: which of how many this one is, and an id that all of them have and that no other start
+# of the job has. launch.sh sets them from Slurm's own; another launcher sets them before `bash launch.sh`. MASTER_ADDR
+# goes with them, the address of the first node, and MASTER_PORT, if not any port will do.
 NODE_RANK = "RUNSPEC_NODE_RANK"
 NUM_NODES = "RUNSPEC_NUM_NODES"
 ATTEMPT = "RUNSPEC_ATTEMPT"
-# Set by such a launcher, too: how many processes torchrun starts on each node, where that is not one.
-PROCESSES_PER_NODE = "RUNSPEC_PROCESSES_PER_NODE"
+# How many CPUs of the node are the job's, where that is not all that the node has.
+CPUS_PER_NODE = "RUNSPEC_CPUS_PER_NODE"
+OF_ONE_NODE = (NODE_RANK, NUM_NODES, ATTEMPT, CPUS_PER_NODE)
 
 # torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
 # own exit code there, and the launcher returns that one.

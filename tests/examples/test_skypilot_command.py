@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import pytest
 import yaml
 
 from nemo_runspec.errors import Interrupted
-from nemo_runspec.execution.launch_script import Launch
-from nemo_runspec.execution.node import Place, place
+from nemo_runspec.execution.place import Place, place
 from nemo_runspec.profile import Env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,12 +95,13 @@ def nemotron(project: Path, tmp_path: Path, calls: Path) -> Nemotron:
 def test_a_dry_run_shows_the_task_and_starts_nothing(nemotron: Nemotron, calls: Path, fork: Any) -> None:
     done = nemotron("--run", "sky", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "runs on   skypilot, cpus = 16+, gpu = H100, gpus_per_node = 8, infra = aws, nodes = 2" in done.stdout
+    shown = "cpus = 16+, gpu = H100, gpus_per_node = 8, infra = aws, nodes = 2, processes_per_node = 8"
+    assert f"runs on   skypilot, {shown}\n" in done.stdout
     command, task, launch = re.split(r"\n# (?:task\.yaml|launch\.sh, run on each node)\n", done.stdout)[-3:]
     words = "--yes --detach-run --cluster nano3-pretrain-tiny-[0-9a-f]{6} --idle-minutes-to-autostop 10 --down"
     assert re.search(rf"^sky launch {words} --secret HF_TOKEN /.*/task\.yaml$", command, re.M)
     told = yaml.safe_load(task)
-    assert told.pop("run") == f"export RUNSPEC_PROCESSES_PER_NODE=8\n{fork.RUN}"
+    assert told.pop("run") == fork.RUN
     assert told.pop("workdir").endswith("/code")
     assert told == {
         "name": "nano3-pretrain-tiny",
@@ -163,27 +162,21 @@ def test_sky_is_not_installed(nemotron: Nemotron) -> None:
 
 
 def test_what_a_node_runs(fork: Any, tmp_path: Path) -> None:
-    """All nodes have one address and port, those of the first node, and each knows which it is."""
+    """All nodes have one address, that of the first node, and each knows which it is."""
     (tmp_path / "launch.sh").write_text(
-        'echo "$MASTER_ADDR:$MASTER_PORT:$RUNSPEC_NODE_RANK:$RUNSPEC_NUM_NODES:$RUNSPEC_ATTEMPT"; exit 3'
+        'echo "$MASTER_ADDR:$RUNSPEC_NODE_RANK:$RUNSPEC_NUM_NODES:$RUNSPEC_ATTEMPT"; exit 3'
     )
     sky = {"NODE_IPS": "10.0.0.1\n10.0.0.2", "TASK_ID": "sky-2026_demo_1", "NODE_RANK": "1", "NUM_NODES": "2"}
     environment = os.environ | {f"SKYPILOT_{name}": value for name, value in sky.items()}
     done = subprocess.run(["bash", "-c", fork.RUN], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    address, port, *node = done.stdout.strip().split(":")
-    assert address == "10.0.0.1" and 20000 <= int(port) < 30000
-    assert node == ["1", "2", "sky-2026_demo_1"]
+    assert done.stdout.strip().split(":") == ["10.0.0.1", "1", "2", "sky-2026_demo_1"]
     assert done.returncode == 3
 
 
 def test_where_this_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"STEP_ID": "1", "NODEID": "0", "STEP_NUM_NODES": "1", "JOB_ID": "7"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
     for name, value in {"NODE_RANK": "1", "NUM_NODES": "2", "ATTEMPT": "sky-2026_demo_1"}.items():
         monkeypatch.setenv(f"RUNSPEC_{name}", value)
-    launch = Launch("demo", "torchrun", "project/train.py", "train.yaml", executor="skypilot")
-    assert place(launch) == Place(1, 2, "sky-2026_demo_1")
-    assert place(replace(launch, executor="slurm")) == Place(0, 1, "7-0-1")
+    assert place() == Place(1, 2, "sky-2026_demo_1")
 
 
 @pytest.mark.parametrize(

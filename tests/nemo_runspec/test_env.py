@@ -354,6 +354,39 @@ def test_a_direct_script_gets_one_node(write: Write) -> None:
     block = '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "a/b"\n# ///\n'
     slurm = parse_env("p", spec=parse(write("script.py", block))).slurm
     assert slurm is not None and slurm.nodes == 1
+    write("env.toml", '[p]\nexecutor = "another"\nnodes = 4\n')
+    assert parse_env("p", spec=parse(write("script.py", block)), executors=("another",)).table["nodes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("block", "in_config", "in_line", "gpus"),
+    [(0, None, None, 0), (4, None, None, 8), (0, 2, None, 2), (0, 2, 3, 3), (0, None, 3, 3), (4, 0, None, 0)],
+)
+@pytest.mark.parametrize("executor", ["slurm", "another"])
+def test_gpus_of_a_profile_are_not_for_a_script_that_uses_none(
+    write: Write, executor: str, block: int, in_config: int | None, in_line: int | None, gpus: int
+) -> None:
+    write("env.toml", f'[p]\nexecutor = "{executor}"\nnodes = 2\ngpus_per_node = 8\n')
+    spec = parse(
+        write(
+            "script.py",
+            f"""
+            # /// script
+            # [tool.runspec]
+            # name = "a/b"
+            # [tool.runspec.run]
+            # launch = "ray"
+            # [tool.runspec.resources]
+            # gpus_per_node = {block}
+            # ///
+            """,
+        )
+    )
+    config = "" if in_config is None else f"gpus_per_node: {in_config}"
+    loaded = configured(write, config, *([] if in_line is None else [f"run.env.gpus_per_node={in_line}"]))
+    env = parse_env("p", spec=spec, loaded=loaded, executors=(executor,))
+    machines = env.table if env.slurm is None else vars(env.slurm)
+    assert (machines["nodes"], machines["gpus_per_node"], machines["processes_per_node"]) == (2, gpus, gpus or 1)
 
 
 def toml(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -192,10 +193,12 @@ def test_a_launcher_that_the_toolkit_does_not_know_gets_the_bundles_of_all_steps
     def submit(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int:
         for bundled in jobs:
             script = (bundled.folder / "launch.sh").read_text(encoding="utf-8")
+            launch = json.loads((bundled.folder / "launch.json").read_text(encoding="utf-8"))
+            assert launch["processes_per_node"] == bundled.job.env.table["processes_per_node"] == 3
             launched.append((bundled.job.run.name, bundled.job.env.table["pot"], "/shared/output/published/" in script))
         return 3
 
-    profile = '[kettle]\nexecutor = "kettle"\npot = 2\n'
+    profile = '[kettle]\nexecutor = "kettle"\npot = 2\nprocesses_per_node = 3\n'
     cfg = RecipeConfig(config_name="tiny", profile="kettle")
     write("env.toml", profile)
     with pytest.raises(UserError, match="profile kettle: the jobs of a pipeline need a folder that all of them see"):

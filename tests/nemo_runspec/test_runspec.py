@@ -145,6 +145,14 @@ def test_a_fault_names_file_line_and_what_is_allowed(
         assert hint in error.hint
 
 
+@pytest.mark.parametrize("value", ['"canary-1"', "4711"])
+def test_a_secret_in_the_block_is_refused_and_not_repeated(write: Write, value: str) -> None:
+    error = bad(write, f'{MINIMAL}[tool.runspec.env]\nPLAIN = "1"\nMY_API_KEY = {value}')
+    assert error.message.endswith("s.py:7: env.MY_API_KEY looks like a secret, which has no value in a script")
+    assert error.hint is not None and 'secrets = ["MY_API_KEY"]' in error.hint
+    assert value.strip('"') not in str(error)
+
+
 def test_a_script_has_exactly_one_block(write: Write, tmp_path: Path) -> None:
     one = block(MINIMAL)
     with pytest.raises(UserError, match=r"s\.py:8: two"):

@@ -31,7 +31,6 @@ from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.packaging import contents
 from nemo_runspec.profile import Env
-from nemo_runspec.runspec import Runspec
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGE = recipe_dir("nano3/stage0_pretrain")
@@ -49,7 +48,7 @@ def _execute_pretrain(cfg: job.RecipeConfig) -> int:
     spec = job.parse_runspec(job.find_script(STAGE, train_config.run.script))
     executors = ("local", "skypilot")
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config, executors=executors)
-    sky = SkySettings() if env.executor == "local" else read_settings(env, spec)
+    sky = SkySettings() if env.executor == "local" else read_settings(env)
     env = env if env.executor == "local" else with_roots(env)
     job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.
@@ -95,7 +94,7 @@ class SkySettings(BaseModel):
     nodes: int = Field(1, ge=1)
     gpu: str | None = Field(None, pattern=r"^\w[\w.-]*$", description='a type of GPU, as "H100" (`sky gpus list`)')
     gpus_per_node: int = Field(0, ge=0)
-    processes_per_node: int | None = Field(None, ge=1)
+    processes_per_node: int = Field(1, ge=1)  # in launch.json: torchrun starts as many on each node
     cpus: str | None = Field(None, pattern=r"^[0-9]+\+?$", description='of a node: "16", or "16+" for at least 16')
     memory: str | None = Field(None, pattern=r"^[0-9]+\+?$", description='GB of a node: "64", or "64+"')
     container_image: str | None = None
@@ -103,22 +102,15 @@ class SkySettings(BaseModel):
     # SkyPilot cannot do that by itself (Slurm without containers).
     idle_minutes: int = Field(10, ge=0)
 
-    @property
-    def processes(self) -> int:
-        """Processes that torchrun starts on each node."""
-        return self.processes_per_node or self.gpus_per_node or 1
 
-
-def read_settings(env: Env, spec: Runspec) -> SkySettings:
-    """What the profile, or the config, and then the script's own block ask for.
+def read_settings(env: Env) -> SkySettings:
+    """What the command line, the config, the profile and the script's own block come to.
 
     Raises:
         UserError: an unknown key, a wrong value, GPUs without their type.
     """
-    block = {"nodes": spec.resources.nodes, "gpus_per_node": spec.resources.gpus_per_node}
-    image = {} if spec.image is None else {"container_image": spec.image}
     try:
-        sky = SkySettings(**{**block, **image, **env.table})
+        sky = SkySettings(**env.table)
     except ValidationError as error:
         fault = error.errors()[0]
         at = f"profile {env.profile}: {'.'.join(map(str, fault['loc']))} = {fault['input']!r}: {fault['msg']}"
@@ -141,12 +133,10 @@ def with_roots(env: Env) -> Env:
     return replace(env, output=env.output or "~/nemotron-output")
 
 
-# What SkyPilot starts on every node, in its copy of the bundle. `execution/node.py` reads the variables of RUNSPEC_;
-# MASTER_ADDR and MASTER_PORT are torchrun's, and all nodes come to the same port.
+# What SkyPilot starts on every node, in its copy of the bundle. `execution/place.py` reads these variables.
 RUN = """\
 export RUNSPEC_NODE_RANK=$SKYPILOT_NODE_RANK RUNSPEC_NUM_NODES=$SKYPILOT_NUM_NODES RUNSPEC_ATTEMPT=$SKYPILOT_TASK_ID
 export MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")
-export MASTER_PORT=$((20000 + $(cksum <<< "$SKYPILOT_TASK_ID" | cut -d ' ' -f 1) % 10000))
 bash launch.sh
 """
 
@@ -162,8 +152,7 @@ def task_yaml(sky: SkySettings, name: str, bundle: Path) -> str:
     }
     stated = {key: value for key, value in resources.items() if value is not None}
     task = {"name": name, "workdir": str(bundle), "num_nodes": sky.nodes, "resources": stated}
-    processes = f"export RUNSPEC_PROCESSES_PER_NODE={sky.processes}"
-    run = "".join(f"  {line}\n" for line in (processes, *RUN.splitlines()))
+    run = "".join(f"  {line}\n" for line in RUN.splitlines())
     return f"{dump_yaml(task, escape=False)}run: |\n{run}"
 
 

@@ -17,20 +17,26 @@ from pathlib import Path
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import DEFAULT_CMD, LAUNCHERS
-from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB
+from nemo_runspec.variables import ATTEMPT, CPUS_PER_NODE, JOB_DIR, NODE_RANK, NUM_NODES, OF_ONE_JOB, OF_ONE_NODE
 
 SCRIPT_NAME, JSON_NAME = "launch.sh", "launch.json"
 _SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Slurm's names are set in each task of srun; a batch script, or a Ray that srun started, has left-over ones.
+_NODE_OF_SLURM = f"""\
+if [ -n "${{SLURM_STEP_ID:-}}" ]; then
+    export {NODE_RANK}="$SLURM_NODEID" {NUM_NODES}="$SLURM_STEP_NUM_NODES"
+    export {ATTEMPT}="$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}-$SLURM_STEP_ID"
+    export {CPUS_PER_NODE}="${{SLURM_CPUS_ON_NODE:-}}"
+fi"""
 
 
 @dataclass(frozen=True)
 class Launch:
     """What `launch.json` holds. Paths are relative to the bundle.
 
-    `launch`, `cmd`: as in the runspec. `executor`: who starts the job, as in env.toml. `processes_per_node`: worker
-    processes that torchrun starts on each node. `workdir`: where the script starts, None for the bundle; an absolute
-    one that a node does not have is passed over.
+    `launch`, `cmd`: as in the runspec. `processes_per_node`: worker processes that torchrun starts on each node.
+    `workdir`: where the script starts, None for the bundle; an absolute one that a node does not have is passed over.
     """
 
     name: str
@@ -39,7 +45,6 @@ class Launch:
     config: str
     cmd: str = DEFAULT_CMD
     workdir: str | None = None
-    executor: str = "slurm"
     processes_per_node: int = 1
 
 
@@ -72,7 +77,7 @@ def launch_script(
     python_path: Sequence[str],
     startup_commands: Sequence[str] = (),
     secrets: Sequence[str] = (),
-    inherits_job_dir: bool = False,
+    executor: str = "slurm",
 ) -> str:
     """The text of `launch.sh`.
 
@@ -81,9 +86,11 @@ def launch_script(
         python_path: folders of the bundle that hold packages, as in `project/src`.
         startup_commands: lines of bash, of the profile; the first one that fails ends the job.
         secrets: names of variables that must be set when the job starts.
-        inherits_job_dir: who starts the job has set RUNSPEC_JOB_DIR; otherwise it is the folder above the bundle.
+        executor: who starts the job, as in env.toml. Ray is told RUNSPEC_JOB_DIR; otherwise it is the folder above the
+            bundle. Which node of how many this is comes from Slurm, or is set already by a launcher that is not known
+            here; a job on a Ray cluster has one.
     """
-    inherited = f"${{{JOB_DIR}:-" if inherits_job_dir else ""
+    inherited = f"${{{JOB_DIR}:-" if executor == "ray" else ""
     for name in (*variables, *secrets):
         if not _NAME.fullmatch(name):
             raise UserError(f"{name!r} is not the name of an environment variable")
@@ -98,6 +105,10 @@ def launch_script(
         f"unset {' '.join(OF_ONE_JOB)}",
         f'export {JOB_DIR}="{inherited}$(dirname "$PWD"){"}" if inherited else ""}"',
     ]
+    if executor in ("slurm", "ray"):
+        lines.append(f"unset {' '.join(OF_ONE_NODE)}")
+    if executor == "slurm":
+        lines.append(_NODE_OF_SLURM)
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     if startup_commands:
         lines += [

@@ -33,7 +33,7 @@ from nemo_runspec.errors import (
 )
 from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB
+from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB, OF_ONE_NODE
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Ctrl-C this many times ends a child that does not listen.
@@ -114,7 +114,7 @@ def execute_local(
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
         raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
     environment = local_environment(env_vars)
-    for name in (JOB_DIR, *OF_ONE_JOB):  # started within a job, this run is still none of its parts
+    for name in (JOB_DIR, *OF_ONE_JOB, *OF_ONE_NODE):  # started within a job, this run is still none of its parts
         if name not in env_vars:
             environment.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="runspec-") as folder:

@@ -4,10 +4,9 @@
     direct      the script, once, on the first node
     ray         the script, once, on the first node, on a Ray cluster over all nodes
 
-Slurm says which node this is (`srun` with one task a node), another launcher by the variables NODE_RANK, NUM_NODES and
-ATTEMPT of `variables.py`; without either it is the only one. Slurm sends its signals to every process of the job, and
-kills all nodes as soon as one has failed. So the nodes leave together, with the exit code of the first: what rank 0
-still writes is complete, and the script's own exit code is that of the job.
+`place` says which node this is. Slurm sends its signals to every process of the job, and kills all nodes as soon as one
+has failed. So the nodes leave together, with the exit code of the first: what rank 0 still writes is complete, and the
+script's own exit code is that of the job.
 """
 
 from __future__ import annotations
@@ -16,40 +15,17 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
 from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
-from nemo_runspec.variables import ATTEMPT, JOB_DIR, NODE_RANK, NUM_NODES, OUTPUT_ROOT, PROCESSES_PER_NODE
+from nemo_runspec.execution.place import Place, first_node, place
+from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT
 from nemo_runspec.write import write_in_one_step
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
 WAIT_AFTER_FAILURE = 60
-
-
-@dataclass(frozen=True)
-class Place:
-    """This node among those of the job. `attempt` names the files that belong to one start of the job."""
-
-    node: int = 0
-    nodes: int = 1
-    attempt: str = "0"
-
-
-def place(launch: Launch) -> Place:
-    """Where this process runs, from what srun or another launcher sets.
-
-    A Ray cluster that was itself started by srun is not meant.
-    """
-    if launch.executor != "slurm" and NUM_NODES in os.environ:
-        return Place(int(os.environ[NODE_RANK]), int(os.environ[NUM_NODES]), os.environ[ATTEMPT])
-    if launch.executor != "slurm" or "SLURM_STEP_ID" not in os.environ:
-        return Place(attempt=str(os.getpid()))
-    attempt = [os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    attempt.insert(1, os.environ.get("SLURM_RESTART_COUNT", "0"))
-    return Place(int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_STEP_NUM_NODES"]), "-".join(attempt))
 
 
 def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
@@ -62,16 +38,13 @@ def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
         UserError: several nodes, and nothing says where the first one is.
     """
     words = script_words(launch.cmd, bundle / launch.script, bundle / launch.config)
-    processes = int(os.environ.get(PROCESSES_PER_NODE, launch.processes_per_node))
-    if launch.launch != "torchrun" or here.nodes * processes == 1:
+    if launch.launch != "torchrun" or here.nodes * launch.processes_per_node == 1:
         return words
     # Slurm stops the workers itself; torchrun must not kill them while they save (`run_command`).
-    options = [f"--nproc-per-node={processes}", "--signals-to-handle=SIGHUP,SIGQUIT"]
+    options = [f"--nproc-per-node={launch.processes_per_node}", "--signals-to-handle=SIGHUP,SIGQUIT"]
     if here.nodes == 1:
         return under_torchrun(words, "--standalone", *options)
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port:
-        raise UserError(f"{launch.name}: {here.nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set")
+    address, port = first_node(here)
     nodes = [f"--nnodes={here.nodes}", f"--node-rank={here.node}"]
     return under_torchrun(words, *nodes, f"--master-addr={address}", f"--master-port={port}", *options)
 
@@ -79,7 +52,7 @@ def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
 def run_node(file: Path) -> int:
     """Do this node's part of the job that `file`, a launch.json, describes; return the exit code."""
     launch = read_launch(file)
-    here = place(launch)
+    here = place()
     bundle = file.absolute().parent
     job_dir = Path(os.environ.get(JOB_DIR, bundle.parent))
     try:
@@ -96,7 +69,7 @@ def run_node(file: Path) -> int:
     if launch.launch == "ray":
         from nemo_runspec.execution.ray.allocation import run_in_allocation
 
-        return leave_together(run_in_allocation(command, environment, workdir), job_dir, here)
+        return leave_together(run_in_allocation(command, environment, workdir, here), job_dir, here)
     left = job_dir / f".exit-code-{here.attempt}"
     code = run_command(command, environment, workdir, left, all_are_signalled=here.attempt != str(os.getpid()))
     return leave_together(code, job_dir, here)

@@ -33,7 +33,7 @@ from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_dir_for
 from nemo_runspec.runspec import Runspec, parse, recipe_name
-from nemo_runspec.variables import FRESH
+from nemo_runspec.variables import ATTEMPT, FRESH
 from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
 from nemotron.kit.lineage import use_configured_tracker, write_json
@@ -326,7 +326,7 @@ def _wait_for_rank_0(directory: Path) -> bool:
 def _launch() -> str:
     """What all ranks of one launch share, and no other launch has: the launcher's process, or the cluster's job."""
     torchrun = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
-    parts = [os.environ.get(name, "") for name in (*torchrun, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")]
+    parts = [os.environ.get(name, "") for name in (*torchrun, ATTEMPT, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):  # one node: one launcher process
         parts.append(str(os.getppid()))
     return "/".join(parts)

@@ -89,9 +89,33 @@ def test_a_job_submitted_from_within_another_is_none_of_its_parts(bundle: Path) 
     seen = json.loads(run(bundle, launch_script({}, python_path=["runspec"]), **outer).stdout)["env"]
     assert seen["RUNSPEC_JOB_DIR"] == str(bundle.parent)
     assert not {"RUNSPEC_PUBLISHED_DIR", "RUNSPEC_FRESH"} & seen.keys()
-    text = launch_script({"RUNSPEC_PUBLISHED_DIR": "/own"}, python_path=["runspec"], inherits_job_dir=True)
+    text = launch_script({"RUNSPEC_PUBLISHED_DIR": "/own"}, python_path=["runspec"], executor="ray")
     seen = json.loads(run(bundle, text, **outer).stdout)["env"]
     assert (seen["RUNSPEC_JOB_DIR"], seen["RUNSPEC_PUBLISHED_DIR"]) == ("/outer", "/own")
+
+
+NODE = {"NODE_RANK": "1", "NUM_NODES": "2", "ATTEMPT": "7-2-1", "CPUS_PER_NODE": "16"}
+SRUN = {
+    "STEP_ID": "1", "NODEID": "1", "STEP_NUM_NODES": "2", "JOB_ID": "7", "RESTART_COUNT": "2", "CPUS_ON_NODE": "16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("executor", "set_before", "expected"),
+    [
+        ("slurm", {f"SLURM_{name}": value for name, value in SRUN.items()}, NODE),
+        # Inside an allocation, but not under srun; what the variables say is of an outer job.
+        ("slurm", {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "RUNSPEC_NODE_RANK": "3"}, {}),
+        # A Ray that srun started hands all this on to its jobs, which are somewhere else.
+        ("ray", {f"SLURM_{name}": value for name, value in SRUN.items()} | {"RUNSPEC_NUM_NODES": "2"}, {}),
+        # A launcher of the user's own sets them itself.
+        ("another", {f"RUNSPEC_{name}": value for name, value in NODE.items()} | {"SLURM_STEP_ID": "9"}, NODE),
+    ],
+)
+def test_which_node_this_is(bundle: Path, executor: str, set_before: dict[str, str], expected: dict[str, str]) -> None:
+    done = run(bundle, launch_script({}, python_path=["runspec"], executor=executor), **set_before)
+    env = json.loads(done.stdout)["env"]
+    assert {name: env[f"RUNSPEC_{name}"] for name in NODE if f"RUNSPEC_{name}" in env} == expected
 
 
 def test_a_startup_command_that_fails_is_named(bundle: Path) -> None:
@@ -117,7 +141,7 @@ def test_a_name_that_is_none() -> None:
 
 
 def test_launch_json_comes_back(tmp_path: Path) -> None:
-    launch = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", executor="ray", processes_per_node=3)
+    launch = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", processes_per_node=3)
     (tmp_path / "launch.json").write_text(launch_json(launch), encoding="utf-8")
     assert read_launch(tmp_path / "launch.json") == launch
     assert json.loads(launch_json(launch))["schema"] == 1

@@ -14,7 +14,8 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import Launch, launch_json
-from nemo_runspec.execution.node import Place, node_command, place
+from nemo_runspec.execution.node import node_command
+from nemo_runspec.execution.place import Place, first_node, place
 
 LAUNCH = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", processes_per_node=4)
 
@@ -42,32 +43,37 @@ def test_the_command_of_each_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     assert node_command(own, tmp_path, Place()) == ["bash", "-c", f"echo {tmp_path}/train.yaml"]
 
 
-def test_a_launcher_says_how_many_processes_a_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUNSPEC_PROCESSES_PER_NODE", "3")
-    assert "--nproc-per-node=3" in node_command(replace(LAUNCH, processes_per_node=1), tmp_path, Place())
-
-
-def test_several_nodes_need_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR and MASTER_PORT are not set"):
+def test_several_nodes_need_an_address_and_agree_on_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR, the address of the first one, is not set"):
         node_command(LAUNCH, tmp_path, Place(0, 2))
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    first, second, later = (first_node(Place(*node)) for node in ((0, 2, "a"), (1, 2, "a"), (0, 2, "b")))
+    assert first == second and first[0] == "10.0.0.1" and 20000 <= first[1] < 30000
+    assert later[1] != first[1]
+    monkeypatch.setenv("MASTER_PORT", "7")
+    assert first_node(Place(0, 2)) == ("10.0.0.1", 7)
 
 
 def test_where_this_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    monkeypatch.setenv("SLURM_NNODES", "2")  # inside an allocation, but not under srun
-    assert (place(LAUNCH).node, place(LAUNCH).nodes) == (0, 1)
-    for name, value in {"STEP_ID": "1", "NODEID": "1", "STEP_NUM_NODES": "2", "JOB_ID": "7"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert place(LAUNCH) == Place(1, 2, "7-0-1")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert place(LAUNCH) == Place(1, 2, "7-2-1")
-    # A Ray that srun started hands all this on to its jobs, which are somewhere else.
-    assert (place(replace(LAUNCH, executor="ray")).node, place(replace(LAUNCH, executor="ray")).nodes) == (0, 1)
+    for name in ("RUNSPEC_NODE_RANK", "RUNSPEC_NUM_NODES", "RUNSPEC_ATTEMPT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_NODEID", "1")  # of an allocation that somebody else made
+    assert (place().node, place().nodes) == (0, 1)
+    monkeypatch.setenv("RUNSPEC_NODE_RANK", "1")
+    monkeypatch.setenv("RUNSPEC_NUM_NODES", "two")
+    with pytest.raises(UserError, match="which node of how many is this\\? RUNSPEC_NUM_NODES=two"):
+        place()
+    monkeypatch.setenv("RUNSPEC_NUM_NODES", "2")
+    with pytest.raises(UserError, match="RUNSPEC_ATTEMPT is not set"):
+        place()
+    monkeypatch.setenv("RUNSPEC_ATTEMPT", "7-0-1")
+    assert place() == Place(1, 2, "7-0-1")
 
 
 class Nodes:
-    """Starts `node.py` as srun would, on nodes that share one folder."""
+    """Starts `node.py` as launch.sh does, on nodes that share one folder."""
 
     def __init__(self, folder: Path, script: str, launch: str = "direct") -> None:
         self.job = folder
@@ -78,10 +84,9 @@ class Nodes:
         self.file.write_text(launch_json(replace(LAUNCH, launch=launch, processes_per_node=1)), encoding="utf-8")
 
     def start(self, node: int | None = None, **env: str) -> subprocess.Popen[str]:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+        environment = dict(os.environ)
         if node is not None:
-            environment |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_NODES": "2"}
-            environment["SLURM_NODEID"] = str(node)
+            environment |= {"RUNSPEC_NODE_RANK": str(node), "RUNSPEC_NUM_NODES": "2", "RUNSPEC_ATTEMPT": "7-0-1"}
         return subprocess.Popen(
             [sys.executable, "-m", "nemo_runspec.execution.node", str(self.file)],
             env=environment | env,

@@ -1,4 +1,4 @@
-"""A Ray of a job's own, over the nodes of its Slurm allocation, for a script with `launch = "ray"`.
+"""A Ray of a job's own, over the nodes of its allocation, for a script with `launch = "ray"`.
 
 `nemo_runspec.execution.node` calls `run_in_allocation` on every node.
 """
@@ -33,8 +33,9 @@ from nemo_runspec.errors import (
 )
 from nemo_runspec.execution.interrupts import handling, say
 from nemo_runspec.execution.local import die_with_parent, run_command
+from nemo_runspec.execution.place import Place, first_node
 from nemo_runspec.installation import install_line
-from nemo_runspec.variables import RAY_ADDRESS
+from nemo_runspec.variables import CPUS_PER_NODE, RAY_ADDRESS
 
 # How long the head may take to answer, and all nodes to join it, in seconds. A node's Ray is up in 5 s on a quiet one.
 START_SECONDS = 180.0
@@ -55,11 +56,11 @@ class _Stopped(BaseException):
         super().__init__(signal.Signals(number).name)
 
 
-def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None) -> int:
+def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, here: Place) -> int:
     """A node's part of a script with `launch = "ray"`: all nodes form a Ray cluster, and the first runs the script.
 
-    Slurm says which node this is and where the first one is (MASTER_ADDR, MASTER_PORT: Ray's port). The script finds
-    the cluster in RAY_ADDRESS. When it ends, Ray ends, on all nodes. Where RAY_ADDRESS is set already (a job of an
+    The nodes meet at the first one (`first_node`: Ray's address and port). The script finds the cluster in RAY_ADDRESS.
+    When it ends, Ray ends, on all nodes. Where RAY_ADDRESS is set already (a job of an
     existing cluster), and on a single node, no Ray is started: the script runs as on one machine.
 
     Args:
@@ -70,17 +71,15 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
         On the first node the script's exit code; on others 0, also when they are told to leave.
 
     Raises:
-        UserError: Ray is not installed here, or Slurm's variables are not there.
+        UserError: Ray is not installed here, or nothing says where the first node is.
         RunFailed: the nodes did not find each other in time, or Ray ended before the script did.
     """
-    node, nodes = int(environment.get("SLURM_NODEID", "0")), int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if environment.get(RAY_ADDRESS) or nodes == 1:
-        return _run_script(command, environment, workdir) if node == 0 else DONE
-    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    if not host or not port:
-        raise UserError(f"{nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set")
+    if environment.get(RAY_ADDRESS) or here.nodes == 1:
+        return _run_script(command, environment, workdir) if here.node == 0 else DONE
+    host, port = first_node(here)
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f'launch = "ray" on {nodes} nodes needs Ray, which is not installed here', install_line("ray"))
+        message = f'launch = "ray" on {here.nodes} nodes needs Ray, which is not installed here'
+        raise UserError(message, install_line("ray"))
     ray_environment = {
         **environment,
         # Whoever reaches the port may use the cluster, as with torchrun's. A profile may ask for tokens instead.
@@ -89,9 +88,9 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # the script has ended: nothing has to move elsewhere
     }
     with _ray_folder() as folder:
-        if node > 0:
-            return _join(host, int(port), ray_environment, folder)
-        return _lead(host, int(port), nodes, command, ray_environment, workdir, folder)
+        if here.node > 0:
+            return _join(host, port, ray_environment, folder)
+        return _lead(host, port, here.nodes, command, ray_environment, workdir, folder)
 
 
 def _lead(
@@ -192,8 +191,8 @@ def _start_ray(options: Sequence[str], environment: Mapping[str, str], folder: P
     """
     words = [sys.executable, *_RAY, "start", "--block", "--disable-usage-stats", f"--temp-dir={folder}", *options]
     words += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-    if environment.get("SLURM_CPUS_ON_NODE"):
-        words.append(f"--num-cpus={environment['SLURM_CPUS_ON_NODE']}")
+    if environment.get(CPUS_PER_NODE):
+        words.append(f"--num-cpus={environment[CPUS_PER_NODE]}")
     with (folder / "start.log").open("wb") as log:
         return subprocess.Popen(
             words,

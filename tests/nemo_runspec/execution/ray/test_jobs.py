@@ -19,6 +19,7 @@ import pytest
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
 from nemo_runspec.execution import interrupts
 from nemo_runspec.execution.interrupts import CancelQuestion, noted_signals
+from nemo_runspec.execution.place import Place
 from nemo_runspec.execution.ray import following
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.allocation import run_in_allocation
@@ -112,29 +113,30 @@ def test_ray_that_is_not_installed_is_two_lines(bundle: Path, monkeypatch: pytes
     with pytest.raises(UserError, match="profile far: executor ray needs Ray, which is not installed") as caught:
         ray.hand_over(ENV, "a-b-1", {"working_dir": str(bundle)})
     assert caught.value.hint == install_line("ray")
-    nodes = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    monkeypatch.setenv("MASTER_ADDR", "x")
     with pytest.raises(UserError, match='launch = "ray" on 2 nodes needs Ray, which is not installed here'):
-        run_in_allocation(["true"], nodes, None)
+        run_in_allocation(["true"], {}, None, Place(1, 2))
 
 
-@pytest.mark.parametrize(
-    "variables", [{}, {"RAY_ADDRESS": "head:6379", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "0"}]
-)
-def test_no_ray_is_started_on_one_node_or_where_there_is_one(tmp_path: Path, variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(("variables", "nodes"), [({}, 1), ({"RAY_ADDRESS": "head:6379"}, 2)])
+def test_no_ray_is_started_on_one_node_or_where_there_is_one(
+    tmp_path: Path, variables: dict[str, str], nodes: int
+) -> None:
     command = [
         sys.executable,
         "-c",
         "import os, sys; open('seen', 'w').write(os.environ.get('RAY_ADDRESS', '')); sys.exit(2)",
     ]
-    assert run_in_allocation(command, variables, tmp_path) == 2
+    assert run_in_allocation(command, variables, tmp_path, Place(0, nodes)) == 2
     assert (tmp_path / "seen").read_text() == variables.get("RAY_ADDRESS", "")
     if variables:
-        assert run_in_allocation(["false"], {**variables, "SLURM_NODEID": "1"}, tmp_path) == DONE
+        assert run_in_allocation(["false"], variables, tmp_path, Place(1, nodes)) == DONE
 
 
-def test_without_slurm_s_variables_it_is_refused() -> None:
-    with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR and MASTER_PORT are not set"):
-        run_in_allocation(["true"], {"SLURM_STEP_NUM_NODES": "2"}, None)
+def test_without_the_address_of_the_first_node_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="2 nodes, but MASTER_ADDR, the address of the first one, is not set"):
+        run_in_allocation(["true"], {}, None, Place(0, 2))
 
 
 # --- Following, with a stand-in for Ray's client ----------------------------------------------------------------------

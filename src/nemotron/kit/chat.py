@@ -6,7 +6,7 @@ given by its path (`kit/chat_template.py`). The same Jinja source travels with e
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +14,14 @@ from nemo_runspec.errors import UserError, nearest
 from nemotron.kit.chat_template import Segment, load_template
 
 Message = Mapping[str, Any]
-"""`role`, `content`, and for the assistant optionally `reasoning_content` and `tool_calls` ([{name, arguments}])."""
+"""`role`, `content`, and for the assistant optionally `reasoning_content`, `tool_calls` ([{name, arguments}]), and
+`weight` 0, with which it is context only."""
 Tool = Mapping[str, Any]
 """A function: `name`, optionally `description` and `parameters` (JSON schema); or one wrapped in `{"function": …}`."""
 
 ROLES = ("system", "user", "assistant", "tool")
+SHOWN = ("role", "content", "reasoning_content", "tool_calls")
+"""Keys of a message that the families' templates show."""
 NO_ANSWER = "no assistant turn"
 THINK, END_THINK = "<think>", "</think>"
 
@@ -82,8 +85,8 @@ def render_with_mask(
 
     Trained is what the model has to produce itself: everything of an assistant turn after the generation prompt, up to
     and including the token that ends it. An earlier turn of which something was cut is context only: training on it
-    would teach to answer at once where the turn really began with reasoning. Tokenise segment by segment: then the
-    tokens of a prompt at inference are exactly a prefix of the tokens in training.
+    would teach to answer at once where the turn really began with reasoning. So is one whose `weight` is 0. Tokenise
+    segment by segment: then the tokens of a prompt at inference are exactly a prefix of the tokens in training.
     """
     chosen = load_template(template)
     if not enable_thinking:
@@ -91,13 +94,16 @@ def render_with_mask(
     if low_effort:
         chosen.check_switch("low_effort")
     check_messages(messages)
-    return chosen.segments(
-        messages,
-        tools=tools,
-        enable_thinking=enable_thinking,
-        low_effort=low_effort,
-        add_generation_prompt=add_generation_prompt,
-    )
+    variables: dict[str, Any] = {
+        "tools": tools,
+        "enable_thinking": enable_thinking,
+        "low_effort": low_effort,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    untrained = {i for i, message in enumerate(messages) if message.get("weight") == 0}
+    if untrained:
+        return chosen.segments_without(untrained, messages, **variables)
+    return chosen.segments(messages, **variables)
 
 
 def response_of(text: str, template: str) -> str:
@@ -126,6 +132,11 @@ def check_messages(messages: Sequence[Message], where: str = "message") -> None:
         if not isinstance(message, dict | Mapping):  # dict first: the question for an abstract class is slow
             raise UserError(f"{where} {i} is not an object with role and content")
         role = message.get("role")
+        if role is None:
+            keys = ", ".join(map(repr, list(message)[:8])) or "none"
+            raise UserError(
+                f"{where} {i} has no role; its keys are {keys}", "a message is {role, content}, or {from, value}"
+            )
         if role not in ROLES:
             guess = nearest(str(role), ROLES)
             raise UserError(
@@ -138,6 +149,11 @@ def check_messages(messages: Sequence[Message], where: str = "message") -> None:
         calls = (message.get("tool_calls") or []) if role == "assistant" else []
         if not isinstance(content, str) and not (calls and content is None):
             raise UserError(f"{where} {i} ({role}): content must be text")
+        if message.get("weight", 1) not in (0, 1):
+            raise UserError(
+                f"{where} {i} ({role}): weight must be 0 or 1, not {message['weight']!r}",
+                "how much a whole record counts is said by loss_weight beside its messages",
+            )
         if not isinstance(message.get("reasoning_content"), str | None):
             raise UserError(f"{where} {i} ({role}): reasoning_content must be text")
         if not isinstance(calls, list | tuple):
@@ -164,7 +180,8 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
     """Refuse what cannot be trained on as it would be produced.
 
     UntrainableError, with the message's index where it is about one: malformed messages or tools (`check_messages`), no
-    assistant turn, a call of a tool that is not declared, a tool's response that no call asked for.
+    assistant turn, a call of a tool that is not declared, more responses of tools than calls. Where a turn has no calls
+    beside its text, the text may hold them: responses may follow it.
     """
     try:
         check_messages(messages)
@@ -181,7 +198,7 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
                 "malformed tools", f"tool {i}: description must be text, parameters an object of objects"
             )
         names.append(function["name"])
-    open_calls = 0
+    open_calls: float = 0
     answered = False
     for i, message in enumerate(messages):
         if message["role"] == "tool":
@@ -191,7 +208,7 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
             continue
         calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
         answered = answered or message["role"] == "assistant"
-        open_calls = len(calls)
+        open_calls = len(calls) or (math.inf if message["role"] == "assistant" else 0)
         for call in calls:
             name = function_of(call)["name"]
             if name not in names:
@@ -216,80 +233,6 @@ def _is_schema(parameters: object) -> bool:
     return isinstance(properties, Mapping) and all(
         isinstance(about, Mapping) and isinstance(about.get("description"), str | None) for about in properties.values()
     )
-
-
-def normalize_messages(messages: Any) -> Any:
-    """Messages as they are published, as the templates take them; what is malformed stays as it is.
-
-    A list given as JSON text is read; fields that are None or empty lists go; arguments of a call given as JSON text
-    become an object; content given in parts of text is put together; reasoning that stands at the beginning of the
-    content and ends in `</think>` becomes `reasoning_content` (its `<think>` may be missing: it is in the prompt).
-    """
-    messages = _from_json(messages)
-    if not isinstance(messages, list):
-        return messages
-    return [_normalized(message) if isinstance(message, Mapping) else message for message in messages]
-
-
-def normalize_tools(tools: Any) -> list[Any] | None:
-    """Declarations as they are published (a list, each an object, any of it as JSON text); None without any."""
-    tools = _from_json(tools)
-    if not isinstance(tools, list):
-        return None if tools in (None, "", "null") else [tools]
-    return [_normalized_tool(_from_json(tool)) for tool in tools] or None
-
-
-def _normalized_tool(tool: Any) -> Any:
-    if not isinstance(tool, Mapping):
-        return tool
-    if isinstance(tool.get("function"), Mapping):
-        return {**tool, "function": _normalized_tool(tool["function"])}
-    return {**tool, "parameters": _from_json(tool["parameters"])} if "parameters" in tool else tool
-
-
-def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
-    clean = {key: value for key, value in message.items() if value is not None and value != []}
-    if "tool_calls" in clean:
-        calls = _from_json(clean["tool_calls"])
-        clean["tool_calls"] = [_normalized_call(call) for call in calls] if isinstance(calls, list) else calls
-        if not clean["tool_calls"]:
-            del clean["tool_calls"]
-    content = clean.get("content")
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
-    ):
-        clean["content"] = content = "".join(part["text"] for part in content)
-    if isinstance(content, str) and clean.get("role") == "assistant" and not clean.get("reasoning_content"):
-        reasoning, closed, answer = content.partition(END_THINK)
-        reasoning = reasoning.strip().removeprefix(THINK)
-        if closed and THINK not in reasoning:
-            clean["content"] = answer.lstrip()
-            if reasoning.strip():
-                clean["reasoning_content"] = reasoning.strip()
-    return clean
-
-
-def _normalized_call(call: Any) -> Any:
-    call = _from_json(call)
-    if not isinstance(call, Mapping):
-        return call
-    function = call.get("function")
-    if isinstance(function, Mapping):
-        return {"function": {**function, "arguments": _from_json(function.get("arguments"))}}
-    return {**call, "arguments": _from_json(call.get("arguments"))}
-
-
-def _from_json(value: Any) -> Any:
-    """The value behind JSON text of an object or a list; anything else as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            parsed = json.loads(value)
-            if "\\ud" in value.lower():  # half of a surrogate pair is no text
-                json.dumps(parsed, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            return value
-        return parsed
-    return value
 
 
 def function_of(call_or_tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +36,7 @@ Segment = tuple[str, bool]
 # What opens and ends turns in the templates of public models; `<think>` and `<tools>` are not such.
 _TURN_TOKEN = re.compile(r"<\|[^|<>\s]+\|>|<SPECIAL_\d+>|<(?:start|end)_of_turn>")
 _PROBE = "probe"
+_TURN_NUMBER = re.compile("\ue000([0-9]+)\ue001")  # code points for private use, which no text should have
 
 
 class ChatTemplate:
@@ -73,6 +76,34 @@ class ChatTemplate:
             raise UserError(f"chat template {self.name}: {error}") from error
         text = "".join(parts)
         return [*segments, (text, trained)] if text else segments
+
+    def segments_without(
+        self, untrained: Collection[int], messages: Sequence[Mapping[str, Any]], **variables: Any
+    ) -> list[Segment]:
+        """As `segments`, with the turns of these indices as context only.
+
+        Which message a trained segment shows is seen by rendering once more, each assistant turn marked by its number.
+        UserError: the template trains several turns as one.
+        """
+        segments = self.segments(messages, **variables)
+        marked = [
+            {**message, "content": f"\ue000{i}\ue001{message.get('content') or ''}"}
+            if message["role"] == "assistant"
+            else message
+            for i, message in enumerate(messages)
+        ]
+        shown = [_TURN_NUMBER.findall(text) for text, trained in self.segments(marked, **variables) if trained]
+        if any(len(set(numbers)) != 1 for numbers in shown) or len(shown) != sum(trained for _, trained in segments):
+            raise UserError(
+                f"chat template {self.name} does not mark each answer on its own, so that none can be left out",
+                "put {% generation %} and {% endgeneration %} around the text of one message",
+            )
+        turns = iter(shown)
+        segments = [(text, trained and int(next(turns)[0]) not in untrained) for text, trained in segments]
+        return [
+            ("".join(text for text, _ in neighbours), trained)
+            for trained, neighbours in groupby(segments, key=itemgetter(1))
+        ]
 
     def check_switch(self, switch: str) -> None:
         """UserError if the template does not read the variable `switch`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +15,10 @@ from nemotron.kit.chat import (
     UntrainableError,
     check_conversation,
     generation_prompt,
-    normalize_messages,
-    normalize_tools,
     parse_response,
     response_of,
 )
+from nemotron.kit.chat_records import normalize_tools, to_messages
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.chat_templates import TEMPLATES
 
@@ -88,11 +87,36 @@ def test_mask_covers_what_the_model_writes_and_nothing_else() -> None:
         ("two and two\n</think>\n4<|im_end|>", True),
         ("\n", False),
     ]
-    trained = [text for text, is_trained in render_with_mask([USER, plain, USER, THOUGHT]) if is_trained]
-    assert trained == ["4<|im_end|>", "two and two\n</think>\n4<|im_end|>"]
+    assert trained([USER, plain, USER, THOUGHT], "nano3") == ["4<|im_end|>", "two and two\n</think>\n4<|im_end|>"]
     # The first turn lost its reasoning: as it stands the model would not have written it.
-    trained = [text for text, is_trained in render_with_mask([USER, THOUGHT, USER, plain]) if is_trained]
-    assert trained == ["4<|im_end|>"]
+    assert trained([USER, THOUGHT, USER, plain], "nano3") == ["4<|im_end|>"]
+
+
+def trained(messages: list[dict[str, Any]], template: str) -> list[str]:
+    return [text for text, is_trained in render_with_mask(messages, template) if is_trained]
+
+
+@pytest.mark.parametrize("template", ["nano3", "super3"])
+def test_a_turn_of_weight_0_is_context_only(template: str) -> None:
+    answers = [{"role": "assistant", "content": answer} for answer in ("one", "", "one")]
+    turns = [message for answer in answers for message in (USER, answer)]
+    assert trained(turns, template) == ["one<|im_end|>", "<|im_end|>", "one<|im_end|>"]
+    for i in range(3):
+        marked = [{**message, "weight": 0} if message is turns[2 * i + 1] else message for message in turns]
+        left = [answer["content"] + "<|im_end|>" for j, answer in enumerate(answers) if j != i]
+        assert trained(marked, template) == left
+        assert render(marked, template) == render(turns, template)
+    # A turn whose reasoning was dropped has no marks, and the others keep their numbers.
+    first = [USER, THOUGHT, USER, answers[0], USER, {**answers[2], "weight": 0}]
+    assert trained(first, template) == ["one<|im_end|>"]
+
+
+def test_a_template_that_trains_turns_as_one_cannot_leave_one_out(tmp_path: Path) -> None:
+    source = "{% generation %}{% for message in messages %}{{ message.content }}{% endfor %}{% endgeneration %}"
+    (tmp_path / "own.jinja").write_text(source, encoding="utf-8")
+    turns = [USER, THOUGHT, USER, {**THOUGHT, "weight": 0}]
+    with pytest.raises(UserError, match="does not mark each answer on its own"):
+        render_with_mask(turns, str(tmp_path / "own.jinja"))
 
 
 text = st.text(st.sampled_from("ab \n<>{}%&é"), max_size=12)
@@ -154,13 +178,13 @@ def test_text_and_mask_are_those_of_transformers(
         options["low_effort"] = low_effort
     text, spans = rendered_by_transformers(messages, template, add_generation_prompt=prompt, **options)
     assert render(messages, add_generation_prompt=prompt, template=template, **options) == text
-    trained, length = [], 0
+    marked, length = [], 0
     segments = render_with_mask(messages, template=template, **options)
     for segment, is_trained in segments:
         if is_trained:
-            trained.append((length, length + len(segment)))
+            marked.append((length, length + len(segment)))
         length += len(segment)
-    assert trained == spans
+    assert marked == spans
     assert "".join(segment for segment, _ in segments) == render(messages, template=template, **options)
 
 
@@ -208,9 +232,7 @@ def test_nano2_as_its_card_shows_it() -> None:
         opened + "<SPECIAL_11>Assistant\n4\n<SPECIAL_12>\n<SPECIAL_11>User\n3+3?\n"
         "<SPECIAL_11>Assistant\n<think>\ntwo and two\n</think>\n\n4\n<SPECIAL_12>\n"
     )
-    assert [
-        text for text, trained in render_with_mask([USER, THOUGHT, asks, THOUGHT], template="nano2") if trained
-    ] == ["two and two\n</think>\n\n4\n<SPECIAL_12>"]
+    assert trained([USER, THOUGHT, asks, THOUGHT], "nano2") == ["two and two\n</think>\n\n4\n<SPECIAL_12>"]
     # Without a word about it the model reasons; reasoning that was not asked for is left out.
     assert "<think>\ntwo" in render([USER, THOUGHT], template="nano2")
     assert render([system, USER, THOUGHT], template="nano2").endswith("<think></think>4\n<SPECIAL_12>\n")
@@ -301,7 +323,8 @@ def test_misspelt_template_is_refused_with_the_nearest_name() -> None:
     ("messages", "complaint"),
     [
         ([{"role": "asistant", "content": "x"}], "message 0: unknown role 'asistant', did you mean 'assistant'"),
-        ([{"content": "x"}], "message 0: unknown role None"),
+        ([{"content": "x"}], "message 0 has no role; its keys are 'content'"),
+        ([USER, {**THOUGHT, "weight": 0.5}], "message 1 .assistant.: weight must be 0 or 1, not 0.5"),
         ([USER, {"role": "system", "content": "x"}], "message 1: a system message can only come first"),
         ([{"role": "user"}], "message 0 .user.: content must be text"),
         ([{"role": "user", "content": ["x"]}], "message 0 .user.: content must be text"),
@@ -345,31 +368,10 @@ def test_what_cannot_be_trained_on(messages: list[Any], tools: list[Any] | None,
 
 
 def test_calls_that_are_declared_and_answered_pass() -> None:
+    # A call within the text, as ShareGPT has it: tools may answer.
+    check_conversation([USER, {"role": "assistant", "content": "add(2, 2)"}, ANSWER, ANSWER, THOUGHT], None)
     check_conversation([USER, CALL, ANSWER, THOUGHT, USER, CALL], [{"type": "function", "function": ADD}])
     check_conversation([USER, CALL, THOUGHT], [ADD])  # a call need not be answered: the conversation may go on without
-
-
-def test_messages_as_they_are_published() -> None:
-    called = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
-    assert normalize_messages(json.dumps([USER, {**CALL, "tool_calls": [called], "name": None}])) == [
-        USER,
-        {**CALL, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
-    ]
-    inline = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4", "tool_calls": []}
-    assert normalize_messages([inline]) == [THOUGHT]
-    assert normalize_messages([{**inline, "content": "<think></think>4"}]) == [{"role": "assistant", "content": "4"}]
-    # As a model's answer stands behind a prompt that opened the tag; a field that is there and empty says nothing.
-    assert normalize_messages([{**inline, "content": "two and two\n</think>\n4"}]) == [THOUGHT]
-    assert normalize_messages([{**inline, "reasoning_content": ""}]) == [THOUGHT]
-    quoted = {"role": "assistant", "content": "the tags <think> and </think>"}
-    assert normalize_messages([quoted]) == [quoted]
-    parts = {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
-    assert normalize_messages([parts]) == [USER]
-    assert normalize_messages("no list") == "no list" and normalize_messages([3]) == [3]
-    assert normalize_tools(json.dumps([json.dumps(ADD)])) == [ADD]
-    wrapped = {"type": "function", "function": {**ADD, "parameters": json.dumps(ADD["parameters"])}}
-    assert normalize_tools([wrapped]) == [{"type": "function", "function": ADD}]
-    assert normalize_tools(None) is normalize_tools([]) is normalize_tools("null") is None
 
 
 anything = st.recursive(
@@ -379,10 +381,14 @@ anything = st.recursive(
 )
 loose_call = st.dictionaries(st.sampled_from(["name", "arguments", "function", "id"]), anything, max_size=3) | anything
 loose_message = (
-    st.dictionaries(st.sampled_from(["content", "reasoning_content", "name"]), anything, max_size=3).flatmap(
+    st.dictionaries(
+        st.sampled_from(["content", "reasoning_content", "name", "weight", "thinking", "function_call"]),
+        anything,
+        max_size=3,
+    ).flatmap(
         lambda rest: st.builds(
             lambda role, calls: {"role": role, **rest, **({"tool_calls": calls} if calls is not None else {})},
-            st.sampled_from(["system", "user", "assistant", "tool", "x", None]),
+            st.sampled_from(["system", "user", "assistant", "tool", "gpt", "function_call", "x", None]),
             st.none() | st.lists(loose_call, max_size=2) | anything,
         )
     )
@@ -395,11 +401,13 @@ loose_tool = st.dictionaries(st.sampled_from(["name", "function", "description",
 @given(
     st.lists(assistant | other | loose_message, max_size=4) | anything,
     st.none() | st.lists(loose_tool | tool) | anything,
+    st.sampled_from([("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), ("x",)]),
 )
-def test_whatever_a_record_holds_it_is_refused_or_rendered(messages: Any, tools: Any) -> None:
-    messages, tools = normalize_messages(messages), normalize_tools(tools)
+def test_whatever_a_record_holds_it_is_refused_or_rendered(messages: Any, tools: Any, names: tuple[str, ...]) -> None:
+    tools = normalize_tools(tools)
     try:
-        check_conversation(messages if isinstance(messages, list) else [messages], tools)
+        messages = to_messages({names[0]: messages, names[-1]: messages})
+        check_conversation(messages, tools)
     except UntrainableError as error:
         assert error.reason and "\n" not in error.message
         return

@@ -17,11 +17,11 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import hits, protect, words
 from nemotron.data_prep.sources.documents import Split, stable_hash
 from nemotron.data_prep.sources.files import Format
+from nemotron.kit.chat import SHOWN
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.tables import aligned
 
 Item = TypeVar("Item")
-_SHOWN = ("role", "content", "reasoning_content", "tool_calls")  # of a message, by the templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Conversation:
     """Messages as `nemotron.kit.chat` defines them, the name of their source, and their split.
 
     `tools`: what is declared to the model. `low_effort`: the answers are those to a user who asks for little reasoning.
+    `loss_weight`: how much each of its trained tokens counts in the loss.
     """
 
     source: str
@@ -36,11 +37,13 @@ class Conversation:
     split: Split
     tools: list[dict[str, Any]] | None = None
     low_effort: bool = False
+    loss_weight: float = 1.0
 
     def key(self) -> str:
-        """Canonical JSON of what templates show of the messages, and of tools if there are any: conversations that are
-        equal but for the rest (the id of a message, its date) have equal keys."""
-        messages = [{name: message[name] for name in _SHOWN if name in message} for message in self.messages]
+        """Canonical JSON of what templates show of the messages, which of them are not trained, and tools if there are
+        any: conversations that are equal but for the rest (the id of a message, its date) have equal keys."""
+        names = (*SHOWN, "weight")
+        messages = [{name: message[name] for name in names if name in message} for message in self.messages]
         content = [messages, self.tools] if self.tools else messages
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
@@ -135,19 +138,33 @@ def control_reasoning(
         yield replace(conversation, messages=messages)
 
 
+def last_turn_only(conversation: Conversation) -> Conversation:
+    """The conversation with the answer to its last question alone trained, the steps with tools before it included."""
+    messages = conversation.messages
+    answer = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    question = max((i for i in range(answer) if messages[i]["role"] == "user"), default=-1)
+    return replace(
+        conversation,
+        messages=[
+            {**message, "weight": 0} if i < question and message["role"] == "assistant" else message
+            for i, message in enumerate(messages)
+        ],
+    )
+
+
 def training_spans(conversation: Conversation, template: str) -> Iterator[Conversation]:
     """The sequences to train on so that every assistant turn is trained exactly as it is produced.
 
     A template that drops the reasoning of turns before the last user turn (nano3, super3) does not train those turns: a
     conversation in which that happens is therefore also emitted up to each earlier user turn's answer; any other stays
     one sequence. With a template that writes every earlier turn differently from how it was produced (nano2), each
-    assistant turn ends a sequence of its own.
+    assistant turn ends a sequence of its own. A turn of weight 0 needs no sequence.
     """
     messages = conversation.messages
     form = load_template(template)
     if not form.keeps_turns:
         for i, message in enumerate(messages):
-            if message["role"] == "assistant":
+            if message["role"] == "assistant" and message.get("weight") != 0:
                 yield replace(conversation, messages=messages[: i + 1])
         return
     if form.keeps_reasoning:
@@ -155,6 +172,7 @@ def training_spans(conversation: Conversation, template: str) -> Iterator[Conver
         return
     user_turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
     for i, following in pairwise(user_turns):
-        if any(message.get("reasoning_content") for message in messages[i + 1 : following]):
+        turn = messages[i + 1 : following]
+        if any(message.get("reasoning_content") and message.get("weight") != 0 for message in turn):
             yield replace(conversation, messages=messages[:following])
     yield conversation

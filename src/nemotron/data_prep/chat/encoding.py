@@ -3,7 +3,8 @@
 One row per packed sequence: `input_ids` (int32), `loss_mask` (uint8) and `seq_start_id` (int32: where each conversation
 begins in the row). The mask is aligned to *labels* within each conversation: position i is 1 when the label at i, which
 is token i + 1, is trained; the last position of every conversation is 0, so that none is trained to predict the
-beginning of the next (`mask[1:] + [0]` per conversation, as in the packed format of the full-size pipeline).
+beginning of the next (`mask[1:] + [0]` per conversation, as in the packed format of the full-size pipeline). Where
+conversations have loss weights, `loss_mask` is float32: the weight in place of 1.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PACKED_SCHEMA = pa.schema(
         ("seq_start_id", pa.list_(pa.int32())),
     ]
 )
+WEIGHTED_SCHEMA = PACKED_SCHEMA.set(1, pa.field("loss_mask", pa.list_(pa.float32())))
 
 
 def encode_conversations(

@@ -1,6 +1,6 @@
 """Sequences in a spool -> packed rows: which of them, in which row, from their lengths alone; then the rows, by shards.
 
-In memory are the lengths of all sequences (29 bytes each), and of their tokens one row group a task; they are read out
+In memory are the lengths of all sequences (33 bytes each), and of their tokens one row group a task; they are read out
 of the spool (spool.py) by memory map. What is written depends on plan and settings only, not on who wrote it.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, BinsReport, pack_lengths
-from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
+from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, WEIGHTED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, SPOOLED, ChatWork
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
@@ -40,6 +40,7 @@ SEQUENCE = np.dtype(
         ("length", "<i4"),
         ("order", "<u8"),
         ("split", "u1"),  # index in SPLITS
+        ("loss_weight", "<f4"),  # of its tokens
         ("source", "<i4"),  # index among the settings' sources
     ]
 )
@@ -201,10 +202,12 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class RowsJob:
-    """What the tasks that write rows share: the folder above spool and packing, the names of the spool's shards."""
+    """What the tasks that write rows share: the folder above spool and packing, the names of the spool's shards, and
+    whether any sequence has a weight in the loss."""
 
     work: Path
     shards: tuple[str, ...]
+    weighted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +272,8 @@ def pack_rows(
     plan = Plan({"tokenized": tokenized.digest, "packing": digests}, [], shards)
     freeze(plan, work / "rows")
     totals = dict.fromkeys(reports, RowsCounts())
-    job = RowsJob(work, tuple(shard.name for shard in tokenized.shards))
+    weighted = any((sequences["loss_weight"][chosen] != 1).any() for chosen in splits.values())
+    job = RowsJob(work, tuple(shard.name for shard in tokenized.shards), weighted)
     with Progress("write") as progress:
         receipts = run_shards(plan, work / "rows", rows_shard, job, engine, RowsCounts)
         for shard, (receipt, was_done) in zip(shards, receipts, strict=True):
@@ -279,13 +283,16 @@ def pack_rows(
 
 
 def _save_places(placed: Sequences, bins: Bins, prefix: Path) -> str:
-    """Write where each placed sequence lies in the spool, int64 [3, N] (shard, begin, length), and where each row
-    begins among them, int64 [rows + 1]; returns a digest of both."""
-    places = np.stack([placed[name].astype("<i8") for name in ("shard", "begin", "length")])
-    offsets = bins.offsets.astype("<i8")
-    np.save(f"{prefix}.places.npy", places, allow_pickle=False)
-    np.save(f"{prefix}.offsets.npy", offsets, allow_pickle=False)
-    return hashlib.sha256(places.tobytes() + offsets.tobytes()).hexdigest()
+    """Write where each placed sequence lies in the spool, int64 [3, N] (shard, begin, length), its weight in the loss,
+    float32 [N], and where each row begins among them, int64 [rows + 1]; returns a digest of all."""
+    tables = {
+        "places": np.stack([placed[name].astype("<i8") for name in ("shard", "begin", "length")]),
+        "weights": placed["loss_weight"].astype("<f4"),
+        "offsets": bins.offsets.astype("<i8"),
+    }
+    for name, table in tables.items():
+        np.save(f"{prefix}.{name}.npy", table, allow_pickle=False)
+    return hashlib.sha256(b"".join(table.tobytes() for table in tables.values())).hexdigest()
 
 
 def _row_shards(split: str, bins: Bins, file_tokens: int) -> list[Shard[RowsWork]]:
@@ -305,11 +312,13 @@ def rows_shard(shard: Shard[RowsWork], job: RowsJob, output: ShardOutput) -> Row
     prefix = job.work / "packing" / shard.work.split
     offsets = np.load(f"{prefix}.offsets.npy", allow_pickle=False)[shard.work.begin : shard.work.end + 1]
     places = np.load(f"{prefix}.places.npy", mmap_mode="r", allow_pickle=False)[:, offsets[0] : offsets[-1]]
+    weights = np.load(f"{prefix}.weights.npy", mmap_mode="r", allow_pickle=False)[offsets[0] : offsets[-1]]
     offsets -= offsets[0]
     lengths = np.array(places[2])
     row_lengths = np.add.reduceat(lengths, offsets[:-1])
     tokens = trained_tokens = 0
-    with pq.ParquetWriter(output.path(shard.work.file), PACKED_SCHEMA, compression="zstd") as writer:
+    schema = WEIGHTED_SCHEMA if job.weighted else PACKED_SCHEMA
+    with pq.ParquetWriter(output.path(shard.work.file), schema, compression="zstd") as writer:
         for first, last in _row_groups(row_lengths):
             items = slice(offsets[first], offsets[last])
             ends = np.cumsum(lengths[items])
@@ -326,9 +335,11 @@ def rows_shard(shard: Shard[RowsWork], job: RowsJob, output: ShardOutput) -> Row
                     spool_mask = np.memmap(f"{path}.mask", dtype="u1", mode="r")
                 ids[end - length : end] = spool_ids[begin : begin + length]
                 mask[end - length : end] = spool_mask[begin : begin + length]
-            writer.write_table(_table(ids, mask, lengths[items], offsets[first : last + 1], row_lengths[first:last]))
+            trained_tokens += int(np.count_nonzero(mask))
+            loss_mask = mask * np.repeat(weights[items], lengths[items]) if job.weighted else mask
+            rows = _table(ids, loss_mask, lengths[items], offsets[first : last + 1], row_lengths[first:last])
+            writer.write_table(rows)
             tokens += len(ids)
-            trained_tokens += int(mask.sum(dtype=np.int64))
     return RowsCounts(len(row_lengths), len(lengths), tokens, trained_tokens)
 
 
@@ -355,12 +366,13 @@ def _row_groups(row_lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 def _table(
     ids: NDArray[np.int32],
-    mask: NDArray[np.uint8],
+    mask: NDArray[np.uint8 | np.float32],
     lengths: NDArray[np.int64],
     offsets: NDArray[np.int64],
     row_lengths: NDArray[np.int64],
 ) -> pa.Table:
-    """A table of rows without a Python object a token: values and offsets are arrays already."""
+    """A table of rows without a Python object a token: values and offsets are arrays already. Weights are floats."""
+    schema = WEIGHTED_SCHEMA if mask.dtype == np.float32 else PACKED_SCHEMA
     token_offsets = np.concatenate([[0], np.cumsum(row_lengths)]).astype(np.int32)
     item_offsets = (offsets - offsets[0]).astype(np.int32)
     starts = np.cumsum(lengths) - lengths  # in the group
@@ -368,6 +380,6 @@ def _table(
     columns = ((ids, token_offsets), (mask, token_offsets), (starts.astype(np.int32), item_offsets))
     arrays = [
         pa.ListArray.from_arrays(pa.array(at, pa.int32()), pa.array(values, kind.type.value_type), type=kind.type)
-        for (values, at), kind in zip(columns, PACKED_SCHEMA, strict=True)
+        for (values, at), kind in zip(columns, schema, strict=True)
     ]
-    return pa.Table.from_arrays(arrays, schema=PACKED_SCHEMA)
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -8,6 +8,7 @@ on the inputs and the settings only.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from nemotron.data_prep.chat.conversations import (
     ConversationTable,
     ProtectedPrompts,
     control_reasoning,
+    last_turn_only,
     training_spans,
 )
 from nemotron.data_prep.chat.encoding import encode_conversations
@@ -37,11 +39,12 @@ from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, run_shards
-from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, normalize_messages, normalize_tools
+from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
+from nemotron.kit.chat_records import FIELDS, normalize_tools, to_messages, unused_keys
 
 SPLITS = ("train", "valid", "test")
-SPOOLED = np.dtype([("length", "<i4"), ("order", "<u8"), ("split", "u1")])
-"""Of a sequence: its tokens, a seeded hash of it, its split as an index in `SPLITS`."""
+SPOOLED = np.dtype([("length", "<i4"), ("order", "<u8"), ("split", "u1"), ("loss_weight", "<f4")])
+"""Of a sequence: its tokens, a seeded hash, its split as an index in `SPLITS`, what its tokens count in the loss."""
 
 # Outcomes of records and sequences, beside the reasons of ReadReport and of UntrainableError.
 READ, KEPT, EARLIER_TURNS = "read", "kept", "earlier turn, on its own"
@@ -49,6 +52,7 @@ NOT_USED_IN = "not among used_in"
 CONTROL_TOKEN = "control token in a message"
 OVERLAPS = "overlaps evaluation prompt"
 NOTHING_TRAINED = "nothing to train on"
+NO_WEIGHT = "loss weight 0"
 TOO_LONG = "longer than seq_length"
 CUT = "cut at seq_length, and kept"
 
@@ -64,7 +68,10 @@ class ChatSource:
     `used_in`: keep only records whose column `used_in` names one of these; () keeps all. `low_effort`: its answers are
     those to a user who asks for little reasoning (super3). `max_records`: read at most so many, of every file its share
     by size, from the beginning of each piece. `split_column`: of a record, that says which of `SPLITS` it is in,
-    whatever the fractions. `guarded`: leave out what overlaps with the settings' `protected` prompts.
+    whatever the fractions. `guarded`: leave out what overlaps with the settings' `protected` prompts. `train_on`: every
+    turn of the assistant, or the answer to the last question. `loss_weights`: what a record's `category` counts in the
+    loss, beside its own `loss_weight`. `named`: fields that say where the conversation is; none: any that
+    `kit.chat_records` knows.
     """
 
     name: str
@@ -76,6 +83,9 @@ class ChatSource:
     max_records: int | None = None
     split_column: str | None = None
     guarded: bool = False
+    train_on: Literal["all", "last"] = "all"
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
 
 
 class Span(NamedTuple):
@@ -125,10 +135,14 @@ class ChatCounts:
     """What a task returns.
 
     `outcomes`: records read and dropped for which reason, sequences kept; `errors`: of them the reasons that would have
-    stopped the run; `samples`: of what was dropped.
+    stopped the run; `samples`: of what was dropped; `reasoning`: sequences kept that end in an answer with reasoning;
+    `unused_keys`: of messages; `categories`: records of each, where they have weights.
     """
 
     outcomes: dict[str, int]
+    reasoning: int
+    unused_keys: dict[str, int]
+    categories: dict[str, int]
     sequences: int
     tokens: int
     errors: dict[str, int]
@@ -155,15 +169,16 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     UserError for the first record that cannot be trained on, unless the source says to skip those.
     """
     source = settings.sources[shard.work.source]
-    report = ReadReport()
-    outcomes: Counter[str] = Counter()
-    sequences: list[tuple[int, int, int]] = []
+    account = _Account()
+    outcomes = account.outcomes
+    sequences: list[tuple[int, int, int, float]] = []
+    reasoning = 0
     tokenizer = tokenizer_from(settings.tokenizer)
     with (
         output.path(f"{shard.name}.ids").open("wb") as ids_file,
         output.path(f"{shard.name}.mask").open("wb") as mask_file,
     ):
-        spans = _spans(_conversations(shard.work, source, report, outcomes), source, settings, outcomes)
+        spans = _spans(_conversations(shard.work, source, settings.template, account), source, settings, outcomes)
         for batch in batches(spans, lambda span: span.chars, _BATCH_CHARS, _BATCH):
             encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
             for span, (ids, mask) in zip(batch, encoded, strict=True):
@@ -178,27 +193,75 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
                     continue
                 ids_file.write(ids.astype("<i4", copy=False).tobytes())
                 mask_file.write(mask.tobytes())
-                sequences.append((len(ids), span.order, span.split))
+                sequences.append((len(ids), span.order, span.split, span.conversation.loss_weight))
+                reasoning += _reasons(span.conversation)
     np.save(output.path(f"{shard.name}.sequences.npy"), np.array(sequences, SPOOLED), allow_pickle=False)
+    report = account.report
     outcomes.update(report.skipped)
     outcomes[READ] = report.records + sum(report.skipped.values())
     outcomes[KEPT] = len(sequences)
-    tokens = sum(length for length, _, _ in sequences)
-    return ChatCounts(outcomes, len(sequences), tokens, report.errors(), report.samples)
+    tokens = sum(sequence[0] for sequence in sequences)
+    return ChatCounts(
+        outcomes=outcomes,
+        reasoning=reasoning,
+        unused_keys=account.unused_keys,
+        categories=account.categories,
+        sequences=len(sequences),
+        tokens=tokens,
+        errors=report.errors(),
+        samples=report.samples,
+    )
+
+
+def _reasons(conversation: Conversation) -> bool:
+    """Whether the last answer comes after reasoning."""
+    answers = [message for message in conversation.messages if message["role"] == "assistant"]
+    return bool(answers[-1].get("reasoning_content"))
+
+
+@dataclass
+class _Account:
+    """What becomes of the records of a piece, as `ChatCounts` has it."""
+
+    report: ReadReport = field(default_factory=ReadReport)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    unused_keys: Counter[str] = field(default_factory=Counter)
+    categories: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
 class Spool:
-    """What all shards made of the records: outcomes by source, samples of what was dropped, `errors` by source."""
+    """What all shards made of the records: outcomes by source, samples of what was dropped, `errors` by source, keys of
+    messages that were not used by source, records of each category by source, sequences that end in an answer with
+    reasoning."""
 
     table: ConversationTable = field(default_factory=ConversationTable)
     samples: list[dict[str, str]] = field(default_factory=list)
     errors: dict[str, Counter[str]] = field(default_factory=dict)
+    unused_keys: dict[str, Counter[str]] = field(default_factory=dict)
+    categories: dict[str, Counter[str]] = field(default_factory=dict)
+    reasoning: int = 0
+
+    def reasons(self) -> bool:
+        """Whether most sequences have reasoning before their last answer: how the model is to be asked."""
+        kept = sum(outcomes.get(KEPT, 0) for outcomes in self.table.counts.values())
+        return 2 * self.reasoning > kept
+
+    def notes(self) -> list[str]:
+        """What people have to know beside the table: lines."""
+        return [
+            f"{name}: keys of messages that the chat template does not show: "
+            + ", ".join(f"{key!r} ({count:,})" for key, count in sorted(keys.items()))
+            for name, keys in self.unused_keys.items()
+            if keys
+        ]
 
 
 def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSettings, engine: Engine) -> Spool:
     """Do a frozen plan's shards in `folder`. Shows on stderr how far it is."""
-    spool = Spool(errors={name: Counter() for name in settings.sources})
+    names = list(settings.sources)
+    errors, unused, categories = ({name: Counter[str]() for name in names} for _ in range(3))
+    spool = Spool(errors=errors, unused_keys=unused, categories=categories)
     total_bytes = sum(shard.work.piece.size for shard in plan.shards)
     with Progress("tokenize", total_bytes, "sequences") as progress:
         receipts = run_shards(plan, folder, tokenize_shard, settings, engine, ChatCounts)
@@ -208,26 +271,47 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
                 spool.table.count(work.source, outcome, count)
             spool.samples += counts.samples
             spool.errors[work.source].update(counts.errors)
+            spool.unused_keys[work.source].update(counts.unused_keys)
+            spool.categories[work.source].update(counts.categories)
+            spool.reasoning += counts.reasoning
             progress.add(rows=counts.sequences, tokens=counts.tokens, bytes=work.piece.size, was_done=was_done)
+    for name, source in settings.sources.items():
+        _check_categories(name, source.loss_weights, spool.categories[name])
     return spool
 
 
-def _conversations(
-    work: ChatWork, source: ChatSource, report: ReadReport, outcomes: Counter[str]
-) -> Iterator[Conversation]:
+def _check_categories(source: str, loss_weights: Mapping[str, float], categories: Mapping[str, int]) -> None:
+    """UserError: a category that has a weight is that of no record."""
+    for category in loss_weights:
+        if category not in categories:
+            there = ", ".join(f"{name} ({count:,})" for name, count in sorted(categories.items())[:8])
+            raise UserError(
+                f"source {source!r}: loss_weights names {category!r}, which is the category of no record",
+                f"categories there: {there}" if there else "name the field that has it: columns: {category: FIELD}",
+            )
+
+
+def _conversations(work: ChatWork, source: ChatSource, template: str, account: _Account) -> Iterator[Conversation]:
     """The conversations of a piece that can be trained on; the others are counted."""
+    report, outcomes = account.report, account.outcomes
     for row in islice(read_piece(work.piece, source.reading, report), work.max_records):
         if source.used_in and not any(name in _names(row.value.get("used_in")) for name in source.used_in):
             outcomes[NOT_USED_IN] += 1
             continue
-        conversation = as_conversation(row.value, source, work.piece)
         try:
+            conversation = as_conversation(row.value, source, work.piece)
             check_conversation(conversation.messages, conversation.tools)
         except UntrainableError as error:
             if source.reading.on_error == "stop":
                 at = where(work.piece, row.index)
                 raise UserError(f"{at}: {error.message}", error.hint or "on_error: skip leaves such out") from None
             reject(work.piece, row.index, report, error.reason, error.message.removeprefix(f"{error.reason}: "))
+            continue
+        account.unused_keys.update(unused_keys(conversation.messages, template))
+        if source.loss_weights:
+            account.categories[str(row.value.get("category"))] += 1
+        if not conversation.loss_weight:
+            outcomes[NO_WEIGHT] += 1
             continue
         yield conversation
 
@@ -238,15 +322,32 @@ def _names(used_in: object) -> list[object]:
 
 
 def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece) -> Conversation:
-    """A record's `messages` and `tools` in the form of the templates; nothing is checked yet."""
-    messages, tools = record.get("messages"), record.get("tools")
+    """A record's messages and tools in the form of the templates; whether they can be trained on is not checked yet.
+
+    UntrainableError: no conversation is found in it, or its weight is none.
+    """
+    if source.named:
+        record = {name: value for name, value in record.items() if name in source.named or name not in FIELDS}
     if piece.file.format in ("parquet", "arrow"):
-        messages, tools = _without_nulls(messages), _without_nulls(tools)
-    messages = normalize_messages(messages)
-    if not isinstance(messages, list):
-        messages = [messages]
+        record = _without_nulls(record)
     split: Split = record[source.split_column] if source.split_column else "train"
-    return Conversation(source.name, messages, split, normalize_tools(tools), source.low_effort)
+    return Conversation(
+        source.name,
+        to_messages(record),
+        split,
+        normalize_tools(record.get("tools")),
+        source.low_effort,
+        _loss_weight(record, source.loss_weights),
+    )
+
+
+def _loss_weight(record: Mapping[str, Any], by_category: Mapping[str, float]) -> float:
+    """What a record counts in the loss: its own weight times that of its category; 1 for what it does not say."""
+    weight = record.get("loss_weight", 1.0)
+    weight = 1.0 if weight is None else weight
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise UntrainableError("loss_weight is no weight", f"loss_weight must be a number from 0 on, not {weight!r}")
+    return float(weight) * by_category.get(str(record.get("category")), 1.0)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -282,6 +383,8 @@ def _spans(
             split = split_of(key, source.valid_fraction, settings.seed, source.test_fraction)
         else:
             split = conversation.split
+        if source.train_on == "last":
+            conversation = last_turn_only(conversation)
         for number, span in enumerate(training_spans(conversation, settings.template)):
             if number:
                 outcomes[EARLIER_TURNS] += 1

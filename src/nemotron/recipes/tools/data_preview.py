@@ -238,7 +238,7 @@ def main(options: Options) -> None:
     shown = 0
     for row in islice(rows, options.skip, options.skip + options.number):
         shown += 1
-        trained = int(row.loss_mask.sum(dtype=np.int64))
+        trained = int(np.count_nonzero(row.loss_mask))
         title = f"=== {row.title}: {len(row.input_ids)} tokens, {trained} of them trained ==="
         row, left_out = first_sequences(row, options.sequences)
         texts = pieces_of_text(tokenizer, row.input_ids.tolist())

@@ -232,7 +232,7 @@ def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Toke
                 lengths.append(np.diff([*row.seq_start_id, len(row.input_ids)]))
                 longest = max(longest, len(row.input_ids))
                 tokens += len(row.input_ids)
-                trained += int(row.loss_mask.sum(dtype=np.int64))
+                trained += int(np.count_nonzero(row.loss_mask))
                 if i < num_samples:
                     samples.append((f"{file}, row group {number}, row {i}", row.input_ids[: lengths[-1][0]]))
     except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds

@@ -29,6 +29,7 @@ from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 class Batch:
     """Inputs and next-token labels, int64 [B, L]; what to train on, [B, L]; and which sub-sequence a token is of.
 
+    `loss_mask_BL` is 0 or 1, int64, or float32 weights with which the labels count in the loss.
     `seq_idx_BL` is None where every row counts as one document (pretraining streams, as in Megatron by default).
     """
 
@@ -216,11 +217,13 @@ def validation_batches(
 class PackedLoader:
     """Batches of packed conversations from Parquet rows `input_ids`, `loss_mask`, `seq_start_id`.
 
-    `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence);
-    `seq_start_id` lists where sub-sequences start. Rows are padded with id 0 to `seq_len`; padding is a sub-sequence of
-    its own, on which nothing is trained. Rows are reshuffled every epoch from (seed, epoch), and
-    all held in memory, as flat arrays. Raises UserError naming the file that is missing or lacks a column, or if there
-    are no rows or one longer than `seq_len`.
+    `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence): 0
+    or 1 in a column of integers, weights in one of floats. `seq_start_id` lists where sub-sequences start. Rows are
+    padded with id 0 to `seq_len`; padding is a sub-sequence of its own, on which nothing is trained. Rows are
+    reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
+
+    UserError, with the file: it is missing, lacks a column, has no row or one longer than `seq_len`, or a mask that is
+    neither 0 and 1 nor weights.
     """
 
     def __init__(self, path: Path, seq_len: int, seed: int, ranks: Ranks = ALONE) -> None:
@@ -246,7 +249,8 @@ class PackedLoader:
             raise UserError(f"{path}: a row has {longest} tokens, more than dataset.seq_length {seq_len}")
         if not np.array_equal(mask_offsets, self._offsets):
             raise UserError(f"{path}: loss_mask and input_ids differ in length")
-        self.trained_tokens = int(self._mask.sum(dtype=np.int64))
+        self._mask = _checked_mask(self._mask, path)
+        self.trained_tokens = int(np.count_nonzero(self._mask))
         self._drawn, self._epoch = 0, -1
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -285,7 +289,8 @@ class PackedLoader:
 
     def _collate(self, rows: list[int]) -> Batch:
         shape = (len(rows), self.seq_len)
-        ids, labels, mask, seq_idx = (np.zeros(shape, np.int64) for _ in range(4))
+        ids, labels, seq_idx = (np.zeros(shape, np.int64) for _ in range(3))
+        mask = np.zeros(shape, self._mask.dtype)
         for out, row in enumerate(rows):
             begin, end = self._offsets[row], self._offsets[row + 1]
             length = int(end - begin)
@@ -300,9 +305,24 @@ class PackedLoader:
         return Batch(*(torch.from_numpy(array) for array in (ids, labels, mask, seq_idx)))
 
 
-def _flat_lists(table: pa.Table, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A list column as (values, offsets): row i is values[offsets[i]:offsets[i + 1]]."""
+def _checked_mask(mask: NDArray[Any], path: Path) -> NDArray[Any]:
+    """A mask of integers, 0 or 1, or weights as float32. UserError: anything else."""
+    if np.issubdtype(mask.dtype, np.floating):
+        wrong = mask[~(np.isfinite(mask) & (mask >= 0))]
+        allowed = "weights are finite and at least 0"
+        mask = mask.astype(np.float32)
+    else:
+        wrong = mask[(mask != 0) & (mask != 1)]
+        allowed = "integers are 0 or 1; weights are a column of floats"
+    if len(wrong):
+        raise UserError(f"{path}: loss_mask {wrong[0]:g} in {len(wrong):,} of {len(mask):,} tokens", allowed)
+    return mask
+
+
+def _flat_lists(table: pa.Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """A list column as (values, offsets), integers as int64: row i is values[offsets[i]:offsets[i + 1]]."""
     chunks = table.column(column).chunks
-    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]).astype(np.int64)
+    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
+    values = values if np.issubdtype(values.dtype, np.floating) else values.astype(np.int64)
     lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
     return values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -26,14 +26,21 @@ def next_token_loss(logits_BLV: torch.Tensor, labels_BL: torch.Tensor) -> torch.
     return F.cross_entropy(at_least_fp32(logits_BLV).flatten(0, 1), labels_BL.flatten())
 
 
-def selected_loss_sum(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
+def selected_loss_sum(
+    logits_TV: torch.Tensor, labels_T: torch.Tensor, weights_T: torch.Tensor | None = None
+) -> torch.Tensor:
     """Sum in nats over the T trained tokens, an fp32 scalar; logits of those positions only (`forward(select_BL=…)`).
+
+    With `weights_T` each token's loss is multiplied by its weight, and the sum of weights takes the place of the number
+    of tokens below: weight 2 is the token twice. Integers (a mask, all 1 here) are no weights.
 
     The caller divides by the number of trained tokens of the whole GLOBAL batch, over all micro-batches and ranks
     (`calculate_per_token_loss` of Megatron-Bridge): every assistant token then weighs the same, however tokens are
     spread over sequences. Averaging per micro-batch instead would favour tokens of sparsely trained ones.
     """
-    return F.cross_entropy(at_least_fp32(logits_TV), labels_T, reduction="sum")
+    if weights_T is None or not weights_T.is_floating_point():
+        return F.cross_entropy(at_least_fp32(logits_TV), labels_T, reduction="sum")
+    return (F.cross_entropy(at_least_fp32(logits_TV), labels_T, reduction="none") * weights_T).sum()
 
 
 def mtp_loss_sums(

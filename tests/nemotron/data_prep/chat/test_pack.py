@@ -281,7 +281,7 @@ def test_the_last_token_of_a_cut_answer_has_no_label(tokenizer: Tokenizer, tmp_p
 
 def test_bad_records_stop_with_their_number_or_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     good = records(5, seed=5)
-    unasked = [*good[0]["messages"], {"role": "tool", "content": "x"}]
+    unasked = [*good[0]["messages"], {"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]
     undeclared = [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}]
     bad: list[tuple[dict[str, Any], str]] = [
         ({"messages": [{"role": "user", "content": "x"}]}, "no assistant turn"),

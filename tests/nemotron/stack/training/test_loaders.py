@@ -220,6 +220,38 @@ def test_packed_rows_carry_labels_masks_and_sequence_indices(tmp_path: Path) -> 
     assert loader.trained_tokens == len(trained)
 
 
+def masked_pack(path: Path, kind: pa.DataType, mask: list[float | None]) -> Path:
+    values = {"input_ids": list(range(len(mask))), "loss_mask": mask, "seq_start_id": [0]}
+    types = [("input_ids", pa.int32()), ("loss_mask", kind), ("seq_start_id", pa.int32())]
+    columns = {name: pa.array([values[name]], pa.list_(of)) for name, of in types}
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_weights_in_place_of_the_mask(tmp_path: Path) -> None:
+    loader = PackedLoader(masked_pack(tmp_path / "a.parquet", pa.float32(), [0, 0.5, 2, 0]), seq_len=6, seed=0)
+    (batch,) = loader.all_batches(1)
+    assert batch.loss_mask_BL.dtype == torch.float32 and batch.loss_mask_BL.tolist() == [[0, 0.5, 2, 0, 0, 0]]
+    assert loader.trained_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask", "complaint"),
+    [
+        (pa.uint8(), [0, 2, 1, 3], "loss_mask 2 in 2 of 4 tokens"),  # a mean by sums of it would be another mean
+        (pa.int8(), [0, -1, 1, 0], "loss_mask -1 in 1 of 4 tokens"),
+        (pa.float32(), [0, -0.5, 1, 0], "loss_mask -0.5 in 1 of 4 tokens"),
+        (pa.float64(), [0, float("inf"), 1, 0], "loss_mask inf"),
+        (pa.uint8(), [0, None, 1, 0], "loss_mask nan"),
+    ],
+)
+def test_a_mask_that_is_neither_0_and_1_nor_weights_is_refused(
+    kind: pa.DataType, mask: list[float | None], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        PackedLoader(masked_pack(tmp_path / "a.parquet", kind, mask), seq_len=6, seed=0)
+
+
 def test_packed_epochs_cover_all_rows_and_resume_exactly(tmp_path: Path) -> None:
     write_pack(tmp_path / "pack.parquet", ROWS)
     loader = PackedLoader(tmp_path, seq_len=8, seed=3)

@@ -38,3 +38,16 @@ def test_selected_sum_is_the_same_however_the_batch_is_cut() -> None:
     assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-6)
     probabilities = torch.softmax(logits, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     assert whole.item() == pytest.approx(-probabilities.log()[mask].sum().item(), rel=1e-6)
+
+
+def test_a_token_of_weight_two_is_that_token_twice() -> None:
+    """The sum of weighted losses over the sum of weights: a mean in which weights say how often a token counts."""
+    torch.manual_seed(3)
+    logits, labels = torch.randn(6, 11), torch.randint(0, 11, (6,))
+    weights = torch.tensor([2.0, 1.0, 3.0, 1.0, 2.0, 1.0])
+    twice = torch.repeat_interleave(torch.arange(6), weights.long())
+    expected = torch.nn.functional.cross_entropy(logits[twice].double(), labels[twice])
+    mean = selected_loss_sum(logits, labels, weights) / weights.sum()
+    torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=0)
+    ones = selected_loss_sum(logits, labels, torch.ones(6, dtype=torch.int64))
+    assert ones.item() == selected_loss_sum(logits, labels).item()  # a mask is no weights: the same sum to the bit

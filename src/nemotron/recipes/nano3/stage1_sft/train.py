@@ -168,12 +168,13 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
             break
 
         # ---- gradients. Loss: mean over the trained tokens of the global batch, wherever they are: every answer token
-        # weighs the same
+        # weighs the same, or has the weight of its conversation; then the sum of weights is what is divided by
         lr = lr_at(step, session.last_step, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
         batch = loader.next_batch(batch_size).to(ranks.device)
-        trained_tokens = batch.loss_mask_BL.sum().float()
-        sum_over_ranks([trained_tokens])
+        trained_tokens, sum_of_weights = batch.loss_mask_BL.bool().sum().float(), batch.loss_mask_BL.sum().float()
+        sum_over_ranks([trained_tokens, sum_of_weights])
+        sum_of_weights = sum_of_weights.where(sum_of_weights > 0, 1.0)
         loss_sum, balance_sum = torch.zeros((), device=ranks.device), torch.zeros((), device=ranks.device)
         micro_batches = list(batch.micro_batches(cfg.train.micro_batch_size))
         for i, micro in enumerate(micro_batches, start=1):
@@ -182,7 +183,8 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
             answers_BL = micro.loss_mask_BL.bool()  # prompts need no logits, which is most of the output head saved
             with session.autocast:
                 out = model(micro.input_ids_BL, micro.seq_idx_BL, answers_BL)
-            loss = selected_loss_sum(out.logits, micro.labels_BL[answers_BL]) / trained_tokens.clamp(min=1)
+            weights_T = micro.loss_mask_BL[answers_BL]
+            loss = selected_loss_sum(out.logits, micro.labels_BL[answers_BL], weights_T) / sum_of_weights
             balance = out.load_balancing_loss * share
             (loss + cfg.model.moe_aux_loss_coeff * balance).backward()
             loss_sum += loss.detach()
@@ -219,11 +221,11 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
 
 @torch.no_grad()
 def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> float:
-    """Held-out loss in nats, mean over trained tokens."""
+    """Held-out loss in nats, mean over trained tokens, by their weights where they have some."""
     device = session.ranks.device
     batches = islice(data.valid.all_batches(cfg.train.global_batch_size), cfg.train.eval_iters)
     micro_batches = (micro for batch in batches for micro in batch.micro_batches(cfg.train.micro_batch_size))
-    sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("nats", "tokens")}
+    sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("nats", "weights")}
     model.eval()
     for batch, counts in deal(micro_batches, session.ranks):
         session.poll()
@@ -232,11 +234,12 @@ def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> 
         with session.autocast:
             logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
         if counts:
-            sums["nats"] += selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]).double()
-            sums["tokens"] += answers_BL.sum()
+            weights_T = batch.loss_mask_BL[answers_BL]
+            sums["nats"] += selected_loss_sum(logits_TV, batch.labels_BL[answers_BL], weights_T).double()
+            sums["weights"] += weights_T.sum()
     model.train()
     totals = sum_metrics(sums, session.ranks)
-    return totals["nats"] / max(totals["tokens"], 1)
+    return totals["nats"] / (totals["weights"] or 1)
 
 
 def note_validation(cfg: SFTConfig, session: Session, best: Best, step: int, loss: float) -> None:

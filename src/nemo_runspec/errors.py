@@ -6,10 +6,13 @@ Exit codes of every command and every script: 0 done; 1 failed while working; 2 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
+import io
 import os
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -114,16 +117,41 @@ def did_you_mean(word: str, choices: Iterable[str], what: str = "choose from") -
     return f"{what}: {', '.join(choices)}" if choices else None
 
 
+def leaving_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask this process to save what it has and to leave with 143.
+
+    SIGTERM; SIGUSR1, with which Slurm warns; SIGHUP, that of a closed terminal, unless it is ignored as under nohup.
+    """
+    signals = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+    return tuple(each for each in signals if each.name != "SIGHUP" or signal.getsignal(each) is not signal.SIG_IGN)
+
+
+def say_in_handler(number: int, text: str) -> None:
+    """Write `text` to stderr in the handler of signal `number`, where print() must not be re-entered.
+
+    After SIGHUP stdout and stderr lead nowhere, unless they are files: the terminal is gone, and so is whoever read a
+    pipe there (`| tee log`). Printing would fail, and that must not keep the process from saving.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+    if signal.Signals(number).name == "SIGHUP":
+        for stream in (1, 2):
+            with contextlib.suppress(OSError):
+                if not stat.S_ISREG(os.fstat(stream).st_mode):
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, stream)
+                    os.close(nowhere)
+
+
 def end_on_signals() -> None:
-    """Make Ctrl-C, SIGTERM and SIGUSR1 end this process in one line, with exit code 130 or 143.
+    """Make Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end this process in one line, with exit code 130 or 143.
 
     A script calls it first, before it imports what takes seconds (torch), where Ctrl-C would print a page of traceback.
     Until `run_main` there is nothing to clean up, and the process leaves at once; from then on Ctrl-C raises
     KeyboardInterrupt and the others SystemExit. A loop that has something to save puts handlers of its own over these.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _end)
+    for number in (signal.SIGINT, *leaving_signals()):
+        signal.signal(number, _end)
 
 
 _main_began = False
@@ -135,8 +163,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
     if os.environ.get("RANK", "0") == "0":
-        # print() must not be re-entered by a handler that interrupts it.
-        os.write(2, f"error: {what}\nthe same command starts again\n".encode())
+        say_in_handler(number, f"error: {what}\nthe same command starts again\n")
     _leave_exit_code(code)
     if _main_began:
         raise SystemExit(code)  # which no `except Exception` stops
@@ -155,6 +182,8 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     """
     global _main_began
     _main_began = True
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = fn() or DONE
     except RunspecError as error:
@@ -218,9 +247,8 @@ def _leave_exit_code(code: int) -> None:
     elif code in (INTERRUPTED, PREEMPTED):
         # A launcher stops all ranks once one has ended, and rank 0 may still be writing the checkpoint. The signal that
         # ended this rank may come twice, from Slurm itself and passed on: only a later SIGTERM ends the wait.
-        for name in ("SIGTERM", "SIGUSR1"):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for number in leaving_signals():
+            signal.signal(number, signal.SIG_IGN)
         begin = time.monotonic()
         while not Path(path).exists() and time.monotonic() < begin + WAIT_FOR_RANK_0:
             if time.monotonic() > begin + SAME_SIGNAL:

@@ -101,6 +101,7 @@ def test_nearest_word() -> None:
         (signal.SIGINT, 130, "error: interrupted"),
         (signal.SIGTERM, 143, "error: stopped by SIGTERM"),
         (signal.SIGUSR1, 143, "error: stopped by SIGUSR1"),
+        (signal.SIGHUP, 143, "error: stopped by SIGHUP"),
     ],
 )
 def test_signals_end_a_script_in_one_line(
@@ -122,6 +123,7 @@ def test_signals_end_a_script_in_one_line(
     process = subprocess.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {EXIT_CODE_FILE: str(left)},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -160,3 +162,13 @@ def test_the_caller_may_know_a_better_hint(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "error: no artifact 'soup'\ncook soup\nerror: no artifact 'soup'\ndid you mean soap?\n"
     )
+
+
+def test_text_that_stdout_cannot_spell_is_no_traceback(tmp_path: Path) -> None:
+    text = r"'caf\xe9 \u2192 \udce9'"
+    script = f"import sys; from nemo_runspec.errors import run_main; sys.exit(run_main(lambda: print({text})))"
+    for encoding, expected in [("ascii", rb"caf\xe9 \u2192 \udce9"), ("latin-1", b"caf\xe9 \\u2192 \\udce9")]:
+        result = subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True
+        )
+        assert (result.returncode, result.stdout.strip()) == (0, expected), result.stderr

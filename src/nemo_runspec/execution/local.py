@@ -29,13 +29,14 @@ from nemo_runspec.errors import (
     REFUSED,
     RunFailed,
     UserError,
+    leaving_signals,
     report,
+    say_in_handler,
 )
 from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB, OF_ONE_NODE
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3
 _TORCHRUN = ("-m", "torch.distributed.run")
@@ -172,7 +173,7 @@ def _wait(
     sys.stderr.flush()
     forward = _Forward(torchrun, shielded)
     # Handlers belong to the main thread; elsewhere the caller keeps its own.
-    signals = FORWARDED if threading.current_thread() is threading.main_thread() else ()
+    signals = (signal.SIGINT, *leaving_signals()) if threading.current_thread() is threading.main_thread() else ()
     with handling(signals, forward):
         try:
             child = subprocess.Popen(
@@ -220,6 +221,7 @@ class _Forward:
         self.interrupts = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        say_in_handler(number, "")
         if self.child is None:
             self.kept.append(number)
         else:

@@ -1,10 +1,10 @@
 """Stopping on a signal: `StopRequested` is raised where work can be left, in training, evaluation and data work alike.
 
-Schedulers send SIGTERM or SIGUSR1 (Slurm's `--signal=USR1@120`), Ctrl-C sends SIGINT. Work that has something to save
-runs inside `with StopFlag() as stop:`. The handler then only sets a flag, and `stop.poll()` raises StopRequested where
-the caller can be left: at the head of a training step, at every decoding step, between two rewards. Data work saves
-nothing when it leaves (what it has published stays, what it has not is not there), so after `stop_at_once()` the
-handler itself raises, wherever the script is.
+Schedulers send SIGTERM or SIGUSR1 (Slurm's `--signal=USR1@120`), a terminal that is closed SIGHUP, Ctrl-C sends SIGINT.
+Work that has something to save runs inside `with StopFlag() as stop:`. The handler then only sets a flag, and
+`stop.poll()` raises StopRequested where the caller can be left: at the head of a training step, at every decoding step,
+between two rewards. Data work saves nothing when it leaves (what it has published stays, what it has not is not there),
+so after `stop_at_once()` the handler itself raises, wherever the script is.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from nemo_runspec.errors import INTERRUPTED, PREEMPTED, Interrupted, Preempted
-
-_SCHEDULER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+from nemo_runspec.errors import INTERRUPTED, PREEMPTED, Interrupted, Preempted, leaving_signals, say_in_handler
 
 
 class StopRequested(SystemExit):
@@ -57,7 +55,7 @@ class StopFlag:
             raise StopRequested(self.received)
 
     def __enter__(self) -> StopFlag:
-        for number in (*_SCHEDULER_SIGNALS, signal.SIGINT):
+        for number in (*leaving_signals(), signal.SIGINT):
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -84,26 +82,24 @@ class StopFlag:
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
-            if os.environ.get("RANK", "0") == "0":  # print() must not be re-entered by a handler that interrupts it
-                text = f"\n{self.received.name}: stopping once the work so far is saved (Ctrl-C: at once)\n"
-                os.write(2, text.encode())
+            once = f"\n{self.received.name}: stopping once the work so far is saved (Ctrl-C: at once)\n"
+            say_in_handler(number, once if os.environ.get("RANK", "0") == "0" else "")
         # Ctrl-C reaches the whole process group, and a launcher may forward it once more: that is one wish, not two.
         elif number == signal.SIGINT and now - self._received_at > 1.0:
             raise KeyboardInterrupt
 
 
 def stop_at_once() -> None:
-    """Make SIGTERM and SIGUSR1 raise StopRequested wherever the script is, as Ctrl-C raises KeyboardInterrupt.
+    """Make SIGTERM, SIGUSR1 and SIGHUP raise StopRequested wherever the script is, as Ctrl-C raises KeyboardInterrupt.
 
     For a script's main thread, for as long as the process lives: it ends with one line on stderr and exit code 143.
     """
-    for number in _SCHEDULER_SIGNALS:
+    for number in leaving_signals():
         signal.signal(number, _leave)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    for other in _SCHEDULER_SIGNALS:
+    for other in leaving_signals():
         signal.signal(other, signal.SIG_IGN)  # one is enough: a second must not interrupt the cleaning up
-    # print() must not be re-entered by a handler that interrupts it.
-    os.write(2, f"error: stopped by {signal.Signals(number).name}\nthe same command starts again\n".encode())
+    say_in_handler(number, f"error: stopped by {signal.Signals(number).name}\nthe same command starts again\n")
     raise StopRequested(signal.Signals(number))

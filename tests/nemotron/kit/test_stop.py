@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,7 +71,7 @@ def test_work_that_finishes_in_spite_of_a_signal_is_no_failure() -> None:
 
 
 def test_data_work_leaves_at_once_and_only_one_signal_counts(capfd: pytest.CaptureFixture[str]) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)}
     try:
         stop_at_once()
         with pytest.raises(StopRequested) as request:
@@ -79,3 +82,72 @@ def test_data_work_leaves_at_once_and_only_one_signal_counts(capfd: pytest.Captu
             signal.signal(number, handler)
     assert request.value.code == 143 and not isinstance(request.value, Interrupted)
     assert capfd.readouterr().err == "error: stopped by SIGTERM\nthe same command starts again\n"
+
+
+LONG_WORK = """
+# /// script
+# [tool.runspec]
+# name = "toy/work"
+# [tool.runspec.run]
+# launch = "direct"
+# ///
+import sys, time
+from pathlib import Path
+from nemo_runspec.errors import run_main
+from nemotron.kit.stop import StopFlag, StopRequested
+here = Path(__file__).parent
+
+def main():
+    with StopFlag() as stop:
+        (here / "ready").touch()
+        stop.checkpoint = here / "saved"
+        try:
+            while True:
+                time.sleep(0.01)
+                stop.poll()
+        except StopRequested:
+            print("saving", file=sys.stderr, flush=True)  # to a terminal that is no longer there
+            print("saving", flush=True)
+            stop.checkpoint.touch()
+            raise
+
+sys.exit(run_main(main))
+"""
+LAUNCH = """
+import sys
+from pathlib import Path
+from nemo_runspec import parse
+from nemo_runspec.execution.local import execute_local
+sys.exit(execute_local(parse(sys.argv[1]), Path(sys.argv[2]), {}))
+"""
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} did not appear"
+        time.sleep(0.01)
+
+
+def test_work_saves_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    """A command in a terminal and the script that it started: the terminal goes away, as a lost SSH connection."""
+    (tmp_path / "work.py").write_text(LONG_WORK)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.execv(sys.executable, [sys.executable, "-c", LAUNCH, str(tmp_path / "work.py"), str(tmp_path)])
+    wait_for(tmp_path / "ready")
+    os.close(terminal)
+    wait_for(tmp_path / "saved")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
+
+
+def test_work_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(LONG_WORK)
+    work = subprocess.Popen(["nohup", sys.executable, tmp_path / "work.py"], stderr=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "ready")
+    work.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        work.wait(0.3)
+    work.send_signal(signal.SIGTERM)
+    assert "SIGTERM: stopping" in work.communicate(timeout=60)[1] and work.returncode == 143

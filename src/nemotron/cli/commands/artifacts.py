@@ -51,7 +51,7 @@ def show(
     """
     version = Registry.default().resolve(ref)
     if as_json:
-        typer.echo(json.dumps(version.record, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(version.record, indent=2))
         return
     rows = describe(version)
     width = max(len(label) for label, _ in rows)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nemo_runspec.errors import RunFailed, RunspecError, UserError
+from nemo_runspec.errors import RunFailed, RunspecError, UserError, leaving_signals
 from nemo_runspec.execution.local import die_with_parent
 from nemo_runspec.installation import install_line
 from nemo_runspec.variables import RAY_ADDRESS
@@ -230,9 +230,8 @@ class _Worker:
 def _serve(pipe: multiprocessing.connection.Connection, parent: int) -> None:
     """A worker's life: (function, shared) once a map, then (item,) after (item,), each answered with its result."""
     # Signals are for the parent, which then ends its workers. A terminal and Slurm send them to all processes.
-    for name, action in (("SIGINT", signal.SIG_IGN), ("SIGUSR1", signal.SIG_IGN), ("SIGTERM", signal.SIG_DFL)):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), action)
+    for number in (signal.SIGINT, *leaving_signals()):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
     if sys.platform == "linux":
         die_with_parent()
         if os.getppid() != parent:  # gone before it could take effect
@@ -361,7 +360,7 @@ def _signals_wait() -> Iterator[None]:
     Ray puts a handler of its own in the place of that for SIGTERM, and what a handler raises in one of its calls comes
     out as exit code 1.
     """
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+    numbers: tuple[int, ...] = (signal.SIGINT, *leaving_signals())
     received: list[int] = []
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:

@@ -114,7 +114,7 @@ def main(options: Options) -> None:
     report = inspect(location, options.samples, Path(tokenizer_path) if tokenizer_path else None)
     if version is not None:
         add_record(report, version)
-    print(json.dumps(asdict(report), indent=2, ensure_ascii=False) if options.as_json else page(report))
+    print(json.dumps(asdict(report), indent=2) if options.as_json else page(report))
 
 
 if __name__ == "__main__":

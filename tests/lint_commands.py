@@ -1,9 +1,10 @@
 """Part of `make lint`: command files are copies on purpose, and differ only as written down here.
 
-Every script with a runspec has a command file that is called like it, `nano3/sft` has `nano3/sft.py`; the exceptions
-are listed below. Each file is compared with one whose script also runs on a Ray cluster, both without what is their
-own: title, folder, names of function and script, help text. The command of a torchrun script has no branch for a Ray
-cluster. A fork that rewrites its command files drops this script from its Makefile.
+Every step in a recipe's steps.toml has a command file of the words of its command: that of `nemotron nano3 sft` is
+nano3/sft.py; one file runs every step of the curation. Each file is compared with one whose script also runs on a Ray
+cluster, both without what is their own: title, folder, names of function and script, help text. The command of a
+torchrun script has no branch for a Ray cluster. Every script with a runspec is a step, or a config of a step names it.
+A fork that rewrites its command files drops this script from its Makefile.
 """
 
 from __future__ import annotations
@@ -13,18 +14,12 @@ import re
 import sys
 from pathlib import Path
 
-from nemo_runspec.runspec import Runspec, parse
+from nemo_runspec.config.loader import list_configs, load_config
+from nemo_runspec.runspec import Runspec, find_script, parse
+from nemotron.kit.steps import RECIPES, RecipeStep, all_recipes
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src/nemotron"
-COMMANDS, RECIPES = PACKAGE / "cli/commands", PACKAGE / "recipes"
+COMMANDS = RECIPES.parent / "cli" / "commands"
 MODEL = "nano3/data/prep/pretrain"
-# The command of a script that is called otherwise; one command runs every step of the curation.
-CALLED = {
-    "nano3/rl": "nano3/rl/rlvr",
-    "nano3/data/prep/rl/blend": None,  # a config of `nano3 data prep rl` names this script
-    **{f"data/curate/{path.stem}": "data/curate_step" for path in RECIPES.glob("data/curation/nemotron_cc/*.py")},
-}
-FUNCTIONS = {"nano3/eval": "evaluate"}  # `eval` is Python's
 # What a torchrun script has instead of the branch for a Ray cluster.
 WITHOUT_RAY = (
     (r"from nemo_runspec\.pipeline import submit_to_ray\n", ""),
@@ -39,10 +34,10 @@ ANY_STEP = (
 )
 
 
-def own_words(name: str, spec: Runspec) -> tuple[tuple[str, str], ...]:
-    """What the file of the command `name`, which runs the script of `spec`, has of its own -> a common word for it."""
+def own_words(name: str, spec: Runspec, text: str) -> tuple[tuple[str, str], ...]:
+    """What `text`, the file of the command `name`, has of its own -> a common word for it; `spec`: of its script."""
     folder = spec.script_path.parent.relative_to(RECIPES).as_posix()
-    function = FUNCTIONS.get(name, Path(name).name)
+    (function,) = re.findall(r"^def ([a-z]\w*)\(", text, re.MULTILINE)  # a command file has one public function
     title, script = name.replace("/", " "), f'"{spec.script_path.name}"'
     if name == "data/curate_step":
         title, script = "data curate STEP", 'f"{step}.py"'
@@ -63,19 +58,35 @@ def changed(text: str, changes: tuple[tuple[str, str], ...]) -> str:
     return text
 
 
+def unused_scripts(steps: list[RecipeStep]) -> list[Path]:
+    """Scripts with a runspec that are no step, and that no config of a step beside them names."""
+    used = {step.script for step in steps}
+    for step in steps:
+        spec = parse(step.script)
+        for name in list_configs(spec.config_dir, spec.config.format):
+            script = vars(load_config(spec.config_dir, name, (), spec.config.format).run).get("script")
+            used.add(find_script(step.script.parent, script or step.script.name))
+    scripts = [path for path in RECIPES.rglob("*.py") if "\n# [tool.runspec]\n" in path.read_text()]
+    return sorted(set(scripts) - used)
+
+
 def main() -> int:
     """Print every other difference; 1 if there is one."""
-    specs = [parse(path) for path in sorted(RECIPES.rglob("*.py")) if "\n# [tool.runspec]\n" in path.read_text()]
-    commands = {name: spec for spec in specs if (name := CALLED.get(spec.name, spec.name))}
+    steps = [step for recipe in all_recipes() for step in recipe.steps]
+    commands: dict[str, Runspec] = {}
+    for step in steps:
+        name = "/".join(step.command.split()[1:])
+        commands.setdefault("data/curate_step" if name.startswith("data/curate/") else name, parse(step.script))
     files = {path.relative_to(COMMANDS).with_suffix("").as_posix(): path.read_text() for path in COMMANDS.rglob("*.py")}
     texts = {name: text for name, text in files.items() if "execute_local(spec, " in text}
-    model = changed(texts[MODEL], own_words(MODEL, commands[MODEL]))
-    problems = [f"{name}.py: no script of this name" for name in sorted(texts.keys() - commands.keys())]
+    model = changed(texts[MODEL], own_words(MODEL, commands[MODEL], texts[MODEL]))
+    problems = [f"{name}.py: no step has this command" for name in sorted(texts.keys() - commands.keys())]
     problems += [f"{commands[name].name}: no {name}.py runs it" for name in sorted(commands.keys() - texts.keys())]
+    problems += [f"{path}: no steps.toml lists it, and no config names it" for path in unused_scripts(steps)]
     for name in sorted(texts.keys() & commands.keys()):
         expected = changed(model, WITHOUT_RAY) if commands[name].run.launch == "torchrun" else model
         expected = changed(expected, ANY_STEP) if name == "data/curate_step" else expected
-        text = changed(texts[name], own_words(name, commands[name]))
+        text = changed(texts[name], own_words(name, commands[name], texts[name]))
         problems += difflib.unified_diff(
             expected.splitlines(), text.splitlines(), "expected", f"{name}.py", lineterm=""
         )

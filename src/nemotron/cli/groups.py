@@ -1,23 +1,39 @@
-"""Two kinds of command group: one that lists its commands in the order of a recipe, one that is a command itself."""
+"""Command groups: one that lists its commands in a given order, one that is a command itself; and the commands of a
+recipe's steps, put into the groups by the list of the steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from nemo_runspec.config.help import recipe_command
+from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.job import CONTEXT_SETTINGS
+from nemotron.kit.steps import STEPS_FILE, Recipe, RecipeStep
+
 OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch", "--from")
 
-# Of a recipe family, and of `nemotron data`.
-ORDER = (
-    *("pipe", "data", "pretrain", "sft", "rl", "eval", "chat", "model"),
-    *("curate", "tokenize", "pack", "inspect", "preview"),
-)
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring, on one line and with its full stop."""
+    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "." if text else ""
 
 
 class QuickGroup(TyperGroup):
-    """A group that does not load pydantic: typer does, to convert a `--help` that is not on the command line."""
+    """A group with whole sentences on its help page, which does not load pydantic: typer does, to convert a `--help`
+    that is not on the command line."""
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """The commands, each with the whole first sentence of its help (typer cuts it after 45 characters)."""
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        rows = [(name, first_sentence(command.help or "")) for name, command in commands if not command.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     def get_help_option(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Typer's own, with a value that needs no conversion."""
@@ -27,12 +43,51 @@ class QuickGroup(TyperGroup):
         return option
 
 
-class GroupInOrder(QuickGroup):
-    """A group whose help page lists its commands as one would run them (typer puts groups last)."""
+def group_in_order(order: Sequence[str]) -> type[QuickGroup]:
+    """The class of a group whose help page lists its commands in `order`, then the others (typer puts groups last)."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Names in ORDER, then the others."""
-        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    class GroupInOrder(QuickGroup):
+        """A group whose commands have an order."""
+
+        def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+            """Names in `order`, then the others."""
+            return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+
+    return GroupInOrder
+
+
+def add_steps(groups: Mapping[str, typer.Typer], recipe: Recipe) -> None:
+    """Put the command of every step of `recipe` into its group.
+
+    Args:
+        groups: the family's own group under "", those below it under their words, as in "data prep".
+
+    Raises:
+        UserError: a step's command is in none of the groups, or there is no file for it.
+    """
+    for step in recipe.steps:
+        *group, name = step.command.split()[2:]
+        words = " ".join(group)
+        if words not in groups:
+            at = f"{recipe.folder / STEPS_FILE}: {step.name}: command = {step.command!r}"
+            raise UserError(f"{at}: no group {words!r}", did_you_mean(words, [word for word in groups if word]))
+        add = groups[words].command(name, cls=recipe_command(step.script), context_settings=CONTEXT_SETTINGS)
+        add(_command_of(step, recipe))
+
+
+def _command_of(step: RecipeStep, recipe: Recipe) -> Callable[..., None]:
+    """The one public function of the command file that has the words of the step's command: that of
+    `nemotron nano3 data prep sft` is in commands/nano3/data/prep/sft.py."""
+    name = ".".join(["nemotron.cli.commands", *step.command.split()[1:]])
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the command file imports
+        at = f"{recipe.folder / STEPS_FILE}: {step.name}: command = {step.command!r}"
+        raise UserError(f"{at}: there is no src/{name.replace('.', '/')}.py", "copy the file of another step") from None
+    functions = [value for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    return next(function for function in functions if function.__module__ == name)
 
 
 class GroupThatRuns(QuickGroup):

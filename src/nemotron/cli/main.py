@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
 from nemo_runspec.cli import run_app
 from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
-from nemotron.cli.commands.data.app import data
 from nemotron.cli.commands.models import models
-from nemotron.cli.commands.nano3.app import nano3
 from nemotron.cli.groups import QuickGroup
 from nemotron.kit.commands import command_hint
+
+# Folders under commands/, and of the same name under recipes/.
+FAMILIES = ("nano3", "data")
 
 app = typer.Typer(
     name="nemotron",
@@ -25,8 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain pages, as those of the recipes; rich would double the time that --help takes
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(nano3, name="nano3")
-app.add_typer(data, name="data")
+for family in FAMILIES:
+    app.add_typer(import_module(f"nemotron.cli.commands.{family}.app").app, name=family)
 app.add_typer(models, name="models")
 app.add_typer(artifacts, name="artifacts")
 

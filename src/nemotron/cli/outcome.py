@@ -103,7 +103,7 @@ def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path
         above = model
     walls = [f"{r.step.name} {'skipped' if r.status == 'skipped' else _minutes(r.seconds)}" for r in results]
     console = Console(highlight=False)
-    console.print(table)
+    console.print(table if table.rows else "no bands: the config of the evaluation states none")
     console.print(f"wall time {_minutes(sum(r.seconds for r in results))}: {', '.join(walls)}")
 
 

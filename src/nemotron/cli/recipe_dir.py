@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+from nemotron.kit.steps import RECIPES
 
 
 def recipe_dir(name: str) -> Path:

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+import functools
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from nemo_runspec.errors import ArtifactError, RunspecError, run_main
+from nemo_runspec.config.loader import list_configs, load_config
+from nemo_runspec.errors import ArtifactError, RunspecError, UserError, nearest, run_main
+from nemo_runspec.runspec import Runspec, parse
+from nemotron.kit.steps import all_recipes
 from nemotron.kit.stop import stop_at_once
 
-# <family>-<stage>-<data|model|results>-<config>; stage and config may have parts (rl-rlvr, my-test).
-_RULE = re.compile(
-    r"(?P<family>[a-z0-9]+)-(?P<stage>[a-z0-9_-]+?)-(?P<kind>data|model|results)-(?P<config>[A-Za-z0-9._-]+)"
-)
 
-# nemotron_cc-<step>-data-<config>: the steps of a curation have one command; the last one's artifact names no step.
-_CURATION = re.compile(r"nemotron_cc-(?:(?P<step>[a-z0-9_]+)-)?data-(?P<config>[A-Za-z0-9._-]+)")
-# <pack|tokenize>-data-<config>: commands of the group data, which belong to no family.
-_DATA = re.compile(r"(?P<command>pack|tokenize)-data-(?P<config>[A-Za-z0-9._-]+)")
+class Maker(NamedTuple):
+    """`command` makes an artifact; `pipe`, where there is one, also makes everything that it needs."""
+
+    command: str
+    pipe: str | None
 
 
 def command_hint(error: RunspecError) -> str | None:
     """For `run_main`: the hint of an artifact's error with the command that makes it; None where none is known."""
-    command = command_for(error.name) if isinstance(error, ArtifactError) else None
-    if command is None or not isinstance(error, ArtifactError):
+    if not isinstance(error, ArtifactError):
         return None
+    makers = makers_by_artifact()
+    maker = makers.get(error.name)
+    if maker is None:
+        near = None if error.hint or error.corrupt else nearest(error.name, makers)
+        return None if near is None else f"did you mean {near}? make it: {makers[near].command}"
     if error.corrupt:
-        return f"make it again: {command} --force"
-    return f"{error.hint} if not, make it: {command}" if error.hint else f"make it: {command}"
+        return f"make it again: {maker.command} --force"
+    text = f"make it: {maker.command}" + (f" (with all before it: {maker.pipe})" if maker.pipe else "")
+    return f"{error.hint} if not, {text}" if error.hint else text
 
 
 def run_data_script(main: Callable[[], None]) -> NoReturn:
@@ -38,23 +44,36 @@ def run_data_script(main: Callable[[], None]) -> NoReturn:
 
 
 def command_for(name: str) -> str | None:
-    """The command that makes the artifact `name`, derived from `<family>-<stage>-<data|model|results>-<config>`.
+    """The command that makes the artifact `name`; None where no config of a step writes one of that name."""
+    maker = makers_by_artifact().get(name)
+    return None if maker is None else maker.command
 
-    `nano3-sft-data-tiny` -> `nemotron nano3 data prep sft -c tiny`; `nano3-sft-model-tiny` and `nano3-sft-results-tiny`
-    -> `nemotron nano3 sft -c tiny`; `nemotron_cc-pii-data-tiny` -> `nemotron data curate pii -c tiny`;
-    `tokenize-data-tiny` -> `nemotron data tokenize -c tiny`; None for a name that does not follow the rule.
+
+@functools.cache
+def makers_by_artifact() -> dict[str, Maker]:
+    """Name of an artifact -> what makes it, of all configs of all steps of all recipes.
+
+    `nano3-sft-model-tiny` -> `nemotron nano3 sft -c tiny`. A list of steps, a script or a config that cannot be read
+    makes nothing here: this serves the hint of another error.
     """
-    data = _DATA.fullmatch(name)
-    if data is not None:
-        return f"nemotron data {data['command']} -c {data['config']}"
-    curation = _CURATION.fullmatch(name)
-    if curation is not None:
-        step = f" {curation['step']}" if curation["step"] else ""
-        return f"nemotron data curate{step} -c {curation['config']}"
-    match = _RULE.fullmatch(name)
-    if match is None:
-        return None
-    command = match["stage"].replace("-", " ")
-    if match["kind"] == "data":
-        command = f"data prep {command}"
-    return f"nemotron {match['family']} {command} -c {match['config']}"
+    makers: dict[str, Maker] = {}
+    with contextlib.suppress(UserError):
+        for recipe in all_recipes():
+            specs = [parse(step.script) for step in recipe.steps]
+            configs = [list_configs(spec.config_dir, spec.config.format) for spec in specs]
+            of_all = set.intersection(*map(set, configs)) if configs else set()
+            for number, (step, spec) in enumerate(zip(recipe.steps, specs, strict=True)):
+                for config in configs[number]:
+                    has_pipe = recipe.pipe and number > 0 and config in of_all
+                    maker = Maker(f"{step.command} -c {config}", f"{recipe.pipe} -c {config}" if has_pipe else None)
+                    makers = dict.fromkeys(_written(spec, config), maker) | makers
+    return makers
+
+
+def _written(spec: Runspec, config: str) -> list[str]:
+    """Names of the artifacts that a config writes; none where it cannot be read."""
+    try:
+        run = vars(load_config(spec.config_dir, config, (), spec.config.format).run)
+    except UserError:
+        return []
+    return [str(run[key]) for key in ("output", "results") if run.get(key)]

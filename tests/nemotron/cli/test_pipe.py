@@ -244,6 +244,14 @@ def test_the_evaluation_is_found_under_whatever_name_it_publishes(
     assert done(*renamed) == (0 if passed else 1)  # skipped, or failing again
 
 
+def test_without_bands_there_is_a_report_and_no_table(
+    done: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert done(f"eval:metrics={json.dumps(json.dumps(json.loads(evaluation(True)) | {'bands': []}))}") == 0
+    out = capfd.readouterr().out
+    assert "no bands" in out and "What each stage reached" not in out and "report: " in out
+
+
 def test_an_evaluation_of_another_kind_has_no_table(done: Pipe, capfd: pytest.CaptureFixture[str]) -> None:
     assert done(f"eval:metrics={json.dumps('{}')}") == 0
     assert "What each stage reached" not in capfd.readouterr().out

@@ -13,7 +13,7 @@ Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 REFUSALS = [
     ("nano4", "No such command 'nano4'. Did you mean 'nano3'?"),
     ("nano3 pretrian", "No such command 'pretrian'. Did you mean 'pretrain'?"),
-    ("nano3 pretrain", "choose one with -c NAME: small, tiny"),
+    ("nano3 pretrain", "choose one with -c NAME: small, smoke, tiny"),
     ("nano3 pretrain -c tinny", "did you mean tiny?"),
     ("nano3 pretrain -c tiny --dry-rum", "did you mean --dry-run?"),
     ("nano3 data prep pretrain -c tiny tokenizer.vocab_sise=99", "did you mean tokenizer.vocab_size?"),
@@ -25,7 +25,7 @@ REFUSALS = [
     ("nano3 pipe -c tiny pretrian:train.train_iters=5", "did you mean pretrain?"),
     ("nano3 pipe -c tiny pretrain:train.train_itres=5", "did you mean train.train_iters?"),
     ("nano3 chat --stage slf", "did you mean sft?"),
-    ("nano3 chat", "make it: nemotron nano3 rl -c tiny"),
+    ("nano3 chat", "make it: nemotron nano3 rl rlvr -c tiny"),
     ("artifacts show nano3-sft-model-tiny", "make it: nemotron nano3 sft -c tiny"),
     ("artifacts verify nothing:1", "no artifact 'nothing'"),
 ]

@@ -1,8 +1,14 @@
-"""The name of an artifact tells the command that makes it, and an error about the artifact names that command."""
+"""The lists of steps and their configs tell which command makes an artifact, and an error about one names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import ArtifactError, UserError
+from nemotron.kit import commands, steps
 from nemotron.kit.commands import command_for, command_hint
 
 
@@ -12,25 +18,32 @@ from nemotron.kit.commands import command_for, command_hint
         ("nano3-pretrain-data-tiny", "nemotron nano3 data prep pretrain -c tiny"),
         ("nano3-sft-model-tiny", "nemotron nano3 sft -c tiny"),
         ("nano3-sft-results-tiny", "nemotron nano3 sft -c tiny"),
+        ("nano3-rl-data-published", "nemotron nano3 data prep rl -c published"),  # by another script than the step's
         ("nano3-eval-results-tiny", "nemotron nano3 eval -c tiny"),
-        ("super3-rl-rlvr-model-long_context", "nemotron super3 rl rlvr -c long_context"),
-        ("nano3-sft-data-my-own", "nemotron nano3 data prep sft -c my-own"),
         ("nemotron_cc-fuzzy_dedup-data-tiny", "nemotron data curate fuzzy_dedup -c tiny"),
-        ("nemotron_cc-data-my-own", "nemotron data curate -c my-own"),
+        ("nemotron_cc-data-tiny", "nemotron data curate decontaminate -c tiny"),
+        ("nemotron_cc-data-default", "nemotron data curate rephrase -c default"),
         ("pack-data-nano3_sft", "nemotron data pack -c nano3_sft"),
-        ("tokenize-data-my-own", "nemotron data tokenize -c my-own"),
+        ("nano3-pretran-data-tiny", None),  # no step of this name,
+        ("nano3-pretrain-data-mine", None),  # no config,
+        ("super3-rl-rlvr-model-long_context", None),  # and no recipe
         ("my-model", None),
-        ("nano3-sft-weights-tiny", None),
     ],
 )
-def test_the_command_follows_the_naming_rule(name, command):
+def test_the_command_is_that_of_the_config_which_writes_the_artifact(name: str, command: str | None) -> None:
     assert command_for(name) == command
 
 
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (ArtifactError("no", None, "nano3-sft-model-tiny"), "make it: nemotron nano3 sft -c tiny"),
+        (
+            ArtifactError("no", None, "nano3-sft-model-tiny"),
+            "make it: nemotron nano3 sft -c tiny (with all before it: nemotron nano3 pipe -c tiny)",
+        ),
+        # Nothing comes before the first step, and no other step has the config `published`.
+        (ArtifactError("no", None, "nano3-pretrain-data-tiny"), "make it: nemotron nano3 data prep pretrain -c tiny"),
+        (ArtifactError("no", None, "nano3-rl-data-published"), "make it: nemotron nano3 data prep rl -c published"),
         (
             ArtifactError("no", "did you mean x?", "pack-data-own"),
             "did you mean x? if not, make it: nemotron data pack -c own",
@@ -39,9 +52,30 @@ def test_the_command_follows_the_naming_rule(name, command):
             ArtifactError("bad", "publish it", "nano3-sft-model-tiny", corrupt=True),
             "make it again: nemotron nano3 sft -c tiny --force",
         ),
+        (
+            ArtifactError("no", None, "nano3-pretran-model-tiny"),
+            "did you mean nano3-pretrain-model-tiny? make it: nemotron nano3 pretrain -c tiny",
+        ),
         (ArtifactError("no", "did you mean x?", "my-model"), None),
+        (ArtifactError("no", None, "zzzz"), None),
         (UserError("nano3-sft-model-tiny"), None),
     ],
 )
-def test_an_error_about_an_artifact_names_the_command(error, hint):
+def test_an_error_about_an_artifact_names_the_command(error: UserError, hint: str | None) -> None:
     assert command_hint(error) == hint
+
+
+def test_a_step_that_is_listed_is_in_the_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the list, the script and the config has to know it."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "mine.yaml").write_text("run: {output: 'plants-${run.config}'}\n")
+    (tmp_path / "water.py").write_text("# /// script\n# [tool.runspec]\n# name = 'garden/water'\n# ///\n")
+    (tmp_path / "steps.toml").write_text('[steps]\nwater = {command = "nemotron garden water", script = "water.py"}\n')
+    monkeypatch.setattr(steps, "RECIPES", tmp_path)
+    commands.makers_by_artifact.cache_clear()
+    try:
+        with pytest.raises(ArtifactError) as caught:
+            Registry(tmp_path / "artifacts").resolve("plants-mine")
+        assert command_hint(caught.value) == "make it: nemotron garden water -c mine"
+    finally:
+        commands.makers_by_artifact.cache_clear()

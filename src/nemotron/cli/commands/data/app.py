@@ -1,4 +1,4 @@
-"""The commands of `nemotron data`, as a list. What each one does stands in its own file."""
+"""The commands of `nemotron data`. What each one does stands in its own file."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import typer
 
 from nemo_runspec.config.help import recipe_command
 from nemo_runspec.job import CONTEXT_SETTINGS
-from nemotron.cli.commands.data.curate import CURATION, STEPS, curate
+from nemotron.cli.commands.data import curate as curation
 from nemotron.cli.commands.data.curate_step import curate_step
 from nemotron.cli.commands.data.inspect import inspect
-from nemotron.cli.commands.data.pack import pack
 from nemotron.cli.commands.data.preview import preview
-from nemotron.cli.commands.data.tokenize import tokenize
-from nemotron.cli.groups import GroupInOrder, GroupThatRuns
+from nemotron.cli.groups import GroupThatRuns, add_steps, group_in_order
 from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.kit.steps import read_recipe
 
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
+ORDER = ("curate", "tokenize", "pack", "inspect", "preview")
 
-data = typer.Typer(cls=GroupInOrder, no_args_is_help=True, help="Your data: curate, tokenise, pack, look at it.")
-# `recipe_command(script)` writes a command's help page from the configs that it can run.
-data.command(
-    "tokenize", cls=recipe_command(recipe_dir("data/tokenize") / "tokenize_documents.py"), context_settings=WORDS
-)(tokenize)
-data.command("pack", cls=recipe_command(recipe_dir("data/pack") / "pack.py"), context_settings=WORDS)(pack)
-data.command("inspect")(inspect)
-data.command("preview")(preview)
+app = typer.Typer(
+    cls=group_in_order(ORDER), no_args_is_help=True, help="Your data: curate, tokenise, pack, look at it."
+)
+add_steps({"": app}, read_recipe(recipe_dir("data")))
+app.command("inspect")(inspect)
+app.command("preview")(preview)
 
-curation = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_settings=WORDS)
-curation.callback(help=curate.__doc__)(curate)
-for step, about in STEPS.items():
-    curation.command(step, help=about, cls=recipe_command(CURATION / f"{step}.py"), context_settings=WORDS)(curate_step)
-data.add_typer(curation, name="curate")
+curate = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_settings=WORDS)
+curate.callback(help=curation.curate.__doc__)(curation.curate)
+for step in curation.RECIPE.steps:  # one command file runs every step
+    add = curate.command(step.name, help=step.about, cls=recipe_command(step.script), context_settings=WORDS)
+    add(curate_step)
+app.add_typer(curate, name="curate")

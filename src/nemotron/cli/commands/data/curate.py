@@ -21,25 +21,14 @@ from nemo_runspec.pipeline import (
 )
 from nemo_runspec.profile import executor_of
 from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.kit.steps import read_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 CURATION = recipe_dir("data/curation/nemotron_cc")
-# In the published order; `crawl` is the demo's pages and has no config for a crawl of one's own.
-STEPS = {
-    "crawl": "Publish the small crawl that comes with this recipe.",
-    "extract": "Find the main text of crawled pages.",
-    "language": "Tell the language of every document and keep the wanted ones.",
-    "exact_dedup": "Of documents with equal text, keep one.",
-    "fuzzy_dedup": "Of documents with nearly equal text, keep one (MinHash and LSH).",
-    "substring_dedup": "Cut out passages that stand in several documents.",
-    "quality": "Score every document with an ensemble of classifiers and put it into a bucket.",
-    "pii": "Replace personal data: addresses, numbers of telephones, cards, accounts.",
-    "heuristics": "Drop what is no running text: lists of keywords, symbols, repetitions.",
-    "decontaminate": "Drop or cut what overlaps with evaluation sets.",
-    "rephrase": "Write synthetic documents from kept ones, with a model behind an endpoint.",
-}
+RECIPE = read_recipe(CURATION)
+STEPS = tuple(step.name for step in RECIPE.steps)
 _REASONS = 3  # that the table names for each step
 _NO_ENDPOINT = (
     "left out: rephrase, which needs a model behind an endpoint; with one: "
@@ -95,7 +84,7 @@ def _take_start(words: list[str]) -> str | None:
 
 def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
     # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
-    steps = [Step(step, CURATION / f"{step}.py") for step in STEPS]
+    steps = [Step(step.name, step.script) for step in RECIPE.steps]
     if (cfg.config_name or "default") not in list_configs(CURATION / "config" / "crawl"):
         steps = steps[1:]
     steps = with_overrides(steps, cfg.overrides)

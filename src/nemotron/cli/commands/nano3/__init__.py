@@ -1,1 +1,1 @@
-"""Commands of the nano3 family; `app.py` lists them."""
+"""Commands of the nano3 family; `app.py` puts them together."""

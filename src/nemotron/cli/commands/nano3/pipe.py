@@ -6,57 +6,54 @@ from typing import Annotated
 
 import typer
 
-from nemo_runspec.errors import DONE, UserError, did_you_mean
+from nemo_runspec.errors import DONE
 from nemo_runspec.job import RecipeConfig, parse_env, parse_recipe_config, registry_of
 from nemo_runspec.pipeline import Step, run_pipeline, submit_pipeline, submit_to_slurm, with_overrides
 from nemo_runspec.profile import executor_of
 from nemotron.cli.outcome import show_outcome
 from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.kit.steps import read_recipe
 
 FAMILY = recipe_dir("nano3")
+RECIPE = read_recipe(FAMILY)
 # In order. Each has its own script and config; `-c tiny` is the tiny config of each.
-STEPS = (
-    Step("data-pretrain", FAMILY / "stage0_pretrain" / "data_prep.py"),
-    Step("pretrain", FAMILY / "stage0_pretrain" / "train.py"),
-    Step("data-sft", FAMILY / "stage1_sft" / "data_prep.py"),
-    Step("sft", FAMILY / "stage1_sft" / "train.py"),
-    Step("data-rl", FAMILY / "stage2_rl" / "data_prep.py"),
-    Step("rl", FAMILY / "stage2_rl" / "rlvr.py"),
-    Step("eval", FAMILY / "stage3_eval" / "evaluate.py"),
-)
-# A stage and its first step; `--from sft` begins with the data of SFT.
-STAGES = {"pretrain": "data-pretrain", "sft": "data-sft", "rl": "data-rl", "eval": "eval"}
+STEPS = tuple(Step(step.name, step.script) for step in RECIPE.steps)
+
+HELP = f"""All of it: data, base model, SFT, RL, evaluation.
+
+A step whose config, script and inputs were run before is skipped. At the end stands a table of what each stage
+reached; outside a band the command exits with 1. Writes a report to output/nano3/report-CONFIG.html.
+
+\b
+Reads and writes the artifacts nano3-STAGE-data-CONFIG, nano3-STAGE-model-CONFIG, nano3-STAGE-results-CONFIG.
+Configs: those that every step has; tiny is for a laptop CPU, offline; smoke trains next to nothing, in a minute.
+
+\b
+Steps: {", ".join(step.name for step in RECIPE.steps)}
+
+\b
+Options, anywhere on the line:
+  -c, --config NAME  the config of every step
+  --from STEP        begin with the stage of a step: --from sft begins with the data of SFT
+  --run PROFILE      run under a profile of env.toml; on a cluster, all steps as one experiment
+  --batch PROFILE    submit them and leave
+  --dry-run          check all steps and print what would run
+  --force            run what is published already, and nothing half-way
+  --debug            show tracebacks
+  STEP:key=value     set a key of one step
+
+\b
+Examples:
+  nemotron nano3 pipe -c tiny
+  nemotron nano3 pipe -c tiny --from sft sft:optimizer.lr=1e-3
+"""
 
 
 def pipe(
     ctx: typer.Context,
-    start: Annotated[str | None, typer.Option("--from", metavar="STAGE", hidden=True)] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="STEP", hidden=True)] = None,
 ) -> None:
-    """All of it: data, base model, SFT, RL, evaluation.
-
-    A step whose config, script and inputs were run before is skipped. At the end stands a table of what each stage
-    reached; outside a band the command exits with 1. Writes a report to output/nano3/report-CONFIG.html.
-
-    \b
-    Reads and writes the artifacts nano3-STAGE-data-CONFIG, nano3-STAGE-model-CONFIG, nano3-STAGE-results-CONFIG.
-    Configs: those that every stage has; tiny is for a laptop CPU, offline.
-
-    \b
-    Options, anywhere on the line:
-      -c, --config NAME  the config of every step
-      --from STAGE       begin with a stage: pretrain, sft, rl, eval
-      --run PROFILE      run under a profile of env.toml; on a cluster, all steps as one experiment
-      --batch PROFILE    submit them and leave
-      --dry-run          check all steps and print what would run
-      --force            run what is published already, and nothing half-way
-      --debug            show tracebacks
-      STEP:key=value     set a key of one step: data-pretrain, pretrain, data-sft, sft, data-rl, rl, eval
-
-    \b
-    Examples:
-      nemotron nano3 pipe -c tiny
-      nemotron nano3 pipe -c tiny --from sft sft:optimizer.lr=1e-3
-    """
+    """All stages, a table of what they reached, and the report."""
     raise typer.Exit(_execute_pipe(parse_recipe_config(ctx), start))
 
 
@@ -64,9 +61,7 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     # 1. The steps, with what the command line says to each.
     steps = with_overrides(STEPS, cfg.overrides)
     if start is not None:
-        if start not in STAGES:
-            raise UserError(f"unknown stage '{start}'", did_you_mean(start, STAGES))
-        steps = steps[[step.name for step in steps].index(STAGES[start]) :]
+        steps = steps[RECIPE.first_of(start) :]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     if executor_of(cfg.profile) != "local":
         return submit_pipeline("nano3-pipe", steps, cfg, submit_to_slurm)

@@ -1,0 +1,93 @@
+"""The steps of a recipe, in order: what `steps.toml` in its folder lists, a line a step.
+
+The commands, the pipe and its help page, the report, and the hint of an error about an artifact that is missing all
+follow from this list, so that a step is added in one place. Nothing here is imported from a recipe: the list is data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.toml_text import TomlText, read_toml
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+STEPS_FILE = "steps.toml"
+
+_KEYS = ("command", "script", "about")
+
+
+@dataclass(frozen=True)
+class RecipeStep:
+    """One line of the list.
+
+    `name`: in the pipe, as in `sft:optimizer.lr=1e-3`. `command`: all words of the command that runs the step alone.
+    `script`: absolute. `about`: one sentence for the help page; empty where the command's own docstring has it.
+    """
+
+    name: str
+    command: str
+    script: Path
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe and its steps. `pipe`: the command that runs all of them; None where they do not belong together."""
+
+    folder: Path
+    pipe: str | None
+    steps: tuple[RecipeStep, ...]
+
+    def first_of(self, name: str) -> int:
+        """Where the stage of the step `name` begins: index of the first step whose script is in the same folder.
+
+        Raises:
+            UserError: no step is called so.
+        """
+        folders = {step.name: step.script.parent for step in self.steps}
+        if name not in folders:
+            raise UserError(f"unknown step '{name}'", did_you_mean(name, folders, "steps"))
+        return [step.script.parent for step in self.steps].index(folders[name])
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe in `folder`, by its steps.toml.
+
+    Raises:
+        UserError: no such file, bad TOML, an unknown or missing key, a script that does not exist; with file and line.
+    """
+    path = folder / STEPS_FILE
+    try:
+        toml = read_toml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    for key in toml.data:
+        if key not in ("pipe", "steps"):
+            raise UserError(f"{toml.where(key)}: unknown key {key!r}", did_you_mean(key, ("pipe", "steps")))
+    steps, pipe = toml.data.get("steps", {}), toml.data.get("pipe")
+    if pipe is not None and not isinstance(pipe, str):
+        raise UserError(f"{toml.where('pipe')}: pipe = {pipe!r}: must be the text of a command")
+    return Recipe(folder, pipe, tuple(_read_step(name, steps[name], toml, folder) for name in steps))
+
+
+def _read_step(name: str, line: object, toml: TomlText, folder: Path) -> RecipeStep:
+    at = f"{toml.where('steps', name)}: {name}"
+    if not isinstance(line, dict) or not all(isinstance(value, str) for value in line.values()):
+        raise UserError(f"{at}: must be a table of text", 'as in {command = "nemotron …", script = "train.py"}')
+    for key in line:
+        if key not in _KEYS:
+            raise UserError(f"{at}: unknown key {key!r}", did_you_mean(key, _KEYS))
+    if missing := [key for key in ("command", "script") if not line.get(key)]:
+        raise UserError(f"{at}: has no {missing[0]!r}, which is required")
+    script = folder / line["script"]
+    if not script.is_file():
+        near = did_you_mean(line["script"], [file.relative_to(folder).as_posix() for file in folder.rglob("*.py")])
+        raise UserError(f"{at}: script = {line['script']!r}: no such file in {folder}", near)
+    return RecipeStep(name, line["command"], script, line.get("about", ""))
+
+
+def all_recipes() -> list[Recipe]:
+    """Every recipe that lists steps, sorted by folder."""
+    return [read_recipe(file.parent) for file in sorted(RECIPES.rglob(STEPS_FILE))]

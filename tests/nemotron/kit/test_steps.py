@@ -1,0 +1,62 @@
+"""steps.toml of a recipe: read strictly, and where a stage begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.errors import UserError
+from nemotron.kit.steps import RECIPES, all_recipes, read_recipe
+
+EXAMPLE = 'as in {command = "nemotron …", script = "train.py"}'
+LINE = 'sow = {command = "nemotron garden sow", script = "bed/sow.py"}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("bed/dig.py", "bed/sow.py", "kitchen/cook.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_steps_are_in_the_order_of_the_file(folder: Path) -> None:
+    (folder / "steps.toml").write_text(
+        'pipe = "nemotron garden pipe"\n[steps]\ndig = {command = "nemotron garden dig", script = "bed/dig.py"}\n'
+        f'{LINE}\ncook = {{command = "nemotron garden cook", script = "kitchen/cook.py", about = "Cook it."}}\n'
+    )
+    recipe = read_recipe(folder)
+    assert [step.name for step in recipe.steps] == ["dig", "sow", "cook"]
+    assert recipe.pipe == "nemotron garden pipe"
+    assert recipe.steps[2].script == folder / "kitchen" / "cook.py" and recipe.steps[2].about == "Cook it."
+    # A stage is a folder: it begins with its first step.
+    assert [recipe.first_of(name) for name in ("dig", "sow", "cook")] == [0, 0, 2]
+    with pytest.raises(UserError) as caught:
+        recipe.first_of("cok")
+    assert (caught.value.message, caught.value.hint) == ("unknown step 'cok'", "did you mean cook?")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[step]", ":1: unknown key 'step'", "did you mean steps?"),
+        ("pipe = 3", ":1: pipe = 3: must be the text of a command", None),
+        ('[steps]\nsow = "sow.py"', ":2: sow: must be a table of text", EXAMPLE),
+        ('[steps]\nsow = {comand = "x"}', ":2: sow: unknown key 'comand'", "did you mean command?"),
+        ('[steps]\nsow = {command = "x"}', ":2: sow: has no 'script', which is required", None),
+        (f"[steps]\n{LINE.replace('/sow', '/sew')}", ":2: sow: script = 'bed/sew.py'", "did you mean bed/sow.py?"),
+        ("[steps\n", ":1: bad TOML", None),
+    ],
+)
+def test_what_is_refused(folder: Path, text: str, message: str, hint: str | None) -> None:
+    (folder / "steps.toml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_recipe(folder)
+    assert caught.value.message.startswith(f"{folder / 'steps.toml'}{message}")
+    assert caught.value.hint == hint
+
+
+def test_recipes_are_found_at_any_depth() -> None:
+    names = [recipe.folder.relative_to(RECIPES).as_posix() for recipe in all_recipes()]
+    assert {"data/curation/nemotron_cc", "data", "nano3"} <= set(names)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from nemo_runspec import job
+from nemo_runspec import __version__, job
 from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
@@ -17,6 +17,7 @@ from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.installation import DISTRIBUTION
 from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemo_runspec.options import parse_words
 from nemo_runspec.pipeline import submit_to_ray, submit_to_slurm
@@ -28,9 +29,23 @@ app = typer.Typer(
     epilog="The format: docs/runspec/v1/spec.md",
     no_args_is_help=True,
     rich_markup_mode=None,  # brackets in a help text are brackets
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def show_version(asked: bool) -> None:
+    """Callback of `--version`: print what is installed, and leave."""
+    if asked:
+        print(f"{DISTRIBUTION} {__version__}")
+        raise typer.Exit()
+
+
+VERSION = typer.Option(False, "--version", help="Show the version and exit.", callback=show_version, is_eager=True)
+
+
+@app.callback()
+def options(version: bool = VERSION) -> None:
+    """Take the options that stand before a command."""
 
 
 @app.command()

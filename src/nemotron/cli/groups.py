@@ -35,12 +35,13 @@ class QuickGroup(TyperGroup):
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
-    def get_help_option(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Typer's own, with a value that needs no conversion."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        """Typer's own, flags (`--help`, `--install-completion`) with a default that needs no conversion."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False
+        return params
 
 
 def group_in_order(order: Sequence[str]) -> type[QuickGroup]:

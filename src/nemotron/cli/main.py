@@ -7,7 +7,7 @@ from importlib import import_module
 
 import typer
 
-from nemo_runspec.cli import run_app
+from nemo_runspec.cli import VERSION, run_app
 from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.models import models
@@ -23,10 +23,16 @@ app = typer.Typer(
     help="Train Nemotron models: every recipe whole, on this machine or at scale.",
     epilog="Start here: nemotron nano3 pipe -c tiny. Every command takes --debug, which shows tracebacks.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain pages, as those of the recipes; rich would double the time that --help takes
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(version: bool = VERSION) -> None:
+    """Take the options that stand before a command."""
+
+
 for family in FAMILIES:
     app.add_typer(import_module(f"nemotron.cli.commands.{family}.app").app, name=family)
 app.add_typer(models, name="models")

@@ -1,0 +1,6 @@
+"""`python -m nemotron` is the `nemotron` command."""
+
+from nemotron.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from nemo_runspec.errors import RunspecError
+from nemo_runspec.errors import RunspecError, UserError
 from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
 from nemotron.data_prep.sources.lines import lines_before, read_json_lines, read_text
 from nemotron.data_prep.sources.reading import (
@@ -87,6 +87,7 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
 
     Raises:
         BadRecordError: under `stop`, at the first record or file that cannot be read; names file, row, nearest field.
+        UserError: the same, where skipping such records would not help.
         RunFailed: a remote file has changed, or its store does not answer.
     """
     at = -1  # number of the last record that was reached
@@ -191,7 +192,7 @@ def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str,
             return Bad(None, NO_FIELD, "an HTML page, of which no text was taken yet", hint)
         field = name if own_names else reading.columns.get(name, name)
         problem = "is missing" if name not in value else "is null" if content is None else "is not text"
-        return lacking(field, list(record), problem)
+        return lacking(name, field, list(record), problem)
     return value
 
 
@@ -211,7 +212,9 @@ def _skip(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> None:
     """Count a record that is skipped, or stop because of it."""
     if reading.on_error == "stop" and bad.reason not in NOT_ERRORS:
         at = piece.file.name if bad.index is None else where(piece, bad.index)
-        raise BadRecordError(f"{at}: {_message(bad)}", bad.hint)
+        # Where already the first record lacks a field, the field has another name, and skipping would leave nothing.
+        is_renamed = bad.reason in (NO_FIELD, NOT_TEXT) and not report.records
+        raise (UserError if is_renamed else BadRecordError)(f"{at}: {_message(bad)}", bad.hint)
     at = ""
     if report.has_room(bad.reason):
         at = piece.file.name if bad.index is None else place(piece, bad.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -57,12 +58,13 @@ class Bad:
     count: int = 1
 
 
-def lacking(field: str, names: Sequence[str], problem: str = "is missing") -> Bad:
-    """A record without a field, or whose field is not text; names the nearest of its fields."""
+def lacking(wanted: str, field: str, names: Sequence[str], problem: str = "is missing") -> Bad:
+    """A record without the field that is to hold what is `wanted`, or where it is not text; names the nearest."""
     guess = nearest(field, [name for name in names if name != field]) if problem == "is missing" else None
     meant = f", did you mean {guess!r}?" if guess else ""
     reason = NOT_TEXT if problem == "is not text" else NO_FIELD
-    return Bad(None, reason, f"field {field!r} {problem}{meant}", f"fields there: {', '.join(names)}")
+    hint = f"fields there: {', '.join(names)}; a source's `columns: {{{wanted}: {guess or 'FIELD'}}}` takes another one"
+    return Bad(None, reason, f"field {field!r} {problem}{meant}", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +139,53 @@ class ReadReport:
 def check_skipped(
     source: str, records: int, errors: Mapping[str, int], samples: Sequence[Mapping[str, str]], max_skipped: float
 ) -> None:
-    """UserError if more than a share of `max_skipped` of a source's records could not be read.
+    """UserError if none of a source's records could be read, or more than a share of `max_skipped` could not.
 
-    `records`: all of them, skipped ones included; `errors`: reason -> how many. With fewer than `FEW_RECORDS` records,
-    it is an error only if none is left.
+    `records`: all of them, skipped ones included; `errors`: reason -> how many. Of fewer than `FEW_RECORDS` records a
+    share says nothing.
     """
     skipped = sum(errors.values())
-    if not skipped or skipped <= max_skipped * records or (records < FEW_RECORDS and skipped < records):
+    none_left = skipped >= records
+    if not skipped or not (none_left or (skipped > max_skipped * records and records >= FEW_RECORDS)):
         return
     reason = max(sorted(errors), key=lambda name: errors[name])
     example = next((f", as {sample['where']}: {sample['reason']}" for sample in samples if _is_of(sample, reason)), "")
     example = example.replace(f": {reason}: ", ": ", 1)  # it was named
-    key = (
-        "where the field has another name, say so in the source's `columns`; " if reason in (NO_FIELD, NOT_TEXT) else ""
-    )
+    limit = "" if none_left else f", more than reading.max_skipped = {max_skipped:g} allows"
+    hints = ["where the field has another name, say so in the source's `columns`"] * (reason in (NO_FIELD, NOT_TEXT))
+    hints += ["reading.max_skipped=1 allows any number"] * (not none_left)
     raise UserError(
-        f"source {source!r}: {skipped:,} of {records:,} records cannot be read, more than reading.max_skipped = "
-        f"{max_skipped:g} allows; {errors[reason]:,} times {reason}{example}",
-        f"{key}reading.max_skipped=1 allows any number",
+        f"source {source!r}: {skipped:,} of {records:,} records cannot be read{limit}; {errors[reason]:,} times "
+        f"{reason}{example}",
+        "; ".join(hints) or None,
     )
+
+
+def check_kept(
+    source: str, *, read: int, kept: int, dropped: Mapping[str, int], remedies: Mapping[str, str] | None = None
+) -> None:
+    """Refuse a source of the user's of which nothing is left; say on stderr where most of it was dropped, and why.
+
+    Args:
+        read: its records. None is no reason to refuse it: who reads says that a source is empty.
+        kept: what was made of them.
+        dropped: reason -> records that were dropped for it.
+        remedies: reason -> what to set or to change, for people.
+
+    Raises:
+        UserError: all of its records were dropped.
+    """
+    total = sum(dropped.values())
+    if not total or (kept and 2 * total <= read):
+        return
+    ranked = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in ranked if count)
+    advice = "; ".join((remedies or {})[reason] for reason, count in ranked if count and reason in (remedies or {}))
+    if not kept:
+        raise UserError(f"source {source!r}: nothing is left of {read:,} read: {reasons}", advice or None)
+    print(f"warning: source {source!r}: {total:,} of {read:,} read are dropped: {reasons}", file=sys.stderr)
+    if advice:
+        print(f"  {advice}", file=sys.stderr)
 
 
 def _is_of(sample: Mapping[str, str], reason: str) -> bool:

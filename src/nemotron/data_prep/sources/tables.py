@@ -185,7 +185,7 @@ def _missing(names: Sequence[str], reading: Reading, rows: int) -> Bad | None:
     for wanted in (*reading.required, *reading.present):
         name = reading.columns.get(wanted, wanted)
         if _top(name, names) is None:
-            return replace(lacking(name, names), index=0, count=rows)
+            return replace(lacking(wanted, name, names), index=0, count=rows)
     return None
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
-from nemotron.data_prep.sources.reading import Reading, ReadReport, check_skipped
+from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept, check_skipped
 
 from .written import arrow, every_format, json_lines, parquet, pieces, read, response, warc, zstd
 
@@ -81,7 +81,7 @@ def test_the_exact_line_in_a_later_piece(tmp_path: Path) -> None:
 def test_fields_of_every_format_are_named_with_the_nearest(tmp_path: Path) -> None:
     for name, path in every_format(tmp_path / "missing", [{"txt": "x", "n": i} for i in range(20)]).items():
         error = both(path, rf"{name}:1: field 'text' is missing, did you mean 'txt'\?", "field is missing", 0, 20)
-        assert error.hint == "fields there: txt, n"
+        assert error.hint == "fields there: txt, n; a source's `columns: {text: txt}` takes another one"
     for name, path in every_format(tmp_path / "typed", [{"text": i} for i in range(20)]).items():
         both(path, rf"{name}:1: field 'text' is not text", "field is not text", 0, 20)
     for name, path in every_format(tmp_path / "nested", [{"a": {"b": i}} for i in range(20)]).items():
@@ -323,7 +323,8 @@ def test_utf_16_is_called_by_its_name(tmp_path: Path, name: str, encoding: str) 
 @pytest.mark.parametrize(
     ("records", "skipped", "share", "fails"),
     [(168, 165, 0.5, True), (20, 10, 0.5, False), (20, 11, 0.5, True), (9, 8, 0.5, False), (9, 9, 0.5, True),
-     (9, 9, 1.0, False), (100, 1, 0.0, True), (100, 0, 0.0, False), (0, 0, 0.5, False)],
+     (9, 9, 1.0, True), (20, 20, 1.0, True), (20, 19, 1.0, False), (100, 1, 0.0, True), (100, 0, 0.0, False),
+     (0, 0, 0.5, False)],
 )  # fmt: skip
 def test_a_source_of_which_too_much_is_left_out_is_an_error(
     records: int, skipped: int, share: float, fails: bool
@@ -333,5 +334,30 @@ def test_a_source_of_which_too_much_is_left_out_is_an_error(
     if not fails:
         check_skipped("docs", records, errors, samples, share)
         return
-    with pytest.raises(UserError, match=rf"source 'docs': {skipped} of {records} .*x\.jsonl:1.*fields there: body"):
+    with pytest.raises(
+        UserError, match=rf"source 'docs': {skipped} of {records} .*x\.jsonl:1.*fields there: body"
+    ) as caught:
         check_skipped("docs", records, errors, samples, share)
+    # What allows more is no remedy where nothing is left.
+    assert ("max_skipped" in str(caught.value.hint)) == (skipped < records)
+
+
+@pytest.mark.parametrize(
+    ("read", "kept", "outcome"),
+    [(100, 50, ""), (100, 49, "warning"), (100, 1, "warning"), (100, 0, "error"), (1, 0, "error"), (0, 0, "")],
+)
+def test_most_of_a_source_dropped_is_said_and_all_of_it_refused(
+    read: int, kept: int, outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dropped = {"too long": read - kept, "repeated": 0} if read else {}
+    remedies = {"too long": "seq_length takes longer ones", "repeated": "never seen"}
+    if outcome == "error":
+        with pytest.raises(
+            UserError, match=rf"^source 'mine': nothing is left of {read} read: {read} too long\n"
+        ) as caught:
+            check_kept("mine", read=read, kept=kept, dropped=dropped, remedies=remedies)
+        assert caught.value.hint == "seq_length takes longer ones"
+    else:
+        check_kept("mine", read=read, kept=kept, dropped=dropped, remedies=remedies)
+    line = f"warning: source 'mine': {read - kept} of {read} read are dropped: {read - kept} too long\n"
+    assert capsys.readouterr().err == (f"{line}  seq_length takes longer ones\n" if outcome == "warning" else "")

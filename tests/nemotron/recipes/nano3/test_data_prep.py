@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from nemo_runspec.artifacts import Version
+from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.commands import command_hint
@@ -141,6 +141,27 @@ def test_own_tasks_that_evaluation_asks_are_dropped_whatever_they_are_called(tmp
     assert json.loads(line)["task"] == fine
 
 
+def test_own_tasks_stay_where_the_generators_make_the_same_and_come_back_from_what_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = generate_tasks("math", "train", 20, 3, distinct=True)  # the first ones of the config's seed
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(task.to_dict()) + "\n" for task in own))
+    script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
+    few = ("tasks.families=[math]", "tasks.num_tasks=3000", "tasks.num_valid_tasks=100")
+
+    def prepare_here(*words: str) -> Version:
+        monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *words])
+        assert run_main(script.main, command_hint) == 0
+        return Registry(tmp_path / "output" / "artifacts").resolve(json.loads(capsys.readouterr().out)["data"])
+
+    version = prepare_here(*few, "sources=[mine.jsonl]")
+    assert outcomes(version, "mine") == {"read": 20, "kept": 20}
+    assert outcomes(version, "math") == {"read": 31, "kept": 11, "exact duplicate": 20}
+    again = prepare_here("tasks.families=[]", f"sources=[{version.path}/train.jsonl]")
+    assert (again.path / "train.jsonl").read_bytes() == (version.path / "train.jsonl").read_bytes()
+
+
 def _train_label() -> str:
     """A canonical form that lands in the training split."""
     return next(name for i in range(100) if split_of(name := f"math|relabelled {i}") == "train")
@@ -195,7 +216,16 @@ def _handles(pid: int, number: signal.Signals) -> bool:
     [
         (PRETRAIN, ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:2: malformed JSON"),
         (PRETRAIN, ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
-        (PRETRAIN, ["sources=[{name: own, paths: [short.jsonl]}]"], "no training document is left after curation"),
+        (
+            PRETRAIN,
+            ["sources=[{name: own, paths: [short.jsonl]}]"],
+            "source 'own': nothing is left of 1 read: 1 word_count",
+        ),
+        (
+            PRETRAIN,
+            ["sources=[{name: own, paths: [body.jsonl]}]"],
+            "fields there: body; a source's `columns: {text: FIELD}`",
+        ),
         (PRETRAIN, ["tasks.num_tasks=0"], "no source of documents"),
         (PRETRAIN, ["tokenizer.chat_template=nano2"], "no token <SPECIAL_10>, which chat_template nano2 needs"),
         ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
@@ -204,6 +234,12 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
         ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
+        (
+            "stage2_rl",
+            ["sources=[{name: own, paths: [eval.jsonl]}]"],
+            "source 'own': nothing is left of 5 read: 5 belongs",
+        ),
+        ("stage2_rl", ["sources=[{name: own, paths: [body.jsonl]}]"], "spec, solution missing; fields there: body"),
         ("stage2_rl", ["sources=[{name: own, paths: [wrong.jsonl]}]"], "wrong.jsonl:2: solution.answer is wrong"),
         ("stage2_rl", ["sources=[{name: own, paths: [family.jsonl]}]"], "family.jsonl:2: unknown task family 'maths'"),
     ],
@@ -219,6 +255,9 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": "x"\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.jsonl").write_text('{"text": "short"}\n')
+    (tmp_path / "body.jsonl").write_text('{"body": "fine"}\n')
+    evaluated = [json.dumps(task.to_dict()) for task in generate_tasks("math", "eval", 5)]
+    (tmp_path / "eval.jsonl").write_text("\n".join(evaluated))
     train_tokenizer(["hello"], MIN_VOCAB_SIZE).save(str(tmp_path / "tokenizer.json"))
     good = generate_tasks("math", "train", 1)[0].to_dict()
     changed: dict[str, dict[str, object]] = {

@@ -44,13 +44,14 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.files import FORMATS
 from nemotron.data_prep.sources.locations import described, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
-from nemotron.data_prep.sources.reading import Reading, check_skipped
+from nemotron.data_prep.sources.reading import Reading, check_kept, check_skipped
 from nemotron.data_prep.sources.warc import require_extra
 from nemotron.data_prep.tokens.blend import BLEND_FILE, Phase, write_blend_file
 from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokens.indexed_dataset import token_dtype
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE, SourceTokens, plan_mixture
 from nemotron.data_prep.tokens.tokenization import (
+    BEYOND_CAP,
     NOT_UNREADABLE,
     SourceRules,
     TokenizeJob,
@@ -133,6 +134,8 @@ def main() -> None:
             errors = {reason: count for reason, count in skipped.items() if reason not in NOT_UNREADABLE}
             records = read.records + sum(skipped.values())
             check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped)
+            unusable = {reason: count for reason, count in skipped.items() if reason != BEYOND_CAP}
+            check_kept(name, read=records, kept=read.records, dropped=unusable)
 
         # --- Mixture: what the blend asks for, against what there is -------------------------------------------------
         available = {

@@ -37,7 +37,7 @@ import hashlib
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -47,9 +47,10 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import decontamination, heuristics
 from nemotron.data_prep.curation.deduplication import exact, minhash
-from nemotron.data_prep.curation.ingestion import MORE, DocumentSource, ingest_documents, ingest_files
+from nemotron.data_prep.curation.ingestion import MORE, NOT_READ, DocumentSource, ingest_documents, ingest_files
 from nemotron.data_prep.curation.step import (
     Document,
+    StepTable,
     collect,
     filter_shards,
     list_documents,
@@ -64,7 +65,7 @@ from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
-from nemotron.data_prep.sources.reading import Reading
+from nemotron.data_prep.sources.reading import NOT_ERRORS, Reading, check_kept
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.tokens.blend import BLEND_FILE, Blend, Phase, write_blend_file
@@ -181,6 +182,8 @@ def main() -> None:
                     file=sys.stderr,
                 )
 
+        for own_source in own_sources.values():
+            _check_own(own_source, tables[own_source.name], filters)
         _check_documents(phases, {name: table.kept.documents for name, table in tables.items()})
 
         # --- Tokenizer: BPE on a sample mixed as the model will see it ------------------------------------------------
@@ -262,6 +265,24 @@ def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
         for phase in cfg.blend
     ]
     return blend.resolve_phases(blend.add_shares(requested, {s.name: s.weight for s in cfg.sources}), names)
+
+
+def _check_own(source: DocumentSource, table: StepTable, filters: Mapping[str, Iterable[str]]) -> None:
+    """UserError if curation leaves nothing of a source of the user's. `filters`: kind -> names of its limits."""
+    dropped = {
+        reason: tally.documents
+        for reason, tally in table.dropped.items()
+        if reason.removeprefix(NOT_READ) not in NOT_ERRORS
+    }
+    unread = sum(count for reason, count in dropped.items() if reason.startswith(NOT_READ))
+    remedies = {name: f"curation.{source.kind}.{name}=null switches that filter off" for name in filters[source.kind]}
+    check_kept(
+        source.name,
+        read=table.read.documents + unread,
+        kept=table.kept.documents,
+        dropped=dropped,
+        remedies=remedies,
+    )
 
 
 def _check_documents(phases: Sequence[Phase], documents: Mapping[str, int]) -> None:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
-from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
@@ -63,6 +63,16 @@ from nemotron.stack.environments import (
     split_of,
     verify,
 )
+
+READ, KEPT = "read", "kept"
+EVALUATION_SPLIT, EVALUATION_PROMPT = "belongs to the evaluation split", "equals evaluation prompt"
+DUPLICATE, NOT_READ = "exact duplicate", "not read: "
+TASK_FIELDS = ("family", "prompt", "canonical", "spec", "solution")
+_REMEDIES = {
+    EVALUATION_SPLIT: "a tenth of all tasks, by the hash of `canonical`, is for evaluation and never trained on",
+    EVALUATION_PROMPT: "what evaluation asks is never trained on, evaluation_tasks of each family",
+    DUPLICATE: "tasks of one `canonical` are one task: give different tasks different ones",
+}
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig, SourceConfig
@@ -92,25 +102,29 @@ def main() -> None:
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
             candidates = chain(
-                _generated_tasks(cfg, per_family, difficulties, engine), _own_tasks(cfg, files, reports, table)
+                # Yours first: a file that cannot be read stops the run at once, and of equal tasks yours stays.
+                _own_tasks(cfg, files, reports, table),
+                _generated_tasks(cfg, per_family, difficulties, engine),
             )
             for name, split, task in candidates:
-                table.count(name, "read")
+                table.count(name, READ)
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
                 if split == "eval":
-                    table.count(name, "belongs to the evaluation split")
+                    table.count(name, EVALUATION_SPLIT)
                 elif _spoken(task.prompt) in evaluated:
-                    table.count(name, "equals evaluation prompt")
+                    table.count(name, EVALUATION_PROMPT)
                 elif task.canonical in tasks[split]:
-                    table.count(name, "exact duplicate")
+                    table.count(name, DUPLICATE)
                 else:
-                    table.count(name, "kept")
+                    table.count(name, KEPT)
                     tasks[split][task.canonical] = task
             for name, report in reports.items():
                 for reason, count in report.skipped.items():
-                    table.count(name, f"not read: {reason}", count)
+                    table.count(name, f"{NOT_READ}{reason}", count)
         print(table, file=sys.stderr)
+        for name in files:
+            _check_own(name, table.counts[name])
         if not tasks["train"]:
             raise UserError("no training prompt is left", "the table above says what was dropped and why")
 
@@ -169,14 +183,24 @@ def _own_tasks(
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
 
 
+def _check_own(name: str, outcomes: Mapping[str, int]) -> None:
+    """UserError if no task of a source of the user's is left."""
+    reasons = {
+        outcome: count for outcome, count in outcomes.items() if outcome in _REMEDIES or outcome.startswith(NOT_READ)
+    }
+    read = outcomes[READ] + sum(count for outcome, count in reasons.items() if outcome.startswith(NOT_READ))
+    check_kept(name, read=read, kept=outcomes.get(KEPT, 0), dropped=reasons, remedies=_REMEDIES)
+
+
 def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of the records of one source; `report` counts what is skipped."""
-    columns = {name: source.columns.get(name, name) for name in source.fields} if source.columns else {}
+    columns = {name: source.columns.get(name, name) for name in TASK_FIELDS} if source.columns else {}
     reading = Reading(source.on_error, columns=columns, required=())
     for piece in map(whole, files):
         for row in read_piece(piece, reading, report):
             try:
-                task = _own_task(row_id(piece, row.index), row.value)
+                # A line of this preparation's own train.jsonl holds its record under `task`.
+                task = _own_task(row_id(piece, row.index), row.value.get("task", row.value))
             except UserError as error:
                 if source.on_error == "stop":
                     raise
@@ -192,8 +216,13 @@ def _generate(order: tuple[str, Split, int], shared: tuple[int, dict[str, Diffic
     return list(islice(iter_tasks(family, split, seed, difficulties[family], distinct=True), count))
 
 
-def _own_task(place: str, row: dict[str, Any]) -> Task:
+def _own_task(place: str, row: Any) -> Task:
     """A user's record as a task; UserError with file and line unless its own solution passes its own check."""
+    if isinstance(row, dict) and (missing := [name for name in TASK_FIELDS if name not in row]):
+        raise UserError(
+            f"{place}: not a task record: {', '.join(missing)} missing; fields there: {', '.join(row)}",
+            f"a source's `columns: {{{missing[0]}: FIELD}}` names another field; a published train.jsonl shows them",
+        )
     try:
         task = Task.from_dict(row)
         make_difficulty(task.family)  # knows the families

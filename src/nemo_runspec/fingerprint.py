@@ -1,7 +1,8 @@
 """The identity of a run: what it would compute, in ten hex digits.
 
-Two runs have the same fingerprint when the resolved config, the bytes of the script and the contents of the inputs are
-the same. Where things lie (paths, version numbers, the run's own name) does not count: an input is its payload digest.
+Two runs have the same fingerprint when the resolved config, the script, the project code that it imports and the
+contents of the inputs are the same. Where things lie (paths, version numbers, the run's own name) does not count: an
+input is its payload digest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_runspec.code import code_of
 from nemo_runspec.env import output_root
 from nemo_runspec.runspec import Runspec
 
@@ -28,8 +30,9 @@ def fingerprint(
     script: Path,
     input_digests: Mapping[str, str],
     input_paths: Mapping[str, str] | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> str:
-    """Ten hex digits over config, script and inputs.
+    """Ten hex digits over config, script, code and inputs.
 
     Args:
         config: what counts of the resolved config (`content_of`). `run.name`, `run.root` and `run.env` do not count.
@@ -37,6 +40,7 @@ def fingerprint(
         input_digests: payload digest of each input, by its key in `run`; it takes the place of the reference there.
         input_paths: payload directory of each input, by the same keys; where a value of the config is a path in one of
             them (`${art:data,path}`), the digest takes the directory's place.
+        code: sha256 of the modules that the script needs, by name (`code_of`).
     """
     canonical = dict(config)
     for key, path in (input_paths or {}).items():
@@ -46,6 +50,7 @@ def fingerprint(
     text = json.dumps(canonical, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
     digest = hashlib.sha256(text.encode())
     digest.update(b"\0" + script.read_bytes())
+    digest.update(b"\0" + json.dumps(code or {}, sort_keys=True).encode())
     return digest.hexdigest()[:LENGTH]
 
 
@@ -124,7 +129,12 @@ def config_fingerprint(config: Any, spec: Runspec, inputs: Mapping[str, Version]
     for root in {version.registry.local_root for version in inputs.values()}:
         # What lies in yet another payload: the mirror of a registry is elsewhere on another machine.
         values = _replace_path(values, str(root), "art:", but=tuple(paths.values()))
-    return fingerprint(values, spec.script_path, digests, paths)
+    return fingerprint(values, spec.script_path, digests, paths, run_code(config, spec))
+
+
+def run_code(config: Any, spec: Runspec) -> dict[str, str]:
+    """The sha256 of the modules that a run of `spec`'s script with this config needs, by name; see `code_of`."""
+    return code_of(spec.script_path, content_of(config), spec.schema_path)
 
 
 def run_dir_for(config: Any, spec: Runspec, digits: str | None = None, root: str | Path | None = None) -> Path:

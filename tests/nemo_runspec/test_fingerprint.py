@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ from pydantic import BaseModel
 
 from nemo_runspec import parse
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.code import code_of
 from nemo_runspec.config import load_script_config
 from nemo_runspec.fingerprint import content_of, fingerprint, run_dir_for
 
@@ -101,3 +104,58 @@ def test_the_run_s_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert run_dir_for(cfg, spec) == project / "runs" / "demo" / "train" / folder.name
     rooted = load_script_config("train.py", ["--config", "tiny", "run.data=d:1", f"run.root={project}/here"])
     assert run_dir_for(rooted, spec) == project / "here" / "demo" / "train" / folder.name
+
+
+def test_the_project_code_that_a_script_needs_counts_and_no_other(
+    project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("pyproject.toml", "")
+    write("src/lab/__init__.py", "")
+    write("src/lab/losses/__init__.py", "from .cross_entropy import loss")
+    write("src/lab/losses/cross_entropy.py", "from . import reduce\ndef loss(): ...")
+    write("src/lab/losses/reduce.py", "import pathlib, pydantic")
+    write("src/lab/losses/words.jinja", "{{ word }}")
+    write("src/lab/filters.py", "def keep(record): ...")
+    write("src/lab/unused.py", "import lab.losses")
+    write("helper.py", "def step():\n    from lab.losses import loss\n")
+    write("mine.py", "def judge(record): ...")
+    script = (project / "train.py").read_text(encoding="utf-8")
+    write("train.py", f"{script}\nimport helper\n")
+    spec = parse("train.py")
+
+    def code(*names: str) -> dict[str, str]:
+        return code_of(spec.script_path, {"filters": [{"by": name} for name in names]}, spec.schema_path)
+
+    modules = ["lab", "lab.losses", "lab.losses.cross_entropy", "lab.losses.reduce", "lab.losses/words.jinja"]
+    assert list(code()) == ["helper", *modules, "schema.py"]
+    assert set(code("lab.filters:keep", "mine.py:judge", "nowhere.py:x", "art:3")) - set(code()) == {
+        "lab.filters",
+        "mine.py",
+    }
+    cfg = load_script_config("train.py", ["--config", "tiny"])
+    before = run_dir_for(cfg, spec)
+    write("src/lab/unused.py", "import lab.losses as losses")
+    assert run_dir_for(cfg, spec) == before
+    write("src/lab/losses/reduce.py", "import pathlib, pydantic, json")
+    changed = run_dir_for(cfg, spec)
+    write("src/lab/losses/words.jinja", "{{ words }}")
+    assert len({before, changed, run_dir_for(cfg, spec)}) == 3
+    # Elsewhere, in a job say, the same code is the same.
+    monkeypatch.chdir("/")
+    elsewhere = project.parent / "elsewhere"
+    shutil.copytree(project, elsewhere)
+    assert code_of(elsewhere / "train.py", None, elsewhere / "schema.py") == code()
+
+
+def test_beside_an_installed_package_only_its_own_code_counts(tmp_path: Path) -> None:
+    place = tmp_path / "lib" / "site-packages"
+    for name, text in {
+        "kitchen/__init__.py": "",
+        "kitchen/cook.py": "import stove, kitchen.pan",
+        "kitchen/pan.py": "",
+    }.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
+    (place / "stove.py").write_text("import kitchen", encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    assert list(code_of(place / "kitchen" / "cook.py")) == ["kitchen", "kitchen.pan"]

@@ -6,9 +6,9 @@
     Model(path=run.output_dir, step=step).save()
     run.close()
 
-In the run directory: `config.yaml` (resolved), `environment.json`, `metrics.jsonl`, `phases.jsonl` (wall time),
-`run.json` (state, fingerprint, inputs), `out-payload/` (what the script is about to publish), and what the script
-itself puts there, such as checkpoints.
+In the run directory: `config.yaml` (resolved), `environment.json`, `code.json` (sha256 of the imported modules),
+`metrics.jsonl`, `phases.jsonl` (wall time), `run.json` (state, fingerprint, inputs), `out-payload/` (what the script is
+about to publish), and what the script itself puts there, such as checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
 from nemo_runspec.errors import RunFailed, UserError
-from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_dir_for
+from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_code, run_dir_for
 from nemo_runspec.runspec import Runspec, parse, recipe_name
 from nemo_runspec.variables import ATTEMPT, FRESH
 from nemo_runspec.write import write_in_one_step
@@ -42,6 +42,7 @@ from nemotron.kit.producer import Producer, producer_of
 
 LOCK_FILE = "run.lock"
 STATE_FILE = "run.json"
+CODE_FILE = "code.json"
 PUBLISHED_FILE = "published.jsonl"
 # What the launcher wrote before the script started, and the lock; a fresh start keeps them.
 _KEPT = ("job.yaml", "train.yaml", "train.json", LOCK_FILE)
@@ -213,10 +214,10 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     config = plain(cfg)
     resume = config.pop("resume", None)  # where to go on, not what to compute
     inputs = inputs_of(config)
-    fingerprint = config_fingerprint(cfg, spec, inputs)
+    fingerprint, code = config_fingerprint(cfg, spec, inputs), run_code(cfg, spec)
     directory = run_dir_for(config, spec, fingerprint)
     if resume:
-        directory = _resume_dir(Path(resume), cfg, fingerprint)
+        directory = _resume_dir(Path(resume), cfg, fingerprint, code)
     run = Run(spec, config, directory, fingerprint)
     if run.rank == 0:
         for role, version in inputs.items():
@@ -226,6 +227,7 @@ def open_run(cfg: Any, script: str | Path) -> Run:
         use_configured_tracker()
         _take_over(run, resume=bool(resume))
         write_json(directory / "environment.json", describe_environment())
+        write_json(directory / CODE_FILE, code)
         (directory / "config.yaml").write_text(dump_yaml(config, escape=True), encoding="utf-8")
         _keep_bundle_files(run)
     else:
@@ -274,10 +276,15 @@ def _keep_bundle_files(run: Run) -> None:
 
 def read_state(directory: Path) -> dict[str, Any]:
     """`run.json` of a run directory; empty when there is none or it cannot be read."""
+    return read_json(directory / STATE_FILE)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when there is none or it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
-        if isinstance(state, dict):
-            return state
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
     return {}
 
 
@@ -332,8 +339,8 @@ def _launch() -> str:
     return "/".join(parts)
 
 
-def _resume_dir(directory: Path, cfg: Any, fingerprint: str) -> Path:
-    """Check that the run in `directory` is one of this config, script and inputs; say what differs if it is not."""
+def _resume_dir(directory: Path, cfg: Any, fingerprint: str, code: dict[str, str]) -> Path:
+    """Check that the run in `directory` is one of this config, code and inputs; say what differs if it is not."""
     directory = directory.expanduser().absolute()
     state = read_state(directory)
     if not state:
@@ -343,6 +350,8 @@ def _resume_dir(directory: Path, cfg: Any, fingerprint: str) -> Path:
     path = directory / "config.yaml"
     then = read_yaml(path.read_text(encoding="utf-8"), shown(path))[0] if path.exists() else {}
     differences = _differences(content_of(cfg, then or {}), escape_interpolation(content_of(cfg)))
+    code_then = read_json(directory / CODE_FILE)
+    differences += [name for name in sorted({*code, *code_then}) if code.get(name) != code_then.get(name)]
     what = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
     raise UserError(
         f"resume={directory}: that run has fingerprint {state.get('fingerprint')}, this one {fingerprint}",

@@ -118,7 +118,7 @@ def test_a_stopped_run_resumes_and_a_finished_one_starts_afresh(script, raw):
     with opened(script) as third:
         assert third.dir == run.dir and not third.resumed
         assert {entry.name for entry in third.dir.iterdir()} == {
-            "config.yaml", "environment.json", "out-payload", "run.json", "run.lock", "train.yaml",
+            "code.json", "config.yaml", "environment.json", "out-payload", "run.json", "run.lock", "train.yaml",
         }  # fmt: skip
         assert not any(third.output_dir.iterdir())
 
@@ -194,6 +194,10 @@ def test_resume_names_a_directory_and_another_config_is_refused_with_the_differe
     with pytest.raises(UserError) as refused:
         opened(script, f"resume={moved}")
     assert "the script, or the content of an input" in refused.value.hint
+    (script.parent / "schema.py").write_text((script.parent / "schema.py").read_text() + "\n# edited\n")
+    with pytest.raises(UserError) as refused:
+        opened(script, f"resume={moved}")
+    assert refused.value.hint == "different: schema.py"
     with pytest.raises(UserError, match="no run there"):
         opened(script, f"resume={tmp_path}/none")
 

@@ -54,6 +54,8 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
         reference = job_config.resolved.run[key]
         pinned = f"{version.ref} ({version.digest[:10]})" if version else f"{reference} (resolved at start)"
         row("reads", f"{key} = {pinned}")
+    for location in job_config.resolved.remote_files:
+        row("reads", f"{location} (where the job runs)")
     for name in job_config.resolved.outputs:
         row("writes", name)
     folder = shown(job_config.run.dir)

@@ -16,6 +16,7 @@ Nothing here decides what runs where; a command file calls these in order and th
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.loader import LoadedConfig, chosen_config, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
+from nemo_runspec.config.validate import UserLocation
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, UserError, debugging
@@ -182,17 +184,28 @@ def build_job_config(
         UserError: see `resolve_config`; a file of an input is gone.
     """
     resolved = resolve_config(
-        train_config, spec, produced=produced, look_up=env.registry_is_reachable, registry=registry_of(env)
+        train_config,
+        spec,
+        produced=produced,
+        look_up=env.registry_is_reachable,
+        registry=registry_of(env),
+        found_here=None if env.executor == "local" else functools.partial(_found_here, env, "--dry-run" in argv),
     )
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     for version in versions.values():
         version.registry.check_present(version)
-    if len(versions) < len(resolved.inputs):
+    if len(versions) < len(resolved.inputs) or resolved.remote_files:
         digits = None
     else:
         digits = config_fingerprint(resolved.model or resolved.data, spec, versions)
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
     return Job(resolved, RunInfo(job_name(resolved.run["name"]), folder, digits), env, tuple(argv))
+
+
+def _found_here(env: Env, dry_run: bool, locations: list[UserLocation]) -> list[UserLocation]:
+    from nemo_runspec.execution.remote_files import split_remote
+
+    return split_remote(env, locations, dry_run=dry_run)
 
 
 def job_name(text: str) -> str:

@@ -71,7 +71,7 @@ class Env:
     a local job that uses those of this process, and where a launcher that this toolkit does not know has to say.
     `table` holds what the profile and the config say to such a launcher, unread, and what follows for the job from all
     sources: `nodes`, `gpus_per_node`, `processes_per_node` and, if there is one, `container_image`.
-    `code_limit` is in bytes.
+    `code_limit` is in bytes. `remote_folders` are of the cluster: the user's files in them are not looked for here.
     """
 
     profile: str | None = None
@@ -85,6 +85,7 @@ class Env:
     output: str | None = None
     artifacts: str | None = None
     code_limit: int = CODE_LIMIT
+    remote_folders: tuple[str, ...] = ()
     cache_dir: Path | None = None
     color: bool = True
     file: Path | None = None
@@ -160,6 +161,7 @@ def parse_env(
         output=output,
         artifacts=_artifacts(settings, output, ssh),
         code_limit=_bytes(merged["code_limit"]) if "code_limit" in merged else CODE_LIMIT,
+        remote_folders=tuple(merged.get("remote_folders", ())),
         cache_dir=None if cache is None else located_path(path, cache),
         color=toml.data.get("cli", {}).get("color", True),
         file=path,

@@ -23,7 +23,7 @@ from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_defaults
-from nemo_runspec.config.validate import check_keys, digest_user_files, validate
+from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_files, user_locations, validate
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
@@ -45,6 +45,7 @@ class ResolvedConfig:
     `data` are plain values with every default filled in (what train.yaml holds); `model` is the instance of the schema
     class, None where a script declares no schema or a value is still to come; `inputs` maps the keys of `run` to the
     versions they are pinned to, None for one that an earlier step of the same pipeline is going to publish.
+    `remote_files` are the user's files on other machines: the job counts them into its fingerprint when it starts.
     """
 
     spec: Runspec
@@ -52,6 +53,7 @@ class ResolvedConfig:
     data: dict[str, Any]
     model: BaseModel | None
     inputs: dict[str, Version | None] = field(default_factory=dict)
+    remote_files: tuple[str, ...] = ()
 
     @property
     def run(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def resolve_config(
     look_up: bool = True,
     registry: Registry | None = None,
     at_start: bool = False,
+    found_here: Callable[[list[UserLocation]], list[UserLocation]] | None = None,
 ) -> ResolvedConfig:
     """Resolve and validate `loaded` for the script of `spec`.
 
@@ -84,6 +87,8 @@ def resolve_config(
         registry: where inputs are looked up; `Registry.default()` when None.
         at_start: True in the job itself: all its ranks, nodes and attempts agree on the versions of the inputs that
             the config leaves open (`nemo_runspec.artifacts.pins`).
+        found_here: of the user's files, returns those that are to be found on this machine, for a job on other ones;
+            it has looked for the others. All of them when None.
 
     Raises:
         UserError: the config is for another script; an unknown, ill-typed or missing key; a value out of range; an
@@ -117,12 +122,17 @@ def resolve_config(
     if model is not None and run["family"] != spec.family:
         _refuse_defaults_of_another_family(model, spec, loaded)
     # 6. The user's files are where the config says, and their digest is part of the run's identity.
+    remote_files: tuple[str, ...] = ()
     if model is not None:
-        model.run.files = digest_user_files(model, loaded)  # type: ignore[attr-defined]
+        locations = user_locations(model, loaded)
+        here = locations if found_here is None else found_here(locations)
+        remote_files = tuple(each.location for each in locations if each not in here)
+        model.run.files = digest_user_files(here)  # type: ignore[attr-defined]
     if missing is not None:
         raise missing
     # Every default becomes visible, and two configs that mean the same get the same fingerprint.
-    return ResolvedConfig(spec, loaded, data if model is None else model.model_dump(mode="json"), model, inputs)
+    data = data if model is None else model.model_dump(mode="json")
+    return ResolvedConfig(spec, loaded, data, model, inputs, remote_files)
 
 
 def config_to_ship(resolved: ResolvedConfig) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.explain import data_path, first_fault, unknown_key
@@ -103,30 +104,48 @@ def _reread(data: dict[str, Any], loaded: LoadedConfig, faults: list[Any]) -> bo
     return changed
 
 
-def digest_user_files(model: BaseModel, loaded: LoadedConfig) -> str | None:
-    """The digest over the local files that fields marked as `UserFiles` name; None where they name none.
+@dataclass(frozen=True)
+class UserLocation:
+    """A location of the user's files in a config, with the mark of its field. `at` says where it was written."""
+
+    location: str
+    at: str
+    mark: UserFiles
+
+
+def user_locations(model: BaseModel, loaded: LoadedConfig) -> list[UserLocation]:
+    """The files, folders and globs that fields marked as `UserFiles` name, in the order of the config.
+
+    Those behind an address are not among them: it is not asked here.
+    """
+    return [
+        UserLocation(location, f"{loaded.origin(path)}: {dotted(path)}", mark)
+        for path, location, mark in _locations(model, type(model), (), ())
+        if location not in mark.names and not is_elsewhere(location)
+    ]
+
+
+def digest_user_files(locations: Iterable[UserLocation]) -> str | None:
+    """The digest over the files of this machine behind `locations`; None where there are none.
 
     Files in a published artifact do not count: it does not change, its digest is in the run's identity already, and its
-    payload may not be on this machine yet. Nor do those behind an address, which is not asked here.
+    payload may not be on this machine yet.
 
     Raises:
         UserError: there is no such file, or it is not of the kind that the field needs; the message says where the
             location was written.
     """
     files: set[str] = set()
-    for path, location, mark in _locations(model, type(model), (), ()):
-        if location in mark.names or is_elsewhere(location):
-            continue
-        at = f"{loaded.origin(path)}: {dotted(path)}"
-        file = local_path(location)
-        if mark.check is not None and file.exists() and (fault := mark.check(file)):
-            raise UserError(f"{at}: {fault}")
-        if in_artifact(location):
+    for each in locations:
+        file = local_path(each.location)
+        if each.mark.check is not None and file.exists() and (fault := each.mark.check(file)):
+            raise UserError(f"{each.at}: {fault}")
+        if in_artifact(each.location):
             continue
         try:
-            files.update(files_of(location))
+            files.update(files_of(each.location))
         except UserError as error:
-            raise UserError(f"{at}: {error.message}", error.hint or mark.hint(location)) from None
+            raise UserError(f"{each.at}: {error.message}", error.hint or each.mark.hint(each.location)) from None
     return digest(files)
 
 

@@ -17,6 +17,7 @@ GENERAL: dict[str, Rule] = {
     "secrets": Rule(list, "a list of strings"),
     "startup_commands": Rule(list, "a list of strings, each a shell command", r"(?s).*\S.*"),
     "artifacts": TEXT,
+    "remote_folders": Rule(list, "a list of absolute paths", r"/.*"),
     "code_limit": Rule(str, 'a size as "200MB"', r"[0-9]+(\.[0-9]+)? ?([KMG]i?)?B"),
 }
 # Keys of each executor; under these names a config may have them too, in `run.env`.

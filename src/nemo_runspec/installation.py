@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import shlex
 from pathlib import Path
+
+from nemo_runspec.errors import UserError
 
 DISTRIBUTION = "nemotron-cookbook"
 # `src` of a clone, `site-packages` where a wheel was installed.
 _PACKAGES = Path(__file__).resolve().parents[1]
 # NeMo-Run needs older versions of a few libraries than the other extras are tested with.
 _CLUSTER_EXTRAS = ("launch", "ray", "s3", "gs")
+# What scripts import at their top, and the extra that brings it.
+_BROUGHT_BY = {"torch": "train"}
 
 
 def install_line(extra: str) -> str:
@@ -30,3 +36,17 @@ def install_line(extra: str) -> str:
     if constraints.is_file():  # nemo_runspec may have travelled to a job alone
         words[2:2] = ["-c", str(constraints)]
     return shlex.join(words)
+
+
+def check_imports(script: Path) -> None:
+    """Refuse a script that imports at its top what only an extra brings, if that is not installed here.
+
+    Raises:
+        UserError: naming the script, the library and the line that installs it.
+    """
+    for node in ast.parse(script.read_bytes()).body:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+        for name in {module.partition(".")[0] for module in modules} & _BROUGHT_BY.keys():
+            if importlib.util.find_spec(name) is None:
+                raise UserError(f"{script.name} needs {name}, which is not installed", install_line(_BROUGHT_BY[name]))

@@ -35,6 +35,7 @@ from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
+from nemo_runspec.installation import check_imports
 from nemo_runspec.options import parse_words
 from nemo_runspec.profile import Env, executor_of, parse_env
 from nemo_runspec.runspec import Runspec, find_script
@@ -181,8 +182,11 @@ def build_job_config(
         produced: see `resolve_config`; for the steps of a pipeline.
 
     Raises:
-        UserError: see `resolve_config`; a file of an input is gone.
+        UserError: see `resolve_config`; a file of an input is gone; the job runs here, and what its script imports is
+            not installed.
     """
+    if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
+        check_imports(spec.script_path)
     resolved = resolve_config(
         train_config,
         spec,

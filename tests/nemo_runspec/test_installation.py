@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from pathlib import Path
 
 import pytest
 
 from nemo_runspec import installation
-from nemo_runspec.installation import install_line
+from nemo_runspec.errors import UserError
+from nemo_runspec.installation import check_imports, install_line
 
 
 @pytest.fixture
@@ -47,3 +49,24 @@ def test_this_checkout_has_the_constraints() -> None:
     for extra in ("train", "launch"):
         words = shlex.split(install_line(extra))
         assert Path(words[words.index("-c") + 1]).is_file()
+
+
+@pytest.mark.parametrize("line", ["import torch", "import math, torch.nn as nn", "from torch.utils import data"])
+def test_a_script_whose_imports_are_not_installed_is_refused(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f'"""Docs.\n\nimport torch\n"""\n{line}\n')
+    check_imports(script)  # this environment has torch
+    without_torch(monkeypatch)
+    with pytest.raises(UserError) as refused:
+        check_imports(script)
+    assert refused.value.message == "train.py needs torch, which is not installed"
+    assert refused.value.hint == install_line("train")
+    script.write_text('"""Docs.\n\nimport torch\n"""\n\ndef late():\n    import torch\n')
+    check_imports(script)  # only one of its ways needs it
+
+
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name))

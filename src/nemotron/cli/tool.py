@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from nemo_runspec.errors import DEBUG, debugging
+from nemo_runspec.installation import check_imports
 from nemotron.cli.recipe_dir import recipe_dir
 
 
@@ -20,6 +21,7 @@ def become_tool(script: str, **options: object) -> NoReturn:
     """
     from nemo_runspec.execution.local import local_environment
 
-    path = str(recipe_dir("tools") / script)
+    path = recipe_dir("tools") / script
+    check_imports(path)
     environment = local_environment({DEBUG: "1"} if debugging() else {})
-    os.execve(sys.executable, [sys.executable, path, json.dumps(options, default=str)], environment)
+    os.execve(sys.executable, [sys.executable, str(path), json.dumps(options, default=str)], environment)

@@ -77,7 +77,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry = Registry(root)
     record = {
         "type": "Model",
-        "types": ["Model"],
+        "types": ["Checkpoint", "PretrainBlend", "SFTPack", "RLPrompts"],  # whatever a command reads under the name
         "fields": {"train_path": "art://.", "tokenizer_path": "art://."},
         "metrics": {},
         "inputs": {},
@@ -93,6 +93,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (payload / "content").write_text(name)
         for _ in range(2):  # examples name versions 1 and 2
             registry.publish(name, payload, record)
+    registry.publish("my-model", payload, record)
     for step in ("", *(f"{step}-" for step in STEPS)):
         for config in ("tiny", "default"):
             registry.publish(f"nemotron_cc-{step}data-{config}", payload, record)
@@ -112,7 +113,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "benchmarks/a.jsonl",
     ):
         Path(name).parent.mkdir(exist_ok=True)
-        Path(name).touch()
+        Path(name).write_text("a note\n" if name.endswith(".md") else "")
     Path("my-tokenizer").mkdir()
     Path("my-tokenizer/tokenizer.json").touch()
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))

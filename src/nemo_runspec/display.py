@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from nemo_runspec.config.inputs import references_of
 from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.profile import Env
@@ -50,8 +51,9 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
 
     row("script", shown(spec.script_path))
     row("config", " ".join([shown(loaded.path), *map(shlex.quote, loaded.overrides)]))
+    references = references_of(job_config.resolved.run)
     for key, version in job_config.resolved.inputs.items():
-        reference = job_config.resolved.run[key]
+        reference = references[key]
         pinned = f"{version.ref} ({version.digest[:10]})" if version else f"{reference} (resolved at start)"
         row("reads", f"{key} = {pinned}")
     for location in job_config.resolved.remote_files:

@@ -42,11 +42,15 @@ def fingerprint(
             them (`${art:data,path}`), the digest takes the directory's place.
         code: sha256 of the modules that the script needs, by name (`code_of`).
     """
+    from nemo_runspec.config.inputs import put_reference, references_of
+
     canonical = dict(config)
     for key, path in (input_paths or {}).items():
         canonical = _replace_path(canonical, path, f"art:{input_digests[key]}")
     run = {key: value for key, value in canonical.get("run", {}).items() if key not in _NOT_CONTENT_OF_RUN}
-    canonical["run"] = {key: input_digests.get(key, value) for key, value in run.items()}
+    for key in references_of(run).keys() & input_digests.keys():
+        put_reference(run, key, input_digests[key])
+    canonical["run"] = run
     text = json.dumps(canonical, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
     digest = hashlib.sha256(text.encode())
     digest.update(b"\0" + script.read_bytes())
@@ -109,11 +113,10 @@ def inputs_of(config: Any) -> dict[str, Version]:
         UserError: one of them does not exist.
     """
     from nemo_runspec.artifacts import Registry
-    from nemo_runspec.config.schema import RESERVED_RUN_KEYS
+    from nemo_runspec.config.inputs import references_of
 
-    run = plain(config).get("run") or {}
-    references = {key: value for key, value in run.items() if key not in RESERVED_RUN_KEYS and value}
     registry = Registry.default()
+    references = references_of(plain(config).get("run") or {})
     return {key: registry.resolve(value) for key, value in references.items()}
 
 

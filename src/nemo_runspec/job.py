@@ -194,6 +194,7 @@ def build_job_config(
         look_up=env.registry_is_reachable,
         registry=registry_of(env),
         found_here=None if env.executor == "local" else functools.partial(_found_here, env, "--dry-run" in argv),
+        publish="--dry-run" not in argv,
     )
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     for version in versions.values():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.explain import allowed
+from nemo_runspec.config.inputs import references_of
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, leaf_keys, load_schema
 from nemo_runspec.config.yaml_text import split_key
@@ -43,7 +44,7 @@ def config_lines(spec: Runspec) -> list[str]:
         first = loaded.path.read_text(encoding="utf-8").splitlines()[:3] if spec.config.format != "json" else []
         comment = next((line.strip("# ").strip() for line in first if line.startswith("#")), "")
         lines.append(f"  {name:<{_WIDTH}} {comment}".rstrip())
-        reads = [str(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value]
+        reads = list(references_of(run).values())
         writes = [str(run[key]) for key in ("output", "results") if run.get(key)]
         for verb, names in (("reads", reads), ("writes", writes)):
             if names:

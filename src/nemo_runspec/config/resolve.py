@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.artifacts.naming import SCHEME, check_name
 from nemo_runspec.artifacts.pins import agree
 from nemo_runspec.artifacts.registry import Registry, Version
+from nemo_runspec.config.inputs import ArtifactInput, input_marks, is_place, put_reference, references_of
 from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
@@ -76,6 +77,7 @@ def resolve_config(
     registry: Registry | None = None,
     at_start: bool = False,
     found_here: Callable[[list[UserLocation]], list[UserLocation]] | None = None,
+    publish: bool = True,
 ) -> ResolvedConfig:
     """Resolve and validate `loaded` for the script of `spec`.
 
@@ -89,6 +91,7 @@ def resolve_config(
             the config leaves open (`nemo_runspec.artifacts.pins`).
         found_here: of the user's files, returns those that are to be found on this machine, for a job on other ones;
             it has looked for the others. All of them when None.
+        publish: False where nothing may be published: what the schema would adopt (`config.inputs`) is still to come.
 
     Raises:
         UserError: the config is for another script; an unknown, ill-typed or missing key; a value out of range; an
@@ -106,15 +109,12 @@ def resolve_config(
     run |= _identity(loaded, spec)
     # 3. Inputs are pinned to versions: `corpus` becomes `corpus:3`.
     _check_run(run, loaded)
-    references, missing = _references(run, produced or {}, registry, look_up=look_up, at_start=at_start)
-    inputs: dict[str, Version | None] = {}
-    for key, reference in references.items():
-        try:
-            inputs[key] = None if reference is None else _look_up(reference, key, registry)
-        except UserError as error:
-            inputs[key], missing = None, missing or error
+    inputs, missing = _look_up_inputs(
+        run, _Finder(registry, input_marks(schema), publish), produced or {}, look_up=look_up, at_start=at_start
+    )
+    for key, reference in references_of(run).items():
         version = inputs[key]
-        run[key] = _latest(run[key]) if version is None else version.ref
+        put_reference(run, key, _latest(reference) if version is None else version.ref)
     # 4. `${art:…}` is replaced by what the record says, everything else by OmegaConf.
     data = _values(loaded, run, lambda key, what: _field_of(inputs, key, what))
     # 5. Types and ranges.
@@ -147,7 +147,7 @@ def config_to_ship(resolved: ResolvedConfig) -> str:
         data["run"]["env"] = None
     for key, version in resolved.inputs.items():
         if version is not None:
-            data["run"][key] = f"{version.ref}@{version.digest[:12]}"
+            put_reference(data["run"], key, f"{version.ref}@{version.digest[:12]}")
     if spec.config.format == "json":
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     if spec.config.format == "omegaconf":
@@ -237,6 +237,8 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
         at = f"{loaded.origin(('run', key))}: run.{key}"
         if key == "env":  # checked by `run_env`
             continue
+        if isinstance(value, list) and key not in RESERVED_RUN_KEYS and all(isinstance(item, str) for item in value):
+            continue  # whether the key takes several, its schema says
         if value is not None and not isinstance(value, str):
             kind = "text" if key in RESERVED_RUN_KEYS else "the name of an artifact (name, name:3) or null"
             raise UserError(f"{at} = {value!r}: must be {kind}")
@@ -249,31 +251,67 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
                 raise error.at(at) from None
 
 
-def _references(
-    run: Mapping[str, Any],
-    produced: Mapping[str, str | None],
-    registry: Registry | None,
-    *,
-    look_up: bool,
-    at_start: bool,
-) -> tuple[dict[str, str | None], UserError | None]:
-    """For each input in `run` the reference to look up, None for what is still to come; and what is missing, if known.
+@dataclass(frozen=True)
+class _Finder:
+    """Looks up what a key of `run` names, in the registry or where the schema says how to adopt it."""
+
+    registry: Registry | None
+    marks: Mapping[str, ArtifactInput]
+    publish: bool
+
+    def find(self, key: str, reference: str) -> Version | None:
+        """The version; None for what is adopted only when something may be published. UserError names the key."""
+        registry = self.registry or Registry.default()
+        mark = self.marks.get(key.partition(".")[0])
+        try:
+            if is_place(reference):
+                if mark is None or mark.adopt is None:
+                    raise UserError("the name of an artifact expected, not a directory or an address")
+                version = mark.adopt(reference, registry, self.publish)
+            else:
+                version = registry.resolve(reference)
+            if mark is not None and version is not None:
+                mark.check_type(version)
+        except UserError as error:
+            raise error.at(f"run.{key} = {reference}") from None
+        return version
+
+
+def _look_up_inputs(
+    run: Mapping[str, Any], finder: _Finder, produced: Mapping[str, str | None], *, look_up: bool, at_start: bool
+) -> tuple[dict[str, Version | None], UserError | None]:
+    """For each input in `run` its version, None for what is still to come; and the first that is missing, if any.
 
     A name without a version is what an earlier step of the same pipeline made, else the latest: in a job, the one that
     is the latest for all its processes.
     """
-    names = {key: _bare(value) for key, value in run.items() if key not in RESERVED_RUN_KEYS and value}
+    names = {
+        key: reference if is_place(reference) else _bare(reference) for key, reference in references_of(run).items()
+    }
+    inputs: dict[str, Version | None] = dict.fromkeys(names)
     if not look_up:
-        return dict.fromkeys(names), None
-    agreed: dict[str, str] = {}
+        return inputs, None
+    made = dict(produced)
     if at_start:
-        key_of = {name: key for key, name in reversed(names.items()) if ":" not in name and "@" not in name}
+        key_of = {name: key for key, name in reversed(names.items()) if is_place(name) or not re.search("[:@]", name)}
+
+        def pin(name: str) -> str:
+            version = finder.find(key_of[name], name)
+            assert version is not None  # a job publishes
+            return version.pinned
+
         try:
-            agreed = agree(list(key_of), lambda name: _look_up(name, key_of[name], registry).pinned) if key_of else {}
+            made |= agree(list(key_of), pin) if key_of else {}
         except UserError as error:
-            return dict.fromkeys(names), error
-    made = {**produced, **agreed}
-    return {key: made.get(name, str(run[key])) for key, name in names.items()}, None
+            return inputs, error
+    missing: UserError | None = None
+    for key, name in names.items():
+        reference = made.get(name, name)
+        try:
+            inputs[key] = None if reference is None else finder.find(key, reference)
+        except UserError as error:
+            missing = missing or error
+    return inputs, missing
 
 
 def _bare(reference: str) -> str:
@@ -283,15 +321,10 @@ def _bare(reference: str) -> str:
 
 def _latest(reference: str) -> str:
     """A reference that names no version as `name:latest`."""
+    if is_place(reference):
+        return reference
     name = _bare(reference)
     return name if ":" in name else f"{name}:latest"
-
-
-def _look_up(reference: str, key: str, registry: Registry | None) -> Version:
-    try:
-        return (registry or Registry.default()).resolve(reference)
-    except UserError as error:
-        raise error.at(f"run.{key} = {reference}") from None
 
 
 def _field_of(inputs: Mapping[str, Version | None], key: str, what: str) -> Any:

@@ -342,7 +342,8 @@ def _version_at(path: Path) -> Version:
         if (folder / RECORD_FILE).is_file() and (folder / MANIFEST_FILE).is_file():
             registry = Registry(folder.parents[1])
             return registry.resolve(str(parse_reference(f"{folder.parent.name}:{folder.name}")))
-    raise UserError(f"{path} is not in a published artifact", f"there is no {RECORD_FILE} in it or above it")
+    hint = f"make it one: nemotron artifacts add {path}" if path.is_dir() else "there is no such directory"
+    raise UserError(f"{path} is not in a published artifact", hint)
 
 
 def _without_nan(value: Any) -> Any:

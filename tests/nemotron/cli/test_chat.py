@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.execution.local import CPU_SETTINGS
 
+Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
 
 
@@ -42,6 +44,21 @@ def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) 
 def test_a_base_model_completes_text(start: Tool) -> None:
     _, options, environment = start("--stage", "pretrain", "--debug")
     assert options["complete"] and environment["RUNSPEC_DEBUG"] == "1"
+
+
+def test_another_model_is_an_artifact_or_a_directory(start: Tool, tmp_path: Path) -> None:
+    base = {"type": "Model", "fields": {"chat_template": None}, "producer": {"name": "mine/pretrain"}}
+    Registry(tmp_path / "artifacts").publish("mine-base", tmp_path / "payload", base)
+    assert start("-m", "mine-base")[1]["complete"]  # its record says what it is
+    assert not start("-m", "mine-base", "--stage", "sft")[1]["complete"]
+    assert start("-m", "./some/folder", "-s", "pretrain")[1].items() >= {
+        "model": "./some/folder", "tokenizer": None, "producer": None, "complete": True
+    }.items()  # fmt: skip
+
+
+def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:
+    refused = nemotron("nano3 chat -m x -c small hello")
+    assert refused.returncode == 2 and "--config and --model both name a model" in refused.stderr
 
 
 def test_the_script_gets_the_cpu_settings_unless_the_user_has_set_them(

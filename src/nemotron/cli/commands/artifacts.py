@@ -10,8 +10,9 @@ import typer
 from nemo_runspec.artifacts.listing import describe, list_entries
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.errors import UserError, did_you_mean
 
-artifacts = typer.Typer(help="Published artifacts: list, show, trace back, verify.", no_args_is_help=True)
+artifacts = typer.Typer(help="Published artifacts: list, show, add, trace back, verify.", no_args_is_help=True)
 
 
 @artifacts.command("list")
@@ -57,6 +58,36 @@ def show(
     width = max(len(label) for label, _ in rows)
     for label, text in rows:
         typer.echo(f"{label:<{width}}  {text}")
+
+
+@artifacts.command("add")
+def add(
+    place: Annotated[str, typer.Argument(metavar="PLACE", help="A directory; of a model also hf://ORG/NAME.")],
+    kind: Annotated[str, typer.Option("--type", help="What it holds: model or dataset.")] = "model",
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the artifact (default: that of the directory).")
+    ] = None,
+) -> None:
+    """Make an artifact of what lies in a directory.
+
+    A model is checked first: config, every tensor, tokenizer. `run.model=NAME` then trains on from it.
+
+    \b
+    Examples:
+      nemotron artifacts add ./my-model
+      nemotron artifacts add hf://someone/their-model --name theirs
+      nemotron artifacts add my-folder --type dataset
+    """
+    if kind == "model":
+        from nemotron.cli.tool import become_tool
+
+        become_tool("model_import.py", source=place, family=None, name=name, revision=None)
+    if kind != "dataset":
+        raise UserError(f"--type {kind}: unknown", did_you_mean(kind, ("model", "dataset")))
+    from nemotron.kit.dataset_folder import add_dataset
+    from nemotron.kit.model_folder import artifact_name
+
+    typer.echo(add_dataset(place, name or artifact_name(place)).ref)
 
 
 @artifacts.command("lineage")

@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from nemo_runspec.artifacts.manifest import PAYLOAD_DIR
+from nemo_runspec.config.inputs import ArtifactInput
+from nemo_runspec.user_files import in_artifact
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts import Registry, Version
+
+
+def _adopt_model(place: str, registry: Registry, publish: bool) -> Version | None:
+    from nemotron.kit.model_folder import adopt_model  # only where a model is given by its place
+
+    return adopt_model(place, registry, publish)
+
+
+# Marks of the keys of `run`: a model by name, directory or hf:// address, or data of one kind by name.
+MODEL = ArtifactInput("Checkpoint", _adopt_model)
+PRETRAIN_BLEND = ArtifactInput("PretrainBlend")
+SFT_PACK = ArtifactInput("SFTPack")
+RL_PROMPTS = ArtifactInput("RLPrompts")
+
+
+def _published(path: Path) -> Path:
+    """Refuse a directory that is no artifact, since nothing would say which weights were trained on."""
+    if path.is_dir() and PAYLOAD_DIR not in path.parts and not in_artifact(str(path)):
+        raise ValueError(f"{path} is no published artifact: write run.model={path}, which makes it one")
+    return path
+
+
+ModelPath: TypeAlias = Annotated[Path, AfterValidator(_published)]
 
 Scale = Literal["tiny", "small", "medium", "full"]
 

@@ -12,7 +12,10 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
+import contextlib
+import io
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,22 +23,23 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import generation_prompt, parse_response, render
+from nemotron.kit.chat import END_THINK, THINK, generation_prompt, parse_response, render
 from nemotron.kit.chat_templates import TEMPLATES
+from nemotron.kit.model_folder import CONFIG_FILE, model_folder
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn
-from nemotron.stack.evaluation.scoring import GenerateFn
+from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn
 from nemotron.stack.models import NemotronH
 
-HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit"
+HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit    Ctrl-C  end an answer"
 
 
 @dataclass(frozen=True)
 class Options:
     """Of `nemotron FAMILY chat`, and what the command knows of the model.
 
-    `model` is the folder of its config and weights, `tokenizer` that of its tokenizer where it is another one.
+    `model` is the folder of its config and weights, or its hf:// address, `tokenizer` the folder of its tokenizer where
+    that is another one.
     `recorded_template` and `producer` (as in `nano3/sft`) are those of its record. `complete` continues plain text,
     without the chat template.
     """
@@ -57,29 +61,82 @@ class Options:
 class Speaker:
     """A model that continues text, and talks under a chat template (a family's name or a path).
 
-    `temperature` 0 is greedy; at others `seed` decides which tokens are drawn.
+    `stream` yields the continuation of a prompt piece by piece, without the token that ended it. `patient`: Ctrl-C ends
+    an answer, and not the conversation.
     """
 
-    generate: GenerateFn
+    stream: Callable[[str], Iterator[str]]
     template: str
-    temperature: float = 0.0
-    seed: int = 0
-
-    def complete(self, text: str) -> str:
-        """The continuation of `text`, without the token that ended it; other special tokens are kept."""
-        (completion,) = self.generate([text], temperature=self.temperature, seed=self.seed)
-        return completion.text
+    patient: bool = False
 
     def answer(self, messages: list[dict[str, str]], thinking: bool) -> dict[str, str]:
-        """The assistant's next message: content, and reasoning_content when it reasoned."""
+        """The assistant's next message, shown while it is written: content, and reasoning_content when it reasoned.
+
+        Ctrl-C ends it where the speaker is `patient`: what was written by then is the message.
+        """
         prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True, template=self.template)
         # `<think>` stands in the prompt, and is yet a part of the response.
-        opened = generation_prompt(self.template, thinking).partition("\n")[2]
-        reasoning, content = parse_response(opened + self.complete(prompt))
+        text = generation_prompt(self.template, thinking).partition("\n")[2]
+        shown, ending = Shown(), "no answer within --max-new-tokens"
+        try:
+            for piece in self.stream(prompt):
+                text += piece
+                shown.update(text)
+        except KeyboardInterrupt:
+            if not self.patient:
+                raise
+            ending = "stopped"
+        shown.end(text, ending)
+        reasoning, content = parse_response(text)
         message = {"role": "assistant", "content": content}
         if reasoning:
             message["reasoning_content"] = reasoning
         return message
+
+    def complete(self, text: str) -> None:
+        """Print `text` and its continuation while it is written, special tokens included; Ctrl-C as in `answer`."""
+        print(text, end="", flush=True)
+        try:
+            for piece in self.stream(text):
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            if not self.patient:
+                raise
+        print(flush=True)
+
+
+class Shown:
+    """An answer on the terminal, as far as it is written: reasoning on stderr, dimmed there, the content on stdout."""
+
+    def __init__(self) -> None:
+        self._reasoning = self._content = 0  # characters shown
+        self._dim, self._reset = ("\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "")
+
+    def update(self, text: str) -> None:
+        """Show what is new in the response `text`, but what may be the beginning of a tag, and blanks at its end."""
+        if THINK.startswith(text.lstrip()):
+            return
+        cut = next((n for n in range(len(END_THINK) - 1, 0, -1) if text.endswith(END_THINK[:n])), 0)
+        self._show(text[: len(text) - cut])
+
+    def end(self, text: str, ending: str) -> None:
+        """Show the rest, and end the line; where there is no content, `ending` says why."""
+        self._show(text)
+        if not self._content:
+            before = "\n" if self._reasoning else ""
+            print(f"{before}({ending})", file=sys.stderr, flush=True)
+        print(flush=True)
+
+    def _show(self, text: str) -> None:
+        reasoning, content = parse_response(text)
+        if new := (reasoning or "")[self._reasoning :]:
+            print(f"{self._dim}{new}{self._reset}", end="", file=sys.stderr, flush=True)
+            self._reasoning += len(new)
+        if new := content[self._content :]:
+            if self._reasoning and not self._content:
+                print(file=sys.stderr, flush=True)
+            print(new, end="", flush=True)
+            self._content += len(new)
 
 
 def load_model(folder: Path, tokenizer: Tokenizer) -> NemotronH:
@@ -98,14 +155,14 @@ def load_model(folder: Path, tokenizer: Tokenizer) -> NemotronH:
     return model
 
 
-def show(message: dict[str, str]) -> None:
-    """Print an answer; the reasoning goes to stderr, dimmed on a terminal, so that stdout is the answer alone."""
-    if reasoning := message.get("reasoning_content"):
-        dim, reset = ("\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "")
-        print(f"{dim}{reasoning}{reset}", file=sys.stderr, flush=True)
-    if not message["content"]:
-        print("(no answer within --max-new-tokens)", file=sys.stderr)
-    print(message["content"], flush=True)
+def check_text(text: str) -> str:
+    """`text`, unless it came from bytes that are not UTF-8, which Python keeps as lone surrogates: UserError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = f"byte 0x{ord(text[error.start]) & 0xFF:02x} after {error.start} characters"
+        raise UserError(f"the question is not UTF-8: {byte}", "convert it first: iconv -f latin1 -t utf-8") from None
+    return text
 
 
 def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
@@ -113,11 +170,16 @@ def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
 
     With `plain` each line is continued as text instead, for a base model.
     """
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - input() edits lines and remembers them once it is loaded
     print(HELP, file=sys.stderr)
     messages: list[dict[str, str]] = []
     while True:
         try:
-            line = input("> ").strip()
+            line = check_text(input("> ").strip())
+        except UserError as error:
+            print(error.message, file=sys.stderr)
+            continue
         except (EOFError, KeyboardInterrupt) as end:
             print(file=sys.stderr)  # what the shell or the error says next begins a line
             if isinstance(end, EOFError):
@@ -132,18 +194,18 @@ def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         elif line and plain:
-            print(line + speaker.complete(line), flush=True)
+            speaker.complete(line)
         elif line:
             messages.append({"role": "user", "content": line})
             messages.append(speaker.answer(messages, thinking))
-            show(messages[-1])
 
 
 def main(options: Options) -> None:
     """Load the model, answer."""
-    if not (Path(options.model) / "config.json").is_file():
-        raise UserError(f"no config.json in {options.model}", "give the payload directory of a model artifact")
-    folder = Path(options.tokenizer or options.model)
+    model_dir, _ = model_folder(options.model)
+    if not (model_dir / CONFIG_FILE).is_file():
+        raise UserError(f"{model_dir} is no model: it has no {CONFIG_FILE}")
+    folder = Path(options.tokenizer) if options.tokenizer else model_dir
     tokenizer = load_tokenizer(folder)
     template = None
     if not options.complete:
@@ -151,20 +213,26 @@ def main(options: Options) -> None:
         if template is None:
             hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
             raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
-    model = load_model(Path(options.model), tokenizer)
-    generate = model_generate_fn(model, folder, template, max_new_tokens=options.max_new_tokens)
-    speaker = Speaker(generate, template or "", options.temperature, options.seed)
+    model = load_model(model_dir, tokenizer)
+    stream = model_stream_fn(
+        model, folder, template, max_new_tokens=options.max_new_tokens, temperature=options.temperature,
+        seed=options.seed,
+    )  # fmt: skip
+    interactive = options.prompt is None and sys.stdin.isatty()
+    speaker = Speaker(stream, template or "", patient=interactive)
 
-    if options.prompt is None and sys.stdin.isatty():
+    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8 get as far as `check_text`
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if interactive:
         converse(speaker, options.thinking, options.complete)
         return
-    text = options.prompt if options.prompt is not None else sys.stdin.read().strip()
+    text = check_text(options.prompt if options.prompt is not None else sys.stdin.read().strip())
     if not text:
         raise UserError("no question: stdin is empty", "give one as an argument or on stdin")
     if options.complete:
-        print(text + speaker.complete(text))
+        speaker.complete(text)
     else:
-        show(speaker.answer([{"role": "user", "content": text}], options.thinking))
+        speaker.answer([{"role": "user", "content": text}], options.thinking)
 
 
 if __name__ == "__main__":

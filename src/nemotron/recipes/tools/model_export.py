@@ -24,14 +24,9 @@ from nemo_runspec.errors import UserError
 from nemotron.kit import Model
 from nemotron.kit.chat_template import load_template, token_text
 from nemotron.kit.lineage import walk
+from nemotron.kit.model_folder import CARD_FILE, GENERATION_FILE, TOKENIZER_FILES
 from nemotron.recipes.tools.model_card import model_card
-from nemotron.recipes.tools.model_files import (
-    CARD_FILE,
-    GENERATION_FILE,
-    TOKENIZER_FILES,
-    whole_directory,
-    write_manifest,
-)
+from nemotron.recipes.tools.model_files import whole_directory, write_manifest
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids

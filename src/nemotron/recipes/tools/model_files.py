@@ -1,7 +1,6 @@
 """A model directory as a whole: which files belong to it, their manifest, and how it comes into being in one step.
 
-Weights, index and config are those of `models/published/hub.py`; here is what stands beside them for other programs:
-tokenizer, generation config, model card, and `manifest.sha256`. That one is in the format of `sha256sum -c` and covers
+Which files those are says `kit/model_folder.py`. `manifest.sha256` is in the format of `sha256sum -c` and covers
 the small files, the index among them; the index has the sha256 of every tensor. So a flipped bit anywhere is found.
 """
 
@@ -15,33 +14,12 @@ from pathlib import Path
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
-from nemotron.stack.models.published.config_json import CONFIG_FILE
-from nemotron.stack.models.published.hub import INDEX_FILE
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-)
-GENERATION_FILE = "generation_config.json"
-CARD_FILE = "README.md"
-MANIFEST_FILE = "manifest.sha256"
-_LISTED = (CONFIG_FILE, INDEX_FILE, GENERATION_FILE, *TOKENIZER_FILES)  # the card is prose, and for people to edit
-
-
-def is_model_file(name: str) -> bool:
-    """Whether a file of this name is part of a model directory."""
-    return name in (*_LISTED, CARD_FILE, MANIFEST_FILE) or name.endswith(".safetensors")
+from nemotron.kit.model_folder import LISTED_FILES, MANIFEST_FILE, is_model_file
 
 
 def write_manifest(folder: Path) -> None:
     """Write `manifest.sha256` over the small files of a complete directory."""
-    names = [name for name in sorted(_LISTED) if (folder / name).is_file()]
+    names = [name for name in sorted(LISTED_FILES) if (folder / name).is_file()]
     lines = [f"{sha256_file(folder / name)}  {name}\n" for name in names]
     (folder / MANIFEST_FILE).write_text("".join(lines), encoding="utf-8")
 
@@ -61,7 +39,7 @@ def check_manifest(folder: Path) -> bool:
         raise UserError(f"{path}: cannot be read: {error}") from error
     for line in lines:
         sha256, _, name = line.partition("  ")
-        if name not in _LISTED:
+        if name not in LISTED_FILES:
             raise UserError(f"{path}: damaged: {line[:80]!r} is not a sha256 and a file of a model")
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {MANIFEST_FILE} lists it")
@@ -98,9 +76,12 @@ def whole_directory(output: Path, force: bool) -> Iterator[Path]:
         raise UserError(f"cannot write to {output}: {error.strerror}: {error.filename}") from error
     try:
         yield aside
-        if present:
-            output.rename(old)
-        aside.rename(output)
+        try:
+            if present:
+                output.rename(old)
+            aside.rename(output)
+        except OSError as error:  # another export into the same directory was quicker
+            raise UserError(f"{output} was written by another export meanwhile", "give another directory") from error
     except BaseException:
         if old.exists() and not output.exists():
             old.rename(output)

@@ -13,18 +13,17 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.errors import UserError
-from nemo_runspec.installation import install_line
-from nemotron.kit import Model, Source
 from nemotron.kit.chat_templates import TEMPLATES
-from nemotron.recipes.tools.model_files import check_manifest, is_model_file
+from nemotron.kit.model_folder import HUB, artifact_name, model_folder, publish_folder
+from nemotron.recipes.tools.model_files import check_manifest
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer
 from nemotron.stack.models import NemotronH
@@ -34,39 +33,30 @@ from nemotron.stack.models.published.hub import checked_weights
 
 @dataclass(frozen=True)
 class Options:
-    """Of `nemotron FAMILY model import`: the model answers under that family's template."""
+    """Of `nemotron FAMILY model import` and `nemotron artifacts add`.
+
+    A model whose tokenizer has no chat template answers under that of `family`, if one is given.
+    """
 
     source: str
-    family: str
+    family: str | None
     name: str | None
     revision: str | None
 
 
-def find_source(source: str, revision: str | None) -> tuple[Path, str]:
-    """The directory to import, and what to call it in the record. A Hub model comes from its cache or the network.
+def place_of(source: str, revision: str | None) -> str:
+    """The source as `kit.model_folder` takes it: `ORG/NAME` that is no directory is a model of the Hub.
 
     Raises:
-        UserError: there is no such directory, and the Hub cannot be asked or knows no such model.
+        UserError: a revision of a directory, or of an address that has one.
     """
-    if Path(source).is_dir():
-        if revision is not None:
-            raise UserError("--revision is for models of the Hub", f"{source} is a directory")
-        return Path(source).absolute(), str(Path(source).absolute())
-    if Path(source).exists():
-        raise UserError(f"{source} is a file, a directory expected", "give the one that holds its config.json")
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
-        raise UserError(f"no directory {source}", "give a directory, or ORG/MODEL for a model of the Hub")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise UserError(f"no directory {source}; models of the Hub need huggingface_hub", install_line("hf")) from None
-    wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
-    try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
-    except Exception as error:  # offline, its HTTP library raises what has no base class in common with the Hub's own
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"no directory {source}, and not from the Hub: {reason}") from error
-    return folder, f"https://huggingface.co/{source}/tree/{folder.name}"  # a snapshot is named after its commit
+    is_hub_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source) and not Path(source).exists()
+    place = HUB + source if is_hub_name else source
+    if revision is None:
+        return place
+    if not place.startswith(HUB) or "@" in place:
+        raise UserError("--revision is for models of the Hub", f"{source} is a directory")
+    return f"{place}@{revision}"
 
 
 def check(folder: Path) -> tuple[int, int]:
@@ -91,34 +81,19 @@ def check(folder: Path) -> tuple[int, int]:
     return model.num_parameters()
 
 
-def publish(folder: Path, name: str, where: str, family: str) -> Model:
-    """Publish the model's files, and no others, as the next version of `name`; it answers as models of `family` do."""
-    total, active = check(folder)
-    names = sorted(entry.name for entry in folder.iterdir() if is_model_file(entry.name))
-    with tempfile.TemporaryDirectory(prefix="nemotron-import-") as area:
-        payload = Path(area) / "payload"
-        payload.mkdir()
-        for each in names:
-            (payload / each).symlink_to((folder / each).resolve())
-        return Model(
-            path=payload,
-            step=0,
-            tokenizer_path=payload,
-            num_parameters=total,
-            chat_template=family if family in TEMPLATES else None,
-            metrics={"active_parameters": active},
-            sources=[Source(name=where, detail="a model from elsewhere")],
-        ).save(name)
-
-
 def main(options: Options) -> None:
     """Find, check, publish."""
-    default = re.sub(r"[^A-Za-z0-9._-]", "-", Path(options.source).absolute().name).lstrip("._-")
-    name = check_name(options.name or default)
-    folder, where = find_source(options.source, options.revision)
-    model = publish(folder, name, where, options.family)
-    print(model.ref)
-    print(f"talk to it: nemotron {options.family} chat --model {model.ref}", file=sys.stderr)
+    place = place_of(options.source, options.revision)
+    name = check_name(options.name or artifact_name(place))
+    folder, where = model_folder(place)
+    total, active = check(folder)
+    family = options.family if options.family in TEMPLATES else None
+    version = publish_folder(
+        folder, name, where, Registry.default(), family,
+        num_parameters=total, metrics={"active_parameters": active},
+    )  # fmt: skip
+    print(version.ref)
+    print(f"talk to it: nemotron {family or 'nano3'} chat --model {version.ref}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat_template import load_template, stop_tokens
@@ -18,7 +19,7 @@ from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import FAMILIES, Task, best_constant_answer, generate_tasks
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.generate import generate, generate_tokens
 
 if TYPE_CHECKING:
     from nemotron.kit.schemas.evaluation import EvaluationConfig, ResponsesConfig
@@ -84,8 +85,7 @@ def model_generate_fn(
         progress = Progress(len(encoded) * samples, label=label, stream=stream)
         for start in range(0, len(order), per_batch):
             rows = order[start : start + per_batch]
-            generator = torch.Generator(device=device)
-            generator.manual_seed(zlib.crc32(f"{seed}/{start}".encode()))
+            generator = torch.Generator(device=device).manual_seed(_sampling_seed(seed, start))
             out = generate(
                 model,
                 [encoded[row] for row in rows],
@@ -107,6 +107,34 @@ def model_generate_fn(
         return [completion for several in completions for completion in several]
 
     return generate_fn
+
+
+def model_stream_fn(
+    model: NemotronH,
+    tokenizer_dir: Path,
+    template: str | None,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> Callable[[str], Iterator[str]]:
+    """The continuation of one prompt piece by piece as it is decoded; together the text of `model_generate_fn`."""
+    tokenizer, stops = load_tokenizer(tokenizer_dir), stop_token_ids(tokenizer_dir, template)
+
+    def stream_fn(prompt: str) -> Iterator[str]:
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+        generator = torch.Generator(device=model.lm_head.weight.device).manual_seed(_sampling_seed(seed, 0))
+        decoder = DecodeStream(skip_special_tokens=False)
+        for token in generate_tokens(model, ids, max_new_tokens, temperature, stops, generator):
+            if token not in stops and (piece := decoder.step(tokenizer, token)) is not None:
+                yield piece
+
+    return stream_fn
+
+
+def _sampling_seed(seed: int, start: int) -> int:
+    """That of the batch whose first prompt is number `start`."""
+    return zlib.crc32(f"{seed}/{start}".encode())
 
 
 def evaluate_model(

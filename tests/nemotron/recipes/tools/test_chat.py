@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.recipes.tools import chat
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation.scoring import Completion
+from nemotron.stack.evaluation.model import model_generate_fn, model_stream_fn
 from nemotron.stack.models import NemotronH
 
 
@@ -29,19 +29,54 @@ def tokenizer() -> Tokenizer:
 
 
 class Replies:
-    """Stands in for a model: each call answers with the next of `replies`, `prompts` collects what it was given."""
+    """Stands in for a model: each call answers with the next of `replies`, `prompts` collects what it was given.
+
+    An answer comes in pieces of three characters, which cut tags in two; at a `^` Ctrl-C is pressed.
+    """
 
     def __init__(self, *replies: str) -> None:
         self.replies = list(replies)
         self.prompts: list[str] = []
 
-    def __call__(self, prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
-        self.prompts += prompts
-        return [Completion(self.replies.pop(0), 1, 0.0, True) for _ in prompts]
+    def __call__(self, prompt: str) -> Iterator[str]:
+        self.prompts.append(prompt)
+        reply = self.replies.pop(0)
+        for start in range(0, len(reply), 3):
+            piece, interrupt, _ = reply[start : start + 3].partition("^")
+            yield piece
+            if interrupt:
+                raise KeyboardInterrupt
 
 
-def speaker(model: Replies, template: str = "nano3") -> chat.Speaker:
-    return chat.Speaker(model, template)
+def speaker(model: Replies, template: str = "nano3", patient: bool = False) -> chat.Speaker:
+    return chat.Speaker(model, template, patient)
+
+
+def test_an_answer_is_shown_while_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[tuple[str, str]] = []
+
+    def pieces(prompt: str) -> Iterator[str]:
+        for piece in ("1 + ", "1\n</th", "ink>\n", "it ", "is", " 2\n"):
+            yield piece
+            shown.append(tuple(capsys.readouterr()))
+
+    message = chat.Speaker(pieces, "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    assert message == {"role": "assistant", "content": "it is 2", "reasoning_content": "1 + 1"}
+    # No part of a tag is shown, and a blank only once something follows it.
+    assert shown == [("", "1 +"), ("", " 1"), ("", ""), ("it", "\n"), (" is", ""), (" 2", "")]
+    assert tuple(capsys.readouterr()) == ("\n", "")
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n2 + 2?\n/quit\n"))
+    model = Replies("x\n</think>\n2 and so^", "</think>\n4")
+    chat.converse(speaker(model, patient=True), thinking=True)
+    assert "2 and so" in capsys.readouterr().out
+    assert "2 and so<|im_end|>\n<|im_start|>user\n2 + 2?" in model.prompts[1]
+    with pytest.raises(KeyboardInterrupt):  # a single question: the command ends with 130
+        speaker(Replies("xxx^")).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
 
 
 def test_reasoning_and_answer_are_told_apart() -> None:
@@ -104,6 +139,21 @@ def as_options(model: Path, **chosen: Any) -> dict[str, Any]:
     return {"model": str(model), **dict.fromkeys(names), **numbers, "thinking": True, "complete": False, **chosen}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_pieces_are_the_text_that_evaluation_would_read(model_dir: Path, temperature: float) -> None:
+    tokenizer = chat.load_tokenizer(model_dir)
+    model = chat.load_model(model_dir, tokenizer)
+    texts = []
+    for seed in range(4):
+        whole = model_generate_fn(model, model_dir, "nano3", max_new_tokens=40)
+        (completion,) = whole(["hello"], temperature=temperature, seed=seed)
+        stream = model_stream_fn(model, model_dir, "nano3", max_new_tokens=40, temperature=temperature, seed=seed)
+        text = "".join(stream("hello"))
+        assert text.replace("\ufffd", "") == completion.text.replace("\ufffd", "")
+        texts.append(text)
+    assert max(map(len, texts)) > 20
+
+
 def run(options: dict[str, Any], stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, chat.__file__, json.dumps(options)]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
@@ -138,7 +188,8 @@ def test_the_script_continues_plain_text(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"model": "{empty}", "prompt": "x"}, "no config.json in"),
+        ({"model": "{empty}", "prompt": "x"}, "is no model: it has no config.json"),
+        ({"prompt": "caf\udce9", "template": "nano3"}, "not UTF-8: byte 0xe9 after 3 characters"),
         ({"tokenizer": "{empty}"}, "no tokenizer.json in"),
         ({"template": "nano3"}, "no question: stdin is empty"),
         ({"producer": "mine/sft"}, "no chat template in"),

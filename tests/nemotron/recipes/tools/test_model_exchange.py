@@ -21,9 +21,11 @@ import yaml
 from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Dataset, Model, Results
 from nemotron.recipes.tools import model_export, model_import
+from nemotron.recipes.tools.model_files import whole_directory
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
@@ -326,3 +328,18 @@ def test_a_hub_model_comes_from_the_cache_without_network(
     assert version.record["sources"][0]["name"] == f"https://huggingface.co/someone/a-model/tree/{commit}"
     code, said = run(model_import, source="someone/another", artifacts=tmp_path / "artifacts")
     assert code == 2 and "someone/another" in said and len(said.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_of_two_exports_into_one_directory_the_slower_one_is_refused(tmp_path: Path, force: bool) -> None:
+    output, quicker = tmp_path / "out", tmp_path / "quicker"
+    quicker.mkdir()
+    (quicker / "config.json").write_text("quicker")
+    with (
+        pytest.raises(UserError, match="was written by another export meanwhile"),
+        whole_directory(output, force) as slower,
+    ):
+        (slower / "config.json").write_text("slower")
+        quicker.rename(output)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+    assert (output / "config.json").read_text() == "quicker"

@@ -16,12 +16,16 @@ def chat(
     prompt: Annotated[
         str | None, typer.Argument(help="One question. Without it: interactive, or one question from stdin.")
     ] = None,
-    config: Annotated[str, typer.Option("--config", "-c", help="The config that trained the model.")] = "tiny",
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="The config that trained the model (default: tiny).")
+    ] = None,
     stage: Annotated[
-        str, typer.Option("--stage", "-s", help="Whose model: pretrain (completes text), sft or rl.")
-    ] = "rl",
+        str | None,
+        typer.Option("--stage", "-s", help="Whose model: pretrain (completes text), sft or rl (default: rl)."),
+    ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="An artifact reference instead of --config and --stage.")
+        str | None,
+        typer.Option("--model", "-m", help="Another model: NAME[:VERSION] of an artifact, a directory, hf://ORG/NAME."),
     ] = None,
     template: Annotated[
         str | None,
@@ -40,23 +44,32 @@ def chat(
     Examples:
       nemotron nano3 chat
       nemotron nano3 chat --stage sft --no-thinking "What is 728+654?"
+      nemotron nano3 chat -m ./my-model
       echo "def main(" | nemotron nano3 chat --stage pretrain
     """
-    if stage not in STAGES:
+    if stage is not None and stage not in STAGES:
         raise UserError(f"unknown stage '{stage}'", did_you_mean(stage, STAGES))
+    if model is not None and config is not None:
+        raise UserError("--config and --model both name a model", "give one of them")
     from nemo_runspec.artifacts.registry import Registry
+    from nemo_runspec.config.inputs import is_place
 
-    version = Registry.default().resolve_verified(model or f"nano3-{stage}-model-{config}")
-    fields = version.record["fields"]
+    if model is not None and is_place(model):  # a directory or a model of the Hub, as it is
+        folder, record = model, {}
+    else:
+        version = Registry.default().resolve_verified(model or f"nano3-{stage or 'rl'}-model-{config or 'tiny'}")
+        folder, record = str(version.path), version.record
+    fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")
+    is_base = producer is not None and producer.endswith("/pretrain")
     become_tool(
         "chat.py",
-        model=version.path,
+        model=folder,
         tokenizer=fields.get("tokenizer_path"),
         recorded_template=fields.get("chat_template"),
-        producer=(version.record.get("producer") or {}).get("name"),
+        producer=producer,
         template=template,
         thinking=thinking,
-        complete=stage == "pretrain" and model is None,
+        complete=stage == "pretrain" if stage else is_base and template is None,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         seed=seed,

@@ -7,13 +7,13 @@ and field names are Megatron-Bridge's. What other stages have, too, comes from n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import evaluation, optimizer, training
 from nemotron.kit.schemas.architecture import check_dimensions
-from nemotron.kit.schemas.group import ModelRunConfig
+from nemotron.kit.schemas.group import PRETRAIN_BLEND, ModelRunConfig
 
 
 class ModelConfig(training.TrainedModelConfig):
@@ -88,7 +88,9 @@ class EvaluationConfig(evaluation.EvaluationConfig):
 class RunConfig(ModelRunConfig):
     """Identity, artifacts read and written."""
 
-    data: str = Field(description="artifact to train on: a PretrainBlend, as name or name:version")
+    data: Annotated[str, PRETRAIN_BLEND] = Field(
+        description="what to train on: a PretrainBlend, as name or name:version"
+    )
 
 
 class PretrainConfig(training.TrainingConfig):

@@ -7,11 +7,12 @@ and field names are Megatron-Bridge's. What other stages have, too, comes from n
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from nemotron.kit.schemas import optimizer, training
-from nemotron.kit.schemas.group import ModelRunConfig
+from nemotron.kit.schemas.group import MODEL, SFT_PACK, ModelPath, ModelRunConfig
 
 
 class ModelConfig(training.TrainedModelConfig):
@@ -51,14 +52,14 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 class CheckpointConfig(training.CheckpointConfig):
     """Where the weights come from, and how often a run can be resumed from."""
 
-    pretrained_checkpoint: Path = Field(description="payload of the model artifact: config.json, weights, tokenizer")
+    pretrained_checkpoint: ModelPath = Field(description="payload of the model: config.json, weights, tokenizer")
 
 
 class RunConfig(ModelRunConfig):
     """Identity, artifacts read and written."""
 
-    model: str = Field(description="model to tune, as name or name:version")
-    data: str = Field(description="artifact to train on: an SFTPack, as name or name:version")
+    model: Annotated[str, MODEL] = Field(description="model to tune: name, name:version, directory or hf://ORG/NAME")
+    data: Annotated[str, SFT_PACK] = Field(description="artifact to train on: an SFTPack, as name or name:version")
 
 
 class SFTConfig(training.TrainingConfig):

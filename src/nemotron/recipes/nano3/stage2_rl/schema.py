@@ -8,13 +8,13 @@ nemotron.kit.schemas.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import optimizer, training
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import Group, ModelRunConfig
+from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelPath, ModelRunConfig
 
 
 class GRPOConfig(Group):
@@ -63,7 +63,7 @@ class GenerationConfig(Group):
 class PolicyConfig(Group):
     """The model being trained."""
 
-    model_name: Path = Field(description="payload of the model artifact: config.json, weights, tokenizer")
+    model_name: ModelPath = Field(description="payload of the model artifact: config.json, weights, tokenizer")
     max_total_sequence_length: int = Field(49_152, ge=2, description="tokens of a packed row; prompt + completion fit")
     train_micro_batch_size: int = Field(1, ge=1, description="packed rows a forward pass; changes memory, not results")
     max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
@@ -107,8 +107,8 @@ class LoggerConfig(Group):
 class RunConfig(ModelRunConfig):
     """Identity, artifacts read and written."""
 
-    model: str = Field(description="model to train, as name or name:version")
-    data: str = Field(description="prompts to train on: an RLPrompts artifact, as name or name:version")
+    model: Annotated[str, MODEL] = Field(description="model to train: name, name:version, directory or hf://ORG/NAME")
+    data: Annotated[str, RL_PROMPTS] = Field(description="what to train on: RLPrompts, as name or name:version")
 
 
 class RLConfig(Group):

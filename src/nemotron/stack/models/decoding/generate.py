@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +129,38 @@ def generate(
         result.finished[row] = end is not None
         result.entropies[row] = sum(entropies[row][:count]) / count
     return result
+
+
+def generate_tokens(
+    model: NemotronH,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    temperature: float,
+    stop_token_ids: Sequence[int],
+    generator: torch.Generator,
+) -> Iterator[int]:
+    """Continue one prompt, a token at a time: those that `generate` returns for it, the stop token included.
+
+    Raises ValueError for an empty prompt.
+    """
+    input_ids_BL, is_token_BL = pad_left([prompt], model.lm_head.weight.device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, len(prompt) + max_new_tokens)
+        for index in range(max_new_tokens):
+            with torch.inference_mode():  # not around the yield: the caller is not in it
+                logits_BV = at_least_fp32(logits_BV)
+                next_B = _choose(logits_BV, torch.softmax(logits_BV, dim=-1), temperature, 1.0, generator)
+            token = int(next_B)
+            yield token
+            if token in stop_token_ids or index + 1 == max_new_tokens:
+                return
+            with torch.inference_mode():
+                logits_BV = step(model, next_B, cache)
+    finally:
+        model.train(was_training)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

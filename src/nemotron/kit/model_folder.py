@@ -1,0 +1,171 @@
+"""A model that is no artifact yet: a directory in Hugging Face layout, or a model of the Hub, and how it becomes one.
+
+    my-model/, ./my-model, /a/model    a directory: whatever has a slash, or begins with a dot or a tilde
+    hf://ORG/NAME[@REVISION]           a model of the Hub, from its cache or the network
+
+Its files are published as they are, under the name of the directory. The same content again is the version that has it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.artifacts.manifest import payload_digest, sha256_file
+from nemo_runspec.errors import UserError
+from nemo_runspec.installation import install_line
+from nemotron.kit.artifact import Model, Source
+from nemotron.kit.chat_template import has_template
+
+HUB = "hf://"
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+GENERATION_FILE = "generation_config.json"
+CARD_FILE = "README.md"
+MANIFEST_FILE = "manifest.sha256"
+# What the manifest of an exported model covers; the card is prose, and for people to edit.
+LISTED_FILES = (CONFIG_FILE, INDEX_FILE, GENERATION_FILE, *TOKENIZER_FILES)
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name is part of a model directory."""
+    return name in (*LISTED_FILES, CARD_FILE, MANIFEST_FILE) or name.endswith(".safetensors")
+
+
+def model_folder(place: str) -> tuple[Path, str]:
+    """The directory that a path or an address stands for, and what to call it in a record.
+
+    Raises:
+        UserError: there is no such directory, or the Hub cannot be asked or knows no such model.
+    """
+    if place.startswith(HUB):
+        return _from_hub(place)
+    folder = Path(place).expanduser().absolute()
+    if not folder.is_dir():
+        what = f"{place} is a file, a directory expected" if folder.exists() else f"no directory {place}"
+        raise UserError(what, "give a model directory, which holds config.json, or hf://ORG/NAME")
+    return folder, str(folder)
+
+
+def check_model_folder(folder: Path) -> None:
+    """UserError unless the directory holds a model that can be read here: config, safetensors, tokenizer."""
+    for name in (CONFIG_FILE, "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} is no model: it has no {name}")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder} has no weights: no .safetensors file", "pickled weights are not read; convert them")
+
+
+def adopt_model(place: str, registry: Registry, publish: bool = True) -> Version | None:
+    """The version that holds the model of a path or an address; published first where there is none.
+
+    A path into a published artifact is that version.
+
+    Args:
+        publish: False only checks; then None stands for a version that is yet to be published.
+
+    Raises:
+        UserError: see `model_folder` and `check_model_folder`.
+    """
+    if not publish and place.startswith(HUB):  # a dry run downloads nothing
+        _hub_address(place)
+        return None
+    folder, where = model_folder(place)
+    if folder.is_relative_to(registry.local_root):
+        return registry.version_at(folder)
+    check_model_folder(folder)
+    return publish_folder(folder, artifact_name(place), where, registry) if publish else None
+
+
+def artifact_name(place: str) -> str:
+    """What an artifact made of this place is called: the last part of its path."""
+    name = _hub_address(place)[0] if place.startswith(HUB) else str(Path(place).expanduser().absolute())
+    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(name).name).lstrip("._-") or "model"
+
+
+def publish_folder(
+    folder: Path, name: str, where: str, registry: Registry, family_template: str | None = None, **fields: Any
+) -> Version:
+    """Publish the model's files, and no others, as the next version of `name`, or find the one that has this content.
+
+    Args:
+        where: the raw source in the record.
+        family_template: the chat template of a model whose tokenizer has none of its own.
+        fields: of `Model`, where more is known than the files say.
+    """
+    names = sorted(entry.name for entry in folder.iterdir() if is_model_file(entry.name))
+    if versions := registry.versions(name):
+        digest = payload_digest({each: sha256_file(folder / each) for each in names})
+        for number in reversed(versions):
+            version = registry.resolve(f"{name}:{number}")
+            if version.digest == digest:
+                return version
+    with tempfile.TemporaryDirectory(prefix="nemotron-adopt-") as area:
+        payload = Path(area) / "payload"
+        payload.mkdir()
+        for each in names:
+            (payload / each).symlink_to((folder / each).resolve())
+        source = Source(name=where, detail="a model from elsewhere")
+        model = Model(
+            path=payload,
+            step=0,
+            tokenizer_path=payload,
+            chat_template=payload if has_template(folder) else family_template,
+            **{"num_parameters": num_parameters(folder), "sources": [source], **fields},
+        )
+        return model.save(name).version
+
+
+def num_parameters(folder: Path) -> int:
+    """The number of values in all tensors of a directory, from the headers of its safetensors files.
+
+    Raises:
+        UserError: a file is no safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file}: not a safetensors file: {error}") from error
+    return total
+
+
+def _hub_address(place: str) -> tuple[str, str | None]:
+    """ORG/NAME and the revision of an address."""
+    match = re.fullmatch(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(.+))?", place.removeprefix(HUB))
+    if match is None:
+        raise UserError(f"{place}: not the address of a model", "write hf://ORG/NAME or hf://ORG/NAME@REVISION")
+    return match[1], match[2]
+
+
+def _from_hub(place: str) -> tuple[Path, str]:
+    name, revision = _hub_address(place)
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UserError(f"{place}: models of the Hub need huggingface_hub", install_line("hf")) from None
+    wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except Exception as error:  # offline, its HTTP library raises what has no base class in common with the Hub's own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{place}: cannot be read from the Hub: {reason}") from error
+    return folder, f"https://huggingface.co/{name}/tree/{folder.name}"  # a snapshot is named after its commit

@@ -36,8 +36,9 @@ class ArtifactInput:
     adopt: Adopt | None = None
 
     def check_type(self, version: Version) -> None:
-        """UserError where a version is of another type."""
-        if self.type not in (version.record.get("types") or ()):
+        """UserError where a version is of another type; a record that lists no types is taken as it is."""
+        types = version.record.get("types")
+        if types and self.type not in types:
             raise UserError(f"{version.ref} is of type {version.record.get('type')}, not {self.type}")
 
 

@@ -159,7 +159,7 @@ def submit_pipeline(
     Args:
         name: what the jobs together are called; the config's name is appended.
         cfg: see `run_pipeline`.
-        submit: the launcher; `submit_to_slurm` is the one of this toolkit.
+        submit: the launcher; `submit_to_slurm` and `submit_each_to_ray` are those of this toolkit.
         executor: the executor of env.toml that `submit` is for.
 
     Raises:
@@ -239,6 +239,28 @@ def submit_to_ray(bundle: Bundle, cfg: RecipeConfig) -> int:
     if cfg.attached:
         return follow_ray_job(job)  # a failed job is a failed command
     _say(ray.how_to_follow(job))
+    return DONE
+
+
+def submit_each_to_ray(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int:
+    """Hand `jobs` to the Ray cluster of their profile, each when the one before it has succeeded (see `Submit`).
+
+    A Ray cluster starts what it is given at once, so this command waits for one job before it submits the next.
+
+    Raises:
+        UserError: `--batch` with several jobs; Ray is not installed, no cluster answers, or it refuses a job.
+    """
+    if len(jobs) > 1 and not cfg.attached:
+        raise UserError(
+            f"--batch {cfg.profile}: a Ray cluster starts every job at once, and these {len(jobs)} wait for each other",
+            f"--run {cfg.profile} stays, and submits each when the one before it has succeeded",
+        )
+    for number, bundle in enumerate(jobs, start=1):
+        code = submit_to_ray(bundle, cfg)
+        if code != DONE:
+            if number < len(jobs):
+                _say(f"{name}: {', '.join(later.job.run.name for later in jobs[number:])} not submitted")
+            return code
     return DONE
 
 

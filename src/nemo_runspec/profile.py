@@ -133,7 +133,7 @@ def parse_env(
     if executor == "ray" and spec is not None and spec.run.launch == "torchrun":
         raise UserError(
             f'{spec.name}: launch = "torchrun" does not run on a Ray cluster, which is what profile {profile} is',
-            "use a profile with executor slurm, or none",
+            'use a profile with executor slurm, or none; scripts with launch = "ray" or "direct" run there',
         )
     variables, secrets = merged.get("env", {}), tuple(merged.get("secrets", []))
     _check_secrets(settings, variables, secrets)

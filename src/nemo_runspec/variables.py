@@ -27,11 +27,14 @@ ATTEMPT = "RUNSPEC_ATTEMPT"
 CPUS_PER_NODE = "RUNSPEC_CPUS_PER_NODE"
 OF_ONE_NODE = (NODE_RANK, NUM_NODES, ATTEMPT, CPUS_PER_NODE)
 
+# Names of the tables of [tool] whose values a job has as variables, since env.toml stays where it was submitted.
+TOOL_TABLES = "RUNSPEC_TOOL_TABLES"
+
 # torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
 # own exit code there, and the launcher returns that one.
 EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"
 # What a run that is started within another one must not take over from it, beside JOB_DIR.
-OF_ONE_JOB = (PUBLISHED_DIR, CODE_DIGEST, GIT_COMMIT, EXIT_CODE_FILE, FRESH)
+OF_ONE_JOB = (PUBLISHED_DIR, CODE_DIGEST, GIT_COMMIT, EXIT_CODE_FILE, FRESH, TOOL_TABLES)
 
 # Ray's own: where a script finds the Ray that it is to use.
 RAY_ADDRESS = "RAY_ADDRESS"

@@ -69,7 +69,8 @@ def test_a_table_of_another_program_is_checked_by_its_own_rules(write: Write) ->
     assert tool_table("tracker", rules) is None and tool_variables() == {}
     write("env.toml", '[tool.tracker]\nproject = "toy"\nmode = "offline"\n[tool.my-db]\nport = 3\n')
     assert tool_table("tracker", rules) == {"project": "toy", "mode": "offline"}
-    assert tool_variables() == {"TRACKER_PROJECT": "toy", "TRACKER_MODE": "offline", "MY_DB_PORT": "3"}
+    values = {"TRACKER_PROJECT": "toy", "TRACKER_MODE": "offline", "MY_DB_PORT": "3"}
+    assert tool_variables() == values | {"RUNSPEC_TOOL_TABLES": "tracker,my-db"}
     for line, message in (
         ("projct = 1", "[tool.tracker] unknown key 'projct'"),
         ('mode = "off"', "[tool.tracker] mode = 'off'"),
@@ -79,6 +80,21 @@ def test_a_table_of_another_program_is_checked_by_its_own_rules(write: Write) ->
             tool_table("tracker", rules)
         assert caught.value.message.startswith(f"{file}:2: {message}")
         assert caught.value.hint in ("did you mean project?", "did you mean offline?")
+
+
+def test_a_job_without_the_file_has_the_table_of_another_program(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {"project": TEXT, "entity": TEXT, "mode": choice("online", "offline")}
+    write("env.toml", '[tool.tracker]\nproject = "toy"\nmode = "offline"\n')
+    sent = tool_variables()
+    (tmp_path / "env.toml").unlink()
+    monkeypatch.setenv("TRACKER_PROJECT", "of the shell")  # which alone switches nothing on
+    assert tool_table("tracker", rules) is None
+    for name, value in sent.items():
+        monkeypatch.setenv(name, value)
+    assert tool_table("tracker", rules) == {"project": "toy", "mode": "offline"}
+    assert tool_table("other", rules) is None
 
 
 # What a profile comes to

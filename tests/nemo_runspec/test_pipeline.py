@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nemo_runspec import pipeline
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.bundle import Bundle
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.execution.ray.jobs import RayJob
 from nemo_runspec.job import RecipeConfig
-from nemo_runspec.pipeline import Step, StepResult, run_pipeline, submit_pipeline
+from nemo_runspec.pipeline import Step, StepResult, run_pipeline, submit_each_to_ray, submit_pipeline
+from nemo_runspec.profile import Env
 
 # A step that publishes what its config says, and a note of what it read.
 SCRIPT = """
@@ -206,3 +211,38 @@ def test_a_launcher_that_the_toolkit_does_not_know_gets_the_bundles_of_all_steps
     write("env.toml", f'{profile}env = {{ RUNSPEC_OUTPUT_ROOT = "/shared/output" }}\n')
     assert submit_pipeline("soup", steps, cfg, submit, executor="kettle") == 3
     assert launched == [("demo-one-tiny", 2, True), ("demo-two-tiny", 2, True), ("demo-three-tiny", 2, True)]
+
+
+@pytest.mark.parametrize(("codes", "submitted"), [([0, 0, 0], 3), ([0, 143, 0], 2), ([1, 0, 0], 1)])
+def test_on_a_ray_cluster_each_step_is_submitted_when_the_one_before_has_succeeded(
+    project: Path,
+    steps: list[Step],
+    write: Callable[[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    codes: list[int],
+    submitted: int,
+) -> None:
+    events: list[tuple[str, str]] = []
+
+    def hand_over(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> RayJob:
+        assert (Path(runtime_env["working_dir"]) / "launch.sh").is_file()
+        events.append(("submitted", job_id.rpartition("-")[0]))
+        return RayJob(job_id, "http://head:8265")
+
+    def follow(job: RayJob) -> int:
+        events.append(("ended", job.id.rpartition("-")[0]))
+        return codes[len(events) // 2 - 1]
+
+    monkeypatch.setattr(pipeline.ray, "hand_over", hand_over)
+    monkeypatch.setattr(pipeline, "follow_ray_job", follow)
+    write("env.toml", '[head]\nexecutor = "ray"\naddress = "http://head:8265"\n')
+    cfg = RecipeConfig(config_name="tiny", profile="head")
+    failed = next((code for code in codes if code), 0)
+    assert submit_pipeline("soup", steps, cfg, submit_each_to_ray, executor="ray") == failed
+    names = ["demo-one-tiny", "demo-two-tiny", "demo-three-tiny"]
+    assert events == [(what, name) for name in names[:submitted] for what in ("submitted", "ended")]
+    rest = f"soup-tiny: {', '.join(names[submitted:])} not submitted"
+    assert (rest in capsys.readouterr().out) is (submitted < 3)
+    with pytest.raises(UserError, match="--batch head: a Ray cluster starts every job at once, and these 3 wait"):
+        submit_pipeline("soup", steps, dataclasses.replace(cfg, batch=True), submit_each_to_ray, executor="ray")

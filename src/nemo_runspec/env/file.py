@@ -13,7 +13,7 @@ from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import VARIABLE, Rule, near_choice, shown_value
 from nemo_runspec.secrets import looks_secret, public
 from nemo_runspec.toml_text import TomlText, read_toml
-from nemo_runspec.variables import ENV_FILE
+from nemo_runspec.variables import ENV_FILE, TOOL_TABLES
 
 
 def find_env_file() -> Path | None:
@@ -180,6 +180,8 @@ def _listed(keys: Iterable[str]) -> str:
 def tool_table(name: str, rules: Mapping[str, Rule]) -> dict[str, Any] | None:
     """The table [tool.NAME], which belongs to another program, checked against `rules`; None where there is none.
 
+    In a job on a cluster, which has no env.toml, it is made of the variables that `tool_variables` has sent, all text.
+
     Raises:
         UserError: an unknown key or a wrong value, with file and line.
     """
@@ -187,13 +189,16 @@ def tool_table(name: str, rules: Mapping[str, Rule]) -> dict[str, Any] | None:
     table: dict[str, Any] | None = toml.data.get(TOOL, {}).get(name)
     for key, value in (table or {}).items():
         _check_key(toml, (TOOL, name), key, value, rules)
+    if table is None and name in os.environ.get(TOOL_TABLES, "").split(","):
+        return {key: os.environ[variable] for key in rules if (variable := _variable_of(name, key)) in os.environ}
     return table
 
 
 def tool_variables() -> dict[str, str]:
     """What a job elsewhere, which has no env.toml, gets of [tool]: `project` of [tool.tracker] as TRACKER_PROJECT."""
     tables = load_tables()[1].data.get(TOOL, {})
-    return {_variable_of(name, key): str(value) for name, table in tables.items() for key, value in table.items()}
+    values = {_variable_of(name, key): str(value) for name, table in tables.items() for key, value in table.items()}
+    return {**values, TOOL_TABLES: ",".join(tables)} if tables else values
 
 
 def _variable_of(table: str, key: str) -> str:

@@ -15,6 +15,7 @@ from nemo_runspec.pipeline import (
     ended,
     first_failure,
     run_pipeline,
+    submit_each_to_ray,
     submit_pipeline,
     submit_to_slurm,
     with_overrides,
@@ -50,7 +51,7 @@ def curate(ctx: typer.Context) -> None:
     Options, anywhere on the line:
       -c, --config NAME  the config of every step; tiny is for a laptop CPU, offline
       --from STEP        begin with a step
-      --run PROFILE      run under a profile of env.toml; on a cluster, all steps as one experiment
+      --run PROFILE      run under a profile of env.toml; on Slurm all steps as one experiment, on Ray one by one
       --batch PROFILE    submit them and leave
       --dry-run          check all steps and print what would run
       --force            run what is published already, and nothing half-way
@@ -97,7 +98,10 @@ def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
             raise UserError(f"unknown step '{start}'", did_you_mean(start, names, "steps"))
         steps = steps[names.index(start) :]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
-    if executor_of(cfg.profile) != "local":
+    executor = executor_of(cfg.profile)
+    if executor == "ray":
+        return submit_pipeline("data-curate", steps, cfg, submit_each_to_ray, executor="ray")
+    if executor != "local":
         return submit_pipeline("data-curate", steps, cfg, submit_to_slurm)
     results = run_pipeline(steps, cfg)
     # 3. What came of it.

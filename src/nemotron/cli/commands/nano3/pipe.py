@@ -8,7 +8,14 @@ import typer
 
 from nemo_runspec.errors import DONE
 from nemo_runspec.job import RecipeConfig, parse_env, parse_recipe_config, registry_of
-from nemo_runspec.pipeline import Step, run_pipeline, submit_pipeline, submit_to_slurm, with_overrides
+from nemo_runspec.pipeline import (
+    Step,
+    run_pipeline,
+    submit_each_to_ray,
+    submit_pipeline,
+    submit_to_slurm,
+    with_overrides,
+)
 from nemo_runspec.profile import executor_of
 from nemotron.cli.outcome import show_outcome
 from nemotron.cli.recipe_dir import recipe_dir
@@ -63,7 +70,10 @@ def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
     if start is not None:
         steps = steps[RECIPE.first_of(start) :]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
-    if executor_of(cfg.profile) != "local":
+    executor = executor_of(cfg.profile)
+    if executor == "ray":
+        return submit_pipeline("nano3-pipe", steps, cfg, submit_each_to_ray, executor="ray")
+    if executor != "local":
         return submit_pipeline("nano3-pipe", steps, cfg, submit_to_slurm)
     results = run_pipeline(steps, cfg)
     if cfg.dry_run:

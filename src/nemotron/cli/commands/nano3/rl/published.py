@@ -5,7 +5,14 @@ from __future__ import annotations
 import typer
 
 from nemo_runspec.job import RecipeConfig, parse_recipe_config
-from nemo_runspec.pipeline import Step, first_failure, run_pipeline, submit_pipeline, submit_to_slurm
+from nemo_runspec.pipeline import (
+    Step,
+    first_failure,
+    run_pipeline,
+    submit_each_to_ray,
+    submit_pipeline,
+    submit_to_slurm,
+)
 from nemo_runspec.profile import executor_of
 from nemotron.cli.recipe_dir import recipe_dir
 
@@ -29,6 +36,9 @@ def rl(ctx: typer.Context) -> None:
 def _execute_published_order(cfg: RecipeConfig) -> int:
     # Nano 3 was aligned with verifiable rewards first; the phases stand here in the order in which they run.
     phases = [Step("rlvr", STAGE / "rlvr.py", overrides=cfg.overrides)]
-    if executor_of(cfg.profile) != "local":
+    executor = executor_of(cfg.profile)
+    if executor == "ray":
+        return submit_pipeline("nano3-rl", phases, cfg, submit_each_to_ray, executor="ray")
+    if executor != "local":
         return submit_pipeline("nano3-rl", phases, cfg, submit_to_slurm)
     return first_failure(run_pipeline(phases, cfg))

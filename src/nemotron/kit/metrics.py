@@ -98,6 +98,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def numbers_in(record: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a record, NaN and infinities too: `{"valid_loss": {"web": 2.5}}` -> `{"valid_loss.web": 2.5}`."""
+    numbers: dict[str, float] = {}
+    for key, value in record.items():
+        value = _restored(value)
+        if isinstance(value, dict):
+            numbers |= {f"{key}.{name}": number for name, number in numbers_in(value).items()}
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[key] = float(value)
+    return numbers
+
+
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON object to a JSONL file, after dropping a last line there that a kill cut off."""
     _drop_cut_line(path)

@@ -30,7 +30,7 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
-from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.errors import INTERRUPTED, PREEMPTED, RunFailed, RunspecError, UserError
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_code, run_dir_for
 from nemo_runspec.runspec import Runspec, parse, recipe_name
 from nemo_runspec.variables import ATTEMPT, FRESH
@@ -167,7 +167,14 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close(finished=error is None or (isinstance(error, SystemExit) and not error.code))
+        finished = error is None or (isinstance(error, SystemExit) and not error.code)
+        if error is not None and not finished and self.rank == 0:
+            code = error.exit_code if isinstance(error, RunspecError) else getattr(error, "code", None)
+            left = isinstance(error, KeyboardInterrupt) or code in (INTERRUPTED, PREEMPTED)
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            with contextlib.suppress(OSError):  # a full disk may be what ended it
+                self.write_state("running", ended="stopped" if left else "failed", why=why)
+        self.close(finished=finished)
 
     def lock(self) -> None:
         """Keep other processes out of the directory for as long as this one lives.
@@ -192,7 +199,11 @@ class Run:
         self._lock_descriptor = descriptor
 
     def write_state(self, state: str, **more: Any) -> None:
-        """Write `run.json` in one step: the state (`running`, `finished`), and whatever else is to be known."""
+        """Write `run.json` in one step: the state (`running`, `finished`), and whatever else is to be known.
+
+        `running` is every run that has not finished, and that the same command therefore resumes; one that ended in an
+        error or on a signal has `ended`: `failed` or `stopped`.
+        """
         self._state |= {"state": state, **more}
         write_in_one_step(self.dir / STATE_FILE, json.dumps(self._state, indent=2))
 
@@ -306,6 +317,7 @@ def _take_over(run: Run, *, resume: bool) -> None:
         name=run.name,
         resumed=run.resumed,
         attempts=before.get("attempts", 0) + 1 if run.resumed else 1,
+        started_at=round(time.time(), 3),
         inputs={role: version.pinned for role, version in run.inputs.items()},
         script_sha256=sha256_file(run.spec.script_path),
         launch=_launch(),

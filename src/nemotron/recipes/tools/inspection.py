@@ -6,7 +6,6 @@ Counts come from indexes and footers where there are any.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,8 @@ from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
 from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
 from nemotron.kit.metrics import read_metrics
-from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
+from nemotron.kit.run import PUBLISHED_FILE, STATE_FILE, read_state
+from nemotron.kit.runs import is_locked
 from nemotron.recipes.tools.data_names import tokenizer_beside
 from nemotron.recipes.tools.packed_rows import packed_files, read_rows
 
@@ -411,22 +411,10 @@ def _run(path: Path, num_samples: int, tokenizer_path: Path | None) -> Report:
             break
     published = [f"published: {line['version']}" for line in read_metrics(path / PUBLISHED_FILE)]
     state = read_state(path).get("state", "unknown")
-    if state == "running" and not _is_locked(path / LOCK_FILE):  # killed or interrupted: nobody has written since
+    if state == "running" and not is_locked(path):  # killed or interrupted: nobody has written since
         state = "not finished, and no process works on it; the same command goes on"
     report.notes = [f"run: {state}", *published, *report.notes]
     return report
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a run; also where the file system cannot tell."""
-    try:
-        with path.open("rb") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _plan_folders(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Line charts and interval plots as inline SVG text, for the report. Colours come from the page's CSS variables."""
+"""Line charts and interval plots as inline SVG text, for pages. Colours come from the page's CSS variables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def smooth(points: Sequence[tuple[float, float]], share: float = 0.04) -> list[t
     return out
 
 
-def _robust_range(series: Sequence[Series]) -> tuple[float, float]:
+def robust_range(series: Sequence[Series]) -> tuple[float, float]:
     """Range of all y values that leaves out the first spike of a loss curve: the highest 1 % are clipped."""
     values = sorted(y for line in series for _, y in line.points)
     low, high = values[0], values[min(len(values) - 1, math.ceil(len(values) * 0.99))]
@@ -78,7 +78,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series])
     x_low = min(x for s in series for x, _ in s.points)
     x_high = max(x for s in series for x, _ in s.points)
     x_high = x_high if x_high > x_low else x_low + 1
-    y_low, y_high = _robust_range(series)
+    y_low, y_high = robust_range(series)
 
     def px(x: float) -> float:
         return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)

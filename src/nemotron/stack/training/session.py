@@ -104,6 +104,7 @@ class Session:
         for index, log in enumerate(self.logs):
             log.truncate(restored.state["num_records"][index] if restored else 0)
         self.last_step = restored.state["last_step"] if restored else steps
+        self._note_last_step()
         if restored is not None:
             self.stop.checkpoint = self.checkpoints.last
             if self.ranks.is_main:
@@ -119,6 +120,11 @@ class Session:
     def end_at(self, step: int) -> None:
         """Make `step` the last one. All ranks call it, in the head of a step that is not after it."""
         self.last_step = self.progress.total = step
+        self._note_last_step()
+
+    def _note_last_step(self) -> None:
+        if self.ranks.is_main:
+            self.run.write_state("running", last_step=self.last_step)
 
     @contextlib.contextmanager
     def head_of_step(

@@ -151,7 +151,8 @@ def test_the_page_is_well_formed_and_reaches_for_nothing_outside(registry: Regis
     names = {tag for tag, _ in page.tags}
     assert not names & {"script", "link", "img", "iframe"}
     assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
-    template = (Path(report.__file__).parent / "report.html.jinja").read_text()
+    tools = Path(report.__file__).parent
+    template = (tools / "report.html.jinja").read_text() + (tools / "page.css").read_text()
     assert "url(" not in template and "@import" not in template
     assert "prefers-color-scheme:dark" in template
 

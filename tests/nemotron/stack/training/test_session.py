@@ -27,7 +27,12 @@ def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) ->
     def open_log(name: str) -> MetricsLog:
         return MetricsLog(folder / f"{name}.jsonl")
 
-    run: Any = SimpleNamespace(dir=folder, resumed=resumed, metrics=open_log("metrics"), open_log=open_log)
+    def write_state(state: str, **more: Any) -> None:
+        (folder / "state.json").write_text(json.dumps({"state": state, **more}))
+
+    run: Any = SimpleNamespace(
+        dir=folder, resumed=resumed, metrics=open_log("metrics"), open_log=open_log, write_state=write_state
+    )
     session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", "abc"), save_interval, bf16=False)
     model: Any = torch.nn.Linear(2, 1)
     session.model, session.last_step, session.progress = model, 10, Progress(10)

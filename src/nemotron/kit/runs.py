@@ -1,0 +1,159 @@
+"""Runs that there are on disk, at work or not: their state, where they are, what they logged and published."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_runspec.env.roots import output_root
+from nemo_runspec.errors import UserError, nearest
+from nemotron.kit.metrics import format_seconds, numbers_in, read_metrics
+from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
+
+METRICS_FILE = "metrics.jsonl"
+HEADLINES = ("loss", "reward")  # the metric that stands for a run, the first one that it logs
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run's directory and what its `run.json` says. `name` is the directory below the root: `nano3/sft/tiny-5fd3`."""
+
+    name: str
+    directory: Path
+    state: dict[str, Any]
+
+    @property
+    def condition(self) -> str:
+        """`running`, `finished`, `failed` (an error), `stopped` (a signal, Ctrl-C) or `killed` (it said nothing)."""
+        if self.state.get("state") == "finished":
+            return "finished"
+        if is_locked(self.directory):
+            return "running"
+        return str(self.state.get("ended") or "killed")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All that it logged."""
+        return read_metrics(self.directory / METRICS_FILE)
+
+    def last_metrics(self) -> dict[str, float]:
+        """The newest value of each metric in the last lines of the log, with `step` and `time`; empty without a log."""
+        path = self.directory / METRICS_FILE
+        values: dict[str, float] = {}
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            cut = file.seek(max(0, path.stat().st_size - _TAIL_BYTES)) > 0
+            for line in file.read().split(b"\n")[cut:-1]:
+                with contextlib.suppress(ValueError):  # damaged: `metrics` names file and line
+                    values |= numbers_in(json.loads(line))
+        return values
+
+    def published(self) -> list[str]:
+        """The versions that it published, as `name:version`."""
+        return [line["version"] for line in read_metrics(self.directory / PUBLISHED_FILE)]
+
+    def seconds_by_phase(self) -> dict[str, float]:
+        """Wall time of each phase that has ended, over all attempts."""
+        seconds: dict[str, float] = {}
+        for line in read_metrics(self.directory / "phases.jsonl"):
+            seconds[line["phase"]] = seconds.get(line["phase"], 0.0) + line["seconds"]
+        return seconds
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process works on the run in `directory`; also where the file system cannot tell."""
+    try:
+        with (directory / LOCK_FILE).open("rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def recorded_runs() -> list[RecordedRun]:
+    """All runs under the output root, the one that was written to last at the end; unreadable folders are passed over.
+
+    Raises UserError where the root itself cannot be read.
+    """
+    root = output_root()
+
+    def fail_at_root(error: OSError) -> None:
+        if error.filename == str(root) and not isinstance(error, FileNotFoundError):
+            raise UserError(f"cannot read {root}: {error.strerror}")
+
+    runs = []
+    for folder, below, files in os.walk(root, onerror=fail_at_root):
+        path = Path(folder)
+        if path == root and "artifacts" in below:
+            below.remove("artifacts")
+        if STATE_FILE in files and path != root:
+            below.clear()
+            runs.append(RecordedRun(path.relative_to(root).as_posix(), path, read_state(path)))
+    return sorted(runs, key=_last_written)
+
+
+def _last_written(run: RecordedRun) -> float:
+    times = [0.0]
+    for name in (STATE_FILE, METRICS_FILE):
+        with contextlib.suppress(OSError):
+            times.append((run.directory / name).stat().st_mtime)
+    return max(times)
+
+
+def find_run(word: str) -> RecordedRun:
+    """The run that `word` means: a directory, a whole name or its end, the start of a fingerprint, or `nano3/sft`.
+
+    Of several runs of `nano3/sft` the newest one.
+
+    Raises UserError: there is none, or a fingerprint's start fits several.
+    """
+    path, root = Path(word).expanduser(), output_root()
+    if (path / STATE_FILE).is_file():
+        path = path.absolute()
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+        return RecordedRun(name, path, read_state(path))
+    runs = recorded_runs()
+    word = word.strip("/")
+    for matching in (
+        [run for run in runs if f"/{run.name}".endswith(f"/{word}")],
+        [run for run in runs if f"/{run.name.rpartition('/')[0]}".endswith(f"/{word}")][-1:],
+        [run for run in runs if str(run.state.get("fingerprint", "")).startswith(word)],
+    ):
+        if len(matching) > 1:
+            raise UserError(f"{word}: {len(matching)} runs", f"choose from: {', '.join(run.name for run in matching)}")
+        if matching:
+            return matching[0]
+    if not runs:
+        raise UserError(f"no run {word!r}: there are none in {root}")
+    near = nearest(word, [run.name for run in runs])
+    raise UserError(f"no run {word!r} in {root}", f"did you mean {near}?" if near else "nemotron runs list names them")
+
+
+def headline(values: dict[str, float]) -> str | None:
+    """The name of the metric that stands for a run that logged `values`; None where it logged none."""
+    named = next((name for name in HEADLINES if name in values), None)
+    return named or next((name for name in values if name not in ("step", "time")), None)
+
+
+def time_since(moment: float) -> str:
+    """How long ago a time of the epoch was: `0:42 ago`, in days from two days on."""
+    seconds = max(0.0, time.time() - moment)
+    return f"{int(seconds // 86400)} days ago" if seconds >= 2 * 86400 else f"{format_seconds(seconds)} ago"
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files below `directory`, hard links counted once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with contextlib.suppress(OSError):
+                status = (Path(folder) / name).lstat()
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())

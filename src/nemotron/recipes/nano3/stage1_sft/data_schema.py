@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
 from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate
+from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, Fraction, OwnSourceConfig, check_names
 
 
@@ -23,7 +24,7 @@ class TasksConfig(sources.TasksConfig):
 
     num_tasks: int = Field(500_000, ge=1, description="training conversations of each family at scale full")
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
-    seed: int = Field(2, ge=0, description="of the generators; the split goes by the task, not by this")
+    seed: Seed = Field(2, description="of the generators; the split goes by the task, not by this")
 
 
 class SourceConfig(OwnSourceConfig):
@@ -58,7 +59,7 @@ class SFTDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep sft`."""
 
     run: RunConfig
-    seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
+    seed: Seed = Field(1234, description="of packing order, held-out split and reasoning control")
     tokenizer: Path = Field(description="directory with tokenizer.json")
     chat_template: ChatTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)

@@ -208,6 +208,9 @@ def submit_to_slurm(name: str, jobs: Sequence[Bundle], cfg: RecipeConfig) -> int
         UserError: NeMo-Run is not installed, or Slurm refuses.
     """
     env = jobs[0].job.env
+    if cfg.dry_run and not slurm.nemo_run_is_installed():
+        _say(slurm.preview_text(name, {bundle.job.run.name: bundle.folder for bundle in jobs}, env))
+        return DONE
     run = slurm.load_nemo_run(env)
     with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
         before: list[str] = []

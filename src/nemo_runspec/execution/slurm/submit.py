@@ -43,7 +43,7 @@ from nemo_runspec.profile import Env, SlurmSettings
 if TYPE_CHECKING:
     from nemo_run import Experiment, SlurmExecutor
 
-_NEMO_RUN = "nemo_run"
+NEMO_RUN = "nemo_run"
 # NeMo-Run leaves paths unquoted in the shell commands that it makes.
 _SAFE_PATH = re.compile(r"[\w@%+=:,./~-]+")
 
@@ -76,14 +76,14 @@ def load_nemo_run(env: Env) -> Any:
     """
     _slurm(env)
     install = install_line("launch")
-    if importlib.util.find_spec(_NEMO_RUN) is None:
+    if importlib.util.find_spec(NEMO_RUN) is None:
         raise UserError(f"profile {env.profile}: executor slurm needs NeMo-Run, which is not installed", install)
     home, before = str(_staging(env)), os.environ.get("NEMORUN_HOME")
     os.environ["NEMORUN_HOME"] = home
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = importlib.import_module(_NEMO_RUN)
+            module = importlib.import_module(NEMO_RUN)
             importlib.import_module("nemo_run.config").set_nemorun_home(home)
     except ImportError as error:
         raise UserError(f"NeMo-Run does not import: {error}", install) from None
@@ -110,19 +110,12 @@ def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
     from nemo_runspec.execution.slurm.nemo_run_parts import BundlePackager, LocalTunnel, SSHTunnel
 
     slurm = _slurm(env)
-    if not _SAFE_PATH.fullmatch(f"{slurm.job_dir}"):
-        at = f"job_dir = {slurm.job_dir!r}: NeMo-Run cannot work with a blank or a quote in this path"
-        raise UserError(at, f"give profile {env.profile} a job_dir without")
+    check_job_dir(env)
     experiments = f"{slurm.job_dir}/experiments"
     tunnel: Any = LocalTunnel(job_dir=experiments)
     if slurm.ssh is not None:
         login = {key: value for key, value in vars(slurm.ssh).items() if value is not None}
         tunnel = SSHTunnel(job_dir=experiments, secrets=list(env.secrets), **login)
-    # One task a node, which starts the processes; the first node to be done does not end the others.
-    srun_args = ["--wait=0"]
-    if slurm.cpus_per_task is not None:
-        srun_args.append(f"--cpus-per-task={slurm.cpus_per_task}")  # which srun no longer takes over from sbatch
-    shared = _shared_folders(env) if slurm.container_image else []
     executor: SlurmExecutor = run.SlurmExecutor(
         account=slurm.account,
         job_name_prefix="runspec.",  # without one NeMo-Run makes it of the account, which there may not be
@@ -138,17 +131,51 @@ def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
         constraint=slurm.constraint,
         signal=slurm.signal,
         container_image=slurm.container_image,
-        container_mounts=[*(f"{folder}:{folder}" for folder in shared), *slurm.mounts],
-        container_env=[*env.secrets, "MASTER_ADDR", "MASTER_PORT"],
-        srun_args=srun_args,
+        container_mounts=container_mounts(env),
+        container_env=container_env(env),
+        srun_args=srun_args(slurm),
         additional_parameters={"kill_on_invalid_dep": "yes"},
-        setup_lines=setup_lines(slurm.max_restarts, shared),
+        setup_lines=setup_lines_of(env),
         tunnel=tunnel,
         packager=BundlePackager(bundle=str(bundle)),
         poll_estimated_start_time=False,
     )
     executor.job_details.job_name = name
     return executor
+
+
+def check_job_dir(env: Env) -> None:
+    """Refuse a job folder that NeMo-Run cannot quote."""
+    job_dir = f"{_slurm(env).job_dir}"
+    if not _SAFE_PATH.fullmatch(job_dir):
+        at = f"job_dir = {job_dir!r}: NeMo-Run cannot work with a blank or a quote in this path"
+        raise UserError(at, f"give profile {env.profile} a job_dir without")
+
+
+def srun_args(slurm: SlurmSettings) -> list[str]:
+    """Options of srun, which starts one task a node; that starts the processes."""
+    words = ["--wait=0"]  # the first node to be done does not end the others
+    if slurm.cpus_per_task is not None:
+        words.append(f"--cpus-per-task={slurm.cpus_per_task}")  # which srun no longer takes over from sbatch
+    return words
+
+
+def container_mounts(env: Env) -> list[str]:
+    """The folders that a container of the job sees, as `there:in the container`."""
+    slurm = _slurm(env)
+    shared = _shared_folders(env) if slurm.container_image else []
+    return [*(f"{folder}:{folder}" for folder in shared), *slurm.mounts]
+
+
+def container_env(env: Env) -> list[str]:
+    """The variables of the batch script that go before those of the image."""
+    return [*env.secrets, "MASTER_ADDR", "MASTER_PORT"]
+
+
+def setup_lines_of(env: Env) -> str:
+    """`setup_lines` for a job of this profile."""
+    slurm = _slurm(env)
+    return setup_lines(slurm.max_restarts, _shared_folders(env) if slurm.container_image else None)
 
 
 def setup_lines(max_restarts: int, folders: list[str] | None = None) -> str:
@@ -250,24 +277,38 @@ def submission_text(experiment: Experiment, env: Env) -> str:
     with _kept_from_nemo_run():
         experiment.dryrun(log=False, delete_exp_dir=False)
     folder = Path(experiment._exp_dir)
-    slurm = _slurm(env)
     parts = []
     for job in experiment.jobs:
-        remote = job.executor.tunnel.job_dir
-        words = ["sbatch", "--requeue", "--parsable"]
-        if job.dependencies:
-            words.append(f"--dependency=afterok:{':'.join(f'<id of {other}>' for other in job.dependencies)}")
-        command = " ".join([*words, f"{remote}/{job.id}_sbatch.sh"])
-        host = "" if slurm.ssh is None else f"{slurm.ssh.host}:"
+        script = (folder / f"{job.id}_sbatch.sh").read_text(encoding="utf-8").strip()
         bundle = Path(job.executor.job_dir) / "code"
-        parts += [
-            f"# {job.id}: submitted{f' over ssh, on {host[:-1]},' if host else ''} with\n{command}\n",
-            f"# {job.id}_sbatch.sh\n{(folder / f'{job.id}_sbatch.sh').read_text(encoding='utf-8').strip()}\n",
-            f"# {SCRIPT_NAME}, run on each node\n{(bundle / SCRIPT_NAME).read_text(encoding='utf-8').strip()}\n",
-            f"# what travels, to {host}{remote}/{job.id}/code\n" + "\n".join(contents(bundle)) + "\n",
-        ]
+        parts += travels(
+            env, job.id, job.executor.tunnel.job_dir, job.dependencies, f"# {job.id}_sbatch.sh\n{script}\n", bundle
+        )
     shutil.rmtree(folder)
     return "\n".join(parts).replace(experiment._id, f"{experiment._title}_<id>").rstrip()
+
+
+def travels(
+    env: Env, name: str, folder: str, dependencies: Sequence[str], batch_script: str, bundle: Path
+) -> list[str]:
+    """The parts of a dry run's text about one job: its submission, `batch_script`, launch.sh, and what is copied.
+
+    Args:
+        folder: of the experiment, on the cluster.
+        dependencies: names of the jobs that it waits for.
+    """
+    slurm = _slurm(env)
+    words = ["sbatch", "--requeue", "--parsable"]
+    if dependencies:
+        words.append(f"--dependency=afterok:{':'.join(f'<id of {other}>' for other in dependencies)}")
+    command = " ".join([*words, f"{folder}/{name}_sbatch.sh"])
+    host = "" if slurm.ssh is None else f"{slurm.ssh.host}:"
+    return [
+        f"# {name}: submitted{f' over ssh, on {host[:-1]},' if host else ''} with\n{command}\n",
+        batch_script,
+        f"# {SCRIPT_NAME}, run on each node\n{(bundle / SCRIPT_NAME).read_text(encoding='utf-8').strip()}\n",
+        f"# what travels, to {host}{folder}/{name}/code\n" + "\n".join(contents(bundle)) + "\n",
+    ]
 
 
 def submitted_jobs(experiment: Experiment, env: Env) -> list[SlurmJob]:

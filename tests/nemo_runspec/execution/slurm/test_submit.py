@@ -12,6 +12,7 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.slurm import submit as slurm
+from nemo_runspec.execution.slurm.preview import preview_text
 from nemo_runspec.execution.slurm.remote import LocalShell, SshShell
 from nemo_runspec.execution.slurm.submit import (
     SlurmJob,
@@ -87,6 +88,34 @@ def test_the_submission_is_the_golden_one(name: str, bundle: Path) -> None:
     assert submission(CASES[name], bundle) == (GOLDEN / f"slurm_{name}.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_without_nemo_run_a_dry_run_shows_what_it_would_be_told(name: str, bundle: Path) -> None:
+    """Every line is one of the golden file, which NeMo-Run wrote, and of its own lines none is missing."""
+    note, *lines = preview_text("demo", {"train": bundle}, CASES[name]).splitlines()
+    assert note.startswith("# NeMo-Run is not installed here. Submitting needs it: pip install ")
+    golden = (GOLDEN / f"slurm_{name}.txt").read_text(encoding="utf-8").splitlines()
+    left_out = "# train_sbatch.sh, but for what NeMo-Run adds"
+    assert [line for line in lines if line not in golden] == [left_out]
+    ours = (
+        "#SBATCH",
+        "srun --output",
+        "sbatch ",
+        "exec ",
+        "export MASTER",
+        "scontrol",
+        "project/",
+        "launch.sh",
+        "mkdir",
+    )
+    assert [line for line in golden if line.startswith(ours)] == [line for line in lines if line.startswith(ours)]
+
+
+def test_without_nemo_run_the_jobs_of_a_pipeline_wait_for_each_other(bundle: Path) -> None:
+    text = preview_text("demo", {"prep": bundle, "train": bundle}, ENV)
+    assert "sbatch --requeue --parsable /shared/jobs/experiments/demo/demo_<id>/prep_sbatch.sh\n" in text
+    assert "sbatch --requeue --parsable --dependency=afterok:<id of prep> /shared" in text
+
+
 def test_a_cluster_without_accounts(bundle: Path) -> None:
     text = submission(env_with(account=None), bundle)
     assert "--account" not in text and "#SBATCH --job-name=train\n" in text
@@ -159,11 +188,16 @@ def test_what_is_printed_after_a_submission() -> None:
 
 
 def test_without_nemo_run_one_line_says_how_to_get_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_NEMO_RUN", "nemo_run_that_is_not_there")
+    monkeypatch.setattr(slurm, "NEMO_RUN", "nemo_run_that_is_not_there")
     with pytest.raises(UserError) as error:
         create_executor(ENV, bundle, "train")
     assert error.value.message == "profile dgx: executor slurm needs NeMo-Run, which is not installed"
     assert error.value.hint == install_line("launch")
+
+
+def test_the_preview_refuses_what_nemo_run_would(bundle: Path) -> None:
+    with pytest.raises(UserError, match="NeMo-Run cannot work with"):
+        preview_text("demo", {"train": bundle}, env_with(job_dir="/a b/jobs"))
 
 
 @pytest.mark.parametrize("path", ["/a b/jobs", "/it's/jobs", "/$HOME/jobs"])

@@ -42,6 +42,9 @@ def _execute_evaluate(cfg: job.RecipeConfig) -> int:
         if env.executor == "ray":
             return submit_to_ray(bundle, cfg)
         # ... and NeMo-Run to Slurm, here or over SSH.
+        if cfg.dry_run and not slurm.nemo_run_is_installed():
+            print(slurm.preview_text(name, {name: bundle.folder}, env))
+            return 0
         run = slurm.load_nemo_run(env)
         with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
             executor = slurm.create_executor(env, bundle.folder, name)

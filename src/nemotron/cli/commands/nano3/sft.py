@@ -38,6 +38,9 @@ def _execute_sft(cfg: job.RecipeConfig) -> int:
     name = job_config.run.name
     with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
+        if cfg.dry_run and not slurm.nemo_run_is_installed():
+            print(slurm.preview_text(name, {name: bundle.folder}, env))
+            return 0
         run = slurm.load_nemo_run(env)
         with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
             executor = slurm.create_executor(env, bundle.folder, name)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import hits, protect, words
 from nemotron.data_prep.sources.documents import Split, stable_hash
-from nemotron.data_prep.sources.files import Format
 from nemotron.kit.chat import SHOWN
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.tables import aligned
@@ -92,9 +91,6 @@ class ConversationTable:
 
 def _outcome_order(item: tuple[str, int]) -> tuple[int, str]:
     return {"read": 0, "kept": 1}.get(item[0], 2), item[0]
-
-
-CONVERSATION_FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 
 
 class ProtectedPrompts:

@@ -1,4 +1,4 @@
-"""Records of JSON Lines, Parquet, Arrow, text and WARC files, here and on object stores, the web and the Hub.
+"""Records of JSON, CSV, Parquet, Arrow, text and WARC files, here and on object stores, the web and the Hub.
 
     files = list_files(["notes/", "s3://bucket/crawl/*.warc.gz"])                      # locations.py
     for piece in chain.from_iterable(pieces_of(file, 64 << 20) for file in files):     # reader.py

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, get_args
 
-Format = Literal["jsonl", "parquet", "arrow", "text", "warc"]
+Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "warc"]
 Compression = Literal["none", "gzip", "zstd"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+RECORD_FORMATS: tuple[Format, ...] = ("jsonl", "json", "csv", "parquet", "arrow")
+"""Formats whose records have named fields."""
 
 _PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex")
 _CODE = """
@@ -22,18 +25,22 @@ _CODE = """
 """
 SUFFIXES: Mapping[str, Format] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
+    **dict.fromkeys((".json",), "json"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
     **dict.fromkeys((*_PROSE, *_CODE.split()), "text"),
     **dict.fromkeys((".warc", ".wet"), "warc"),
 }
-"""Suffix -> format. A `.json` file is read as JSON Lines where the user names it or a glob matches it; in a folder it
-is left out, because most such files hold settings."""
+"""Suffix -> format. A `.json` file holds an array of records, or JSON Lines: its beginning says which."""
+SETTINGS_TOO: tuple[Format, ...] = ("json", "csv")
+"""In a folder, these are read only where nothing else is: beside other data they mostly hold settings and tables."""
 COMPRESSION_SUFFIXES: Mapping[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Parquet and Arrow compress inside.
-COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "text", "warc")
+COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "json", "csv", "text", "warc")
 
 MAGIC_BYTES = 4
+BEGIN_BYTES = 256  # in which a JSON array has its bracket
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -70,10 +77,15 @@ def format_of(name: str) -> tuple[Format, Compression] | None:
     compression = COMPRESSION_SUFFIXES.get(suffix, "none")
     if compression != "none":
         suffix = PurePath(path.stem).suffix
-    file_format = "jsonl" if suffix == ".json" else SUFFIXES.get(suffix)
+    file_format = SUFFIXES.get(suffix)
     if file_format is None or (compression != "none" and file_format not in COMPRESSIBLE):
         return None
     return file_format, compression
+
+
+def can_be_cut(file: SourceFile) -> bool:
+    """Whether a file of this format can be read in pieces."""
+    return (file.format == "jsonl" and file.compression == "none") or file.format in ("parquet", "arrow")
 
 
 def redact(uri: str) -> str:
@@ -91,6 +103,11 @@ def compression_of(begin: bytes) -> Compression:
     if begin.startswith(GZIP_MAGIC):
         return "gzip"
     return "zstd" if begin == ZSTD_MAGIC else "none"
+
+
+def is_json_array(begin: bytes) -> bool:
+    """Whether a file's first bytes are those of a JSON array."""
+    return begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 TO_THE_END = -1

@@ -1,23 +1,37 @@
 """Files of lines: stored bytes are decompressed as a stream, cut into lines of bounded length, and read as records.
 
-JSON Lines: one object a line, UTF-8. Plain text: one document a file, a long one cut at blank lines.
+JSON: one object a line, or an array of objects, UTF-8. CSV: a header, and a record a row whose values are all text.
+Plain text: one document a file, a long one cut at blank lines.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from nemotron.data_prep.sources.files import MAGIC_BYTES, Compression, Piece, SourceFile, compression_of
+from nemotron.data_prep.sources.files import (
+    BEGIN_BYTES,
+    MAGIC_BYTES,
+    Compression,
+    Piece,
+    SourceFile,
+    can_be_cut,
+    compression_of,
+    is_json_array,
+)
 from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import (
     MALFORMED,
+    MALFORMED_CSV,
     NOT_AN_OBJECT,
     NOT_UTF8,
     TOO_LONG,
@@ -30,6 +44,9 @@ from nemotron.data_prep.sources.reading import (
 _BUFFER = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 UTF16 = Bad(None, NOT_UTF8, "the file is UTF-16", "iconv -f UTF-16 -t UTF-8 FILE makes a file that is read")
+
+_BETWEEN_ITEMS = re.compile(r"\s*(?:,\s*)?")
+_LONGEST_WORD = len("-Infinity")
 
 DOCUMENT_CHARS = 100_000
 """A document ends at the first blank line after so many characters."""
@@ -135,12 +152,78 @@ def lines(stream: BinaryIO, max_bytes: int, begin: int = 0, end: int | None = No
         offset += size
 
 
-# --- JSON Lines -------------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def read_json_lines(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
+def read_json(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
+    """The objects of a piece of JSON Lines, or of an array."""
+    is_array = False
+    if piece.file.format == "json":
+        with open_content(piece.file) as stream:
+            is_array = is_json_array(stream.read(BEGIN_BYTES))
+    return _read_array(piece, reading) if is_array else _read_json_lines(piece, reading)
+
+
+def _read_array(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
+    """The objects of a JSON array, one at a time. `Row.index` counts its items.
+
+    DamagedError: what is no JSON, or an item that is longer than records may be. What follows it cannot be found.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    decode = json.JSONDecoder().raw_decode
+    text, at, index, is_open = "", 0, 0, False
+    with open_content(piece.file) as stream:
+        while True:
+            # More bytes are read where the item is not whole, and twice as many each time, so that a long item is not
+            # decoded from its beginning a thousand times.
+            data = stream.read(max(_BUFFER, len(text) - at))
+            is_whole = not data
+            try:
+                text, at = text[at:] + decoder.decode(data, final=is_whole), 0
+            except UnicodeDecodeError as error:
+                raise DamagedError(f"not UTF-8 behind {index} items") from error
+            if not is_open:
+                if "[" not in text:
+                    continue
+                at, is_open = text.index("[") + 1, True
+            while True:
+                at = _BETWEEN_ITEMS.match(text, at).end()  # type: ignore[union-attr]  # nothing is a match, too
+                if text.startswith("]", at):
+                    return
+                try:
+                    value, end = decode(text, at)
+                except (ValueError, RecursionError) as error:
+                    if is_whole or not _may_go_on(error, text):
+                        raise DamagedError(f"item {index + 1}: {str(error).partition(': line')[0]}") from error
+                    break
+                if end == len(text) and not is_whole:  # more digits may follow a number
+                    break
+                if end - at > reading.max_record_bytes:
+                    yield Bad(index, TOO_LONG, f"{end - at} characters, more than {reading.max_record_bytes}")
+                else:
+                    yield _object(value, index)
+                index, at = index + 1, end
+            if len(text) - at > reading.max_record_bytes:
+                raise DamagedError(f"item {index + 1} is longer than {reading.max_record_bytes} bytes")
+
+
+def _may_go_on(error: Exception, text: str) -> bool:
+    """Whether JSON that cannot be decoded may only lack its end: in a string, or within the last word of it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(text) - _LONGEST_WORD
+
+
+def _object(value: object, index: int) -> Row | Bad:
+    """An item of an array as a record."""
+    if not isinstance(value, dict):
+        return Bad(index, NOT_AN_OBJECT, f"expected a JSON object, found {type(value).__name__}")
+    return Row(index, value) if _is_unicode(value) else Bad(index, MALFORMED, "half of a surrogate pair")
+
+
+def _read_json_lines(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """The objects of a piece. `Row.index` counts its lines, blank ones too."""
-    plain = piece.file.compression == "none"
+    plain = can_be_cut(piece.file)
     cut = plain and (piece.begin, piece.end) != (0, piece.file.size)
     begin, end = (piece.begin, piece.end) if plain else (0, None)
     with open_content(piece.file, cut=cut, end=end) as stream:
@@ -152,6 +235,8 @@ def read_json_lines(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
                 item = parse_line(data)
                 if line.offset == 0 and is_utf16(data):
                     item = UTF16
+                elif line.offset == 0 and isinstance(item, Bad) and is_json_array(data):
+                    item = replace(item, hint="a JSON array is read from a file whose name ends in .json")
                 if isinstance(item, Bad):
                     yield replace(item, index=index)
                 else:
@@ -206,6 +291,40 @@ def lines_before(file: SourceFile, position: int) -> int:
             left -= len(chunk)
             last = chunk[-1:]
     return count + (position > 0 and last != b"\n")
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def read_csv(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
+    """The rows of a file under the names of its header, all values text. `Row.index` counts rows behind the header.
+
+    DamagedError: quotes that never end, a value longer than records may be, no name or one name twice in the header.
+    """
+    csv.field_size_limit(reading.max_record_bytes)
+    is_tsv = ".tsv" in PurePath(piece.file.name).suffixes
+    with open_content(piece.file) as stream:
+        # Bytes that are not UTF-8 cost their own row only.
+        content = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        try:
+            rows = csv.reader(content, delimiter="\t" if is_tsv else ",", strict=True)
+            header = next(rows, [])
+            if header and (not all(header) or len(set(header)) < len(header)):
+                raise DamagedError(f"the header needs a name for every column, each another: {', '.join(header)}")
+            for index, values in enumerate(row for row in rows if row):
+                record = dict(zip(header, values, strict=False))
+                if len(values) != len(header):
+                    yield Bad(
+                        index, MALFORMED_CSV, f"{len(values)} field{'s' * (len(values) != 1)} under {len(header)} names"
+                    )
+                elif not _is_unicode(record):
+                    yield Bad(index, NOT_UTF8)
+                else:
+                    yield Row(index, record)
+        except csv.Error as error:
+            raise DamagedError(str(error)) from error
+        finally:
+            content.detach()
 
 
 # --- Text -------------------------------------------------------------------------------------------------------------

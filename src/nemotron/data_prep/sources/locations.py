@@ -38,15 +38,18 @@ from urllib.parse import unquote
 from nemo_runspec.errors import UserError, nearest
 from nemo_runspec.user_files import files_below, files_of, local_path
 from nemotron.data_prep.sources.files import (
+    BEGIN_BYTES,
     COMPRESSIBLE,
     COMPRESSION_SUFFIXES,
     FORMATS,
     MAGIC_BYTES,
+    SETTINGS_TOO,
     SUFFIXES,
     Format,
     SourceFile,
     compression_of,
     format_of,
+    is_json_array,
     redact,
 )
 from nemotron.data_prep.sources.ranges import StoredObject, range_stream
@@ -59,6 +62,8 @@ SCHEMES = ("s3", "gs", "https", "http", "hf")
 
 _KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
     "jsonl": ".jsonl",
+    "json": ".json",
+    "csv": ".csv, .tsv",
     "parquet": ".parquet",
     "arrow": ".arrow",
     "text": ".txt, .md, source code",
@@ -74,10 +79,10 @@ def list_files(
 ) -> list[SourceFile]:
     """The files behind paths, globs (`**` included), folders and addresses; sorted, each file once.
 
-    A folder stands for all files in it, however deep; hidden files and folders (`.git`) are left out, and links that
-    lead round in a circle end where they began. What else a folder or glob holds is counted by suffix in `passed_over`,
-    or named in one line on stderr where that is None; so is a file or folder below that may not be read, where
-    `on_error` is `skip`.
+    A folder stands for all files in it, however deep; hidden files and folders (`.git`) are left out, links that lead
+    round in a circle end where they began, and JSON and CSV are read where nothing else in it is. What else a folder
+    or glob holds is counted by suffix in `passed_over`, or named in one line on stderr where that is None; so is a file
+    or folder below that may not be read, where `on_error` is `skip`.
 
     UserError: a path that does not exist or, under `stop`, cannot be listed; a glob or folder without a file that is
     read; a named file of an unknown type.
@@ -162,7 +167,7 @@ def lineage_sources(files: Sequence[SourceFile], role: str) -> list[Source]:
 def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_error: str) -> list[SourceFile]:
     path = local_path(location)
     if path.is_file():
-        file = _source_file(str(path), formats, json_too=True)
+        file = _source_file(str(path), formats)
         if isinstance(file, str):
             raise _unknown_type(location, path.name, formats)
         return [file]
@@ -178,27 +183,31 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_er
     if not is_folder and "**" not in location:  # with `**`, what is in the folders matches, too
         folders = sum(Path(name).is_dir() for name in glob.glob(str(path)))  # noqa: PTH207  takes absolute patterns
         counts.update({"folder": folders} if folders else {})
-    files = []
+    files, perhaps = [], []
     for name in names:
         try:
-            file = _source_file(name, formats, json_too=not is_folder)
+            file = _source_file(name, formats)
         except OSError as error:
             skip(error)
             continue
-        if isinstance(file, SourceFile):
-            files.append(file)
-        else:
+        if not isinstance(file, SourceFile):
             counts[file] += 1
+        elif is_folder and (known := format_of(name)) is not None and known[0] in SETTINGS_TOO:
+            perhaps.append(file)
+        else:
+            files.append(file)
+    if files:
+        counts.update(_suffix(file.name) for file in perhaps)
+    files = files or perhaps
     if not files:
         raise _nothing_readable(location, formats, counts)
     return files
 
 
-def _source_file(name: str, formats: Sequence[Format], *, json_too: bool) -> SourceFile | str:
-    """A file as it is now, or the kind under which it is counted instead. `json_too`: `.json` is JSON Lines."""
+def _source_file(name: str, formats: Sequence[Format]) -> SourceFile | str:
+    """A file as it is now, or the kind under which it is counted instead."""
     known = format_of(name)
-    is_json = _suffix(name).startswith(".json") and not _suffix(name).startswith(".jsonl")
-    if known is None or known[0] not in formats or (is_json and not json_too):
+    if known is None or known[0] not in formats:
         return _suffix(name) or "no suffix"
     try:
         status = os.stat(name)  # noqa: PTH116
@@ -207,9 +216,14 @@ def _source_file(name: str, formats: Sequence[Format], *, json_too: bool) -> Sou
     if not stat.S_ISREG(status.st_mode):
         return "pipe, socket or device"
     file = SourceFile(name, status.st_size, str(status.st_mtime_ns), *known)
-    if file.format in COMPRESSIBLE and file.size >= MAGIC_BYTES:
+    begin = b""
+    if file.format in COMPRESSIBLE:
         with contextlib.suppress(OSError), open(name, "rb") as stream:  # noqa: PTH123  its reader will meet the error
-            return replace(file, compression=compression_of(stream.read(MAGIC_BYTES)))
+            begin = stream.read(BEGIN_BYTES)
+    if len(begin) >= MAGIC_BYTES:
+        file = replace(file, compression=compression_of(begin[:MAGIC_BYTES]))
+    if file.format == "json" and file.compression == "none" and not is_json_array(begin):
+        return replace(file, format="jsonl")  # which can be cut
     return file
 
 

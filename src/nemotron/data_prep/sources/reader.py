@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
-from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile
-from nemotron.data_prep.sources.lines import lines_before, read_json_lines, read_text
+from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, can_be_cut
+from nemotron.data_prep.sources.lines import lines_before, read_csv, read_json, read_text
 from nemotron.data_prep.sources.reading import (
     DAMAGED,
     EMPTY,
@@ -29,7 +29,15 @@ from nemotron.data_prep.sources.reading import (
 )
 from nemotron.data_prep.work.batches import batches
 
-_KINDS = {"jsonl": "JSON Lines", "parquet": "Parquet", "arrow": "Arrow", "text": "text", "warc": "WARC"}
+_KINDS = {
+    "jsonl": "JSON Lines",
+    "json": "JSON",
+    "csv": "CSV",
+    "parquet": "Parquet",
+    "arrow": "Arrow",
+    "text": "text",
+    "warc": "WARC",
+}
 # Bytes of a file that are read to find the line number of a sample; further on, the sample is named by its piece.
 _CHEAP = 64 << 20
 
@@ -42,11 +50,6 @@ def whole(file: SourceFile) -> Piece:
     if not can_be_cut(file):
         return Piece(file, 0, 1, file.size)
     return Piece(file, 0, file.size if file.format == "jsonl" else TO_THE_END, file.size)
-
-
-def can_be_cut(file: SourceFile) -> bool:
-    """Whether a file of this format can be read in pieces."""
-    return (file.format == "jsonl" and file.compression == "none") or file.format in ("parquet", "arrow")
 
 
 def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
@@ -160,8 +163,10 @@ def _before(piece: Piece) -> int:
 
 def _items(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """The records of a piece, by its file's format."""
-    if piece.file.format == "jsonl":
-        return read_json_lines(piece, reading)
+    if piece.file.format in ("jsonl", "json"):
+        return read_json(piece, reading)
+    if piece.file.format == "csv":
+        return read_csv(piece, reading)
     if piece.file.format == "text":
         return read_text(piece, reading)
     if piece.file.format == "warc":

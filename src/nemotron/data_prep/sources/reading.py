@@ -15,6 +15,7 @@ FEW_RECORDS = 10  # of fewer, a share means little
 # Why the reader skips a record; who consumes the rows may add reasons.
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed JSON"
+MALFORMED_CSV = "malformed CSV row"
 NOT_AN_OBJECT = "not a JSON object"
 NO_FIELD = "field is missing"
 NOT_TEXT = "field is not text"

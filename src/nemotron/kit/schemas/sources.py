@@ -22,7 +22,7 @@ from nemotron.kit.schemas.group import Group, RunConfig, Scale, Seed
 
 SCHEMES = ("hf://", "s3://", "gs://", "https://", "http://")
 _HUB_NAME = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:[:/@].*)?")
-_SUFFIXES = r"(\.(jsonl|parquet|arrow|txt|md|warc|wet|json|gz|zst|zstd))+$"
+_SUFFIXES = r"(\.(jsonl|parquet|arrow|txt|md|warc|wet|json|csv|tsv|gz|zst|zstd))+$"
 
 
 def _check_address(location: str) -> str:

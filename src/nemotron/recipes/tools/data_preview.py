@@ -25,7 +25,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation
-from nemotron.data_prep.sources.files import Format, SourceFile
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, where, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
@@ -37,7 +37,6 @@ from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_b
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.packed_rows import packed_files, read_rows
 
-FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 FIELDS = ("messages", "tools")
 RESET = "\x1b[0m"
 # Each kind of token in two shades, so that their borders are seen.
@@ -98,7 +97,7 @@ def place_of(source: str | None) -> Place:
         paths = [path for path in (dataset.train_path, dataset.valid_path, dataset.test_path) if path is not None]
         packed = [file for path in paths for file in ([path] if path.is_file() else sorted(path.glob("*.parquet")))]
         return Place(f"artifact {version.ref}", packed, [], str(dataset.tokenizer_path or "") or None)
-    return Place(source, [], list_files([source], FORMATS), None)
+    return Place(source, [], list_files([source], RECORD_FORMATS), None)
 
 
 def _tokenizer_of_artifact(location: str) -> str | None:

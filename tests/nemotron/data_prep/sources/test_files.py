@@ -38,7 +38,7 @@ def write(path: Path, content: bytes = b'{"text": "x"}\n') -> Path:
         ("a.jsonl", ("jsonl", "none")),
         ("A.JSONL.GZ", ("jsonl", "gzip")),
         ("a.b.ndjson.zst", ("jsonl", "zstd")),
-        ("a.json", ("jsonl", "none")),
+        ("a.json", ("json", "none")),
         ("a.pq", ("parquet", "none")),
         ("a.feather", ("arrow", "none")),
         ("a.md", ("text", "none")),
@@ -46,7 +46,8 @@ def write(path: Path, content: bytes = b'{"text": "x"}\n') -> Path:
         ("CC-MAIN-1.warc.gz", ("warc", "gzip")),
         ("CC-MAIN-1.warc.wet.gz", ("warc", "gzip")),
         ("a.parquet.gz", None),
-        ("a.csv", None),
+        ("a.csv", ("csv", "none")),
+        ("a.xls", None),
         ("README", None),
         ("a.gz", None),
         (".jsonl", None),
@@ -106,10 +107,22 @@ def test_globs(tmp_path: Path) -> None:
     write(tmp_path / "data[1].jsonl")
     passed_over: Counter[str] = Counter()
     found = list_files([str(tmp_path / "*")], passed_over=passed_over)
-    assert names(found, tmp_path) == ["a.json", "data[1].jsonl"]  # named by the glob, so JSON is JSON Lines
-    assert passed_over == {".csv": 1, "folder": 1}
+    assert names(found, tmp_path) == ["a.json", "b.csv", "data[1].jsonl"]  # named by the glob, whatever they hold
+    assert passed_over == {"folder": 1}
     assert names(list_files([str(tmp_path / "data[1].jsonl")]), tmp_path) == ["data[1].jsonl"]
-    assert names(list_files([str(tmp_path / "**")]), tmp_path) == ["a.json", "data[1].jsonl", "sub/c.jsonl"]
+    assert names(list_files([str(tmp_path / "**")]), tmp_path) == [
+        "a.json", "b.csv", "data[1].jsonl", "sub/c.jsonl"
+    ]  # fmt: skip
+
+
+def test_json_and_csv_of_a_folder_are_read_where_nothing_else_is(tmp_path: Path) -> None:
+    for name in ("a.json", "b/c.csv", "d.tsv.gz"):
+        write(tmp_path / name)
+    assert names(list_files([str(tmp_path)]), tmp_path) == ["a.json", "b/c.csv", "d.tsv.gz"]
+    write(tmp_path / "notes.txt")
+    passed_over: Counter[str] = Counter()
+    assert names(list_files([str(tmp_path)], passed_over=passed_over), tmp_path) == ["notes.txt"]
+    assert passed_over == {".json": 1, ".csv": 1, ".tsv.gz": 1}
 
 
 def test_the_bytes_say_the_compression(tmp_path: Path) -> None:
@@ -133,21 +146,21 @@ def test_only_some_formats(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     write(tmp_path / "notes.jsonl")
-    write(tmp_path / "a.csv")
+    write(tmp_path / "a.xls")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no such file: .*note\.jsonl") as caught:
         list_files([str(tmp_path / "note.jsonl")])
     assert caught.value.hint == f"did you mean {tmp_path / 'notes.jsonl'}?"
     with pytest.raises(UserError, match=r"no file matches .*\.parquet"):
         list_files([str(tmp_path / "*.parquet")])
-    with pytest.raises(UserError, match=r"cannot read .*a\.csv: unknown file type '\.csv'"):
-        list_files([str(tmp_path / "a.csv")])
-    with pytest.raises(UserError, match=r"\*\.csv holds no file that is read, only 1 x \.csv"):
-        list_files([str(tmp_path / "*.csv")])
+    with pytest.raises(UserError, match=r"cannot read .*a\.xls: unknown file type '\.xls'"):
+        list_files([str(tmp_path / "a.xls")])
+    with pytest.raises(UserError, match=r"\*\.xls holds no file that is read, only 1 x \.xls"):
+        list_files([str(tmp_path / "*.xls")])
     with pytest.raises(UserError, match="empty holds no file that is read"):
         list_files([str(tmp_path / "empty")])
-    write(tmp_path / "empty" / "b.csv")
-    with pytest.raises(UserError, match=r"empty holds no file that is read, only 1 x \.csv"):
+    write(tmp_path / "empty" / "b.xls")
+    with pytest.raises(UserError, match=r"empty holds no file that is read, only 1 x \.xls"):
         list_files([str(tmp_path / "empty")])
     with pytest.raises(UserError, match="no file matches"):
         list_files([str(tmp_path / "emp*")])

@@ -79,6 +79,9 @@ def every_format(folder: Path, rows: Sequence[Any]) -> dict[str, Path]:
     body = json_lines(rows)
     contents = {
         "plain.jsonl": body,
+        "lines.json": body,
+        "array.json": b"\xef\xbb\xbf" + json.dumps(rows, indent=1, ensure_ascii=False).encode(),
+        "array.json.gz": gzip.compress(json.dumps(rows).encode()),
         "packed.jsonl.gz": gzip.compress(body),
         "packed.jsonl.zst": zstd(body),
         "table.parquet": parquet(rows, 7),

@@ -44,7 +44,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
-from nemotron.data_prep.sources.files import Format, SourceFile
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading, check_skipped
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
@@ -57,8 +57,6 @@ from nemotron.recipes.data.pack.example import write_example
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.pack.schema import PackConfig
-
-FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 
 
 def main() -> None:
@@ -79,13 +77,15 @@ def main() -> None:
         # --- Files ----------------------------------------------------------------------------------------------------
         with run.phase("list"):
             files = {
-                source.name: list_files(source.paths, FORMATS, on_error=settings.sources[source.name].reading.on_error)
+                source.name: list_files(
+                    source.paths, RECORD_FORMATS, on_error=settings.sources[source.name].reading.on_error
+                )
                 for source in cfg.sources
             }
             if cfg.example.num_conversations:
                 path = work / "example.jsonl"
                 write_example(path, apply_scale(cfg.example.num_conversations, cfg.scale), cfg.example.seed)
-                files["example"] = list_files([str(path)], FORMATS)
+                files["example"] = list_files([str(path)], RECORD_FORMATS)
             plan = chat_spool.plan_tokenize(settings, files, cfg.shard_bytes)
             freeze(plan, work / "spool")
 

@@ -15,7 +15,7 @@ from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
 
 class SourceConfig(shared.SourceConfig):
-    """A source of conversations (JSONL, Parquet or Arrow). A path alone may stand for it."""
+    """A source of conversations (JSONL, JSON, CSV, Parquet or Arrow). A path alone may stand for it."""
 
     fields: ClassVar[tuple[str, ...]] = ("messages", "tools", "used_in")
     other_names: ClassVar[dict[str, str]] = shared.SourceConfig.other_names | {

@@ -48,7 +48,7 @@ class SourceConfig(shared.SourceConfig):
     )
     max_documents: int | None = Field(None, ge=1, description="documents used at most; null: all")
     max_tokens: int | None = Field(None, ge=1, description="training tokens used at most; null: all")
-    formats: list[Literal["jsonl", "parquet", "arrow", "text", "warc"]] = Field(
+    formats: list[Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "warc"]] = Field(
         [], description="read only files of these formats; []: every one that is known"
     )
     max_record_bytes: int | None = Field(None, ge=1, description="in place of reading.max_record_bytes")

@@ -42,9 +42,9 @@ from typing import TYPE_CHECKING, Literal
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack, spool
-from nemotron.data_prep.chat.conversations import CONVERSATION_FORMATS, Conversation
+from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
-from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
@@ -74,7 +74,7 @@ def main() -> None:
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
     own_files = {
-        source.name: list_files(source.paths, CONVERSATION_FORMATS, on_error=source.on_error) for source in cfg.sources
+        source.name: list_files(source.paths, RECORD_FORMATS, on_error=source.on_error) for source in cfg.sources
     }
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:

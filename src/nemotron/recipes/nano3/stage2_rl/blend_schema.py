@@ -32,7 +32,7 @@ class BlendConfig(Group):
 
     run: DataRunConfig
     paths: list[Location] = Field(
-        min_length=1, description="the blend: files, globs, folders, addresses: JSONL (.gz, .zst), Parquet, Arrow"
+        min_length=1, description="the blend: files, globs, folders, addresses: JSONL, JSON, Parquet, Arrow"
     )
     references: dict[str, ReferenceConfig] = Field(
         {}, description="what records write in `dataset` -> the collection; besides those of the published blends"

@@ -43,7 +43,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
-from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept
@@ -86,7 +86,7 @@ def main() -> None:
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
-    files = {source.name: list_files(source.paths, ("jsonl", "parquet", "arrow")) for source in cfg.sources}
+    files = {source.name: list_files(source.paths, RECORD_FORMATS) for source in cfg.sources}
     reports = {name: ReadReport() for name in files}
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:

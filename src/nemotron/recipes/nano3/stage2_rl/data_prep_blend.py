@@ -61,7 +61,7 @@ from nemotron.data_prep.rl.steps import (
     resolve_shard,
 )
 from nemotron.data_prep.sources.documents import split_of
-from nemotron.data_prep.sources.files import Format
+from nemotron.data_prep.sources.files import RECORD_FORMATS
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import inputs_of
 from nemotron.data_prep.sources.reader import pieces_of
@@ -77,7 +77,6 @@ from nemotron.kit.tables import aligned
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
 
-FORMATS: tuple[Format, ...] = ("jsonl", "parquet", "arrow")
 PROMPT_HELD, QUESTION_HELD = "prompt is held out", "question is held out"
 OUTCOMES = ("train", "valid", PROMPT_HELD, QUESTION_HELD)
 
@@ -97,7 +96,7 @@ def main() -> None:
 
         # --- Plan: the blend's files at one commit, cut into pieces; changed inputs are refused ----------------------
         with run.phase("plan"):
-            files = list_files(cfg.paths, FORMATS)
+            files = list_files(cfg.paths, RECORD_FORMATS)
             pieces = [piece for file in files for piece in pieces_of(file, cfg.shard_bytes)]
             shards = [Shard(f"{i:05d}", piece) for i, piece in enumerate(pieces)]
             read_plan = Plan({"reading": reading, "references": references}, inputs_of(files), shards)
@@ -118,7 +117,7 @@ def main() -> None:
 
         # --- Fetch: those rows, each collection once, at one commit --------------------------------------------------
         with run.phase("fetch"):
-            collections = {location: list_files([location], FORMATS) for location in sorted(row_numbers)}
+            collections = {location: list_files([location], RECORD_FORMATS) for location in sorted(row_numbers)}
             fetch_plan = Plan(
                 {"locations": sorted(row_numbers)},
                 inputs_of(file for listed in collections.values() for file in listed),

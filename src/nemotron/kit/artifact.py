@@ -247,6 +247,7 @@ class SFTPack(Dataset):
     seq_len: int = Field(ge=1, description="tokens a row")
     num_loss_tokens: int | None = Field(default=None, ge=0, description="tokens that count in the loss")
     chat_template: ChatTemplate = Field(description="template under which the conversations were tokenised")
+    reasoning: bool | None = Field(default=None, description="whether most answers in it come after reasoning")
 
 
 class RLPrompts(Dataset):
@@ -268,6 +269,9 @@ class Checkpoint(Artifact):
     tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
     chat_template: ChatTemplate | None = Field(
         default=None, description="template that it answers under; none: a base model"
+    )
+    reasoning: bool | None = Field(
+        default=None, description="whether it was trained to reason before it answers, and so is asked; none: not known"
     )
 
     @property

@@ -21,22 +21,9 @@ from typing import Any
 from nemotron.kit.chat import END_THINK, SHOWN, THINK, UntrainableError
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.chat_templates import is_path
+from nemotron.kit.record_fields import QUESTION_AND_ANSWER, REASONING, TURNS
 
 NO_CONVERSATION = "no conversation in it"
-TURNS = ("messages", "conversations", "conversation")
-QUESTION_AND_ANSWER = (
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("prompt", "completion"),
-    ("prompt", "chosen"),
-    ("prompt", "response"),
-    ("question", "answer"),
-    ("question", "response"),
-    ("query", "response"),
-)
-FIELDS = frozenset(TURNS) | {name for names in QUESTION_AND_ANSWER for name in names}
-"""Fields that say where the conversation is."""
-REASONING = ("reasoning_content", "reasoning", "thinking")
 ROLE_NAMES = {
     "human": "user",
     "gpt": "assistant",
@@ -58,7 +45,7 @@ def to_messages(record: Mapping[str, Any]) -> list[Any]:
         if record.get(name) is not None:
             messages = normalize_messages(record[name])
             if messages == []:
-                raise UntrainableError(NO_CONVERSATION, f"{name} is an empty list")
+                raise UntrainableError(NO_CONVERSATION, f"{NO_CONVERSATION}: {name} is an empty list")
             messages = messages if isinstance(messages, list) else [messages]
             return _with_system(record, messages)
     for question, answer in QUESTION_AND_ANSWER:
@@ -71,7 +58,7 @@ def to_messages(record: Mapping[str, Any]) -> list[Any]:
             return _with_system(record, [*_history(record), *asked, *_with_reasoning(record, answered)])
     if isinstance(record.get("chosen"), list):
         return normalize_messages(record["chosen"])
-    raise UntrainableError(NO_CONVERSATION, f"no conversation in it; its fields are {_fields(record)}", _advice(record))
+    raise UntrainableError(NO_CONVERSATION, f"{NO_CONVERSATION}: its fields are {_fields(record)}", _advice(record))
 
 
 def unused_keys(messages: Iterable[Any], template: str) -> set[str]:

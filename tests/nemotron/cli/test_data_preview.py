@@ -169,7 +169,7 @@ def test_colours_only_on_a_terminal_that_wants_them(no_color: bool, tokenizer: P
             "has no token <SPECIAL_10>, which chat_template nano2 needs",
         ),
         ("chats.jsonl --tokenizer {tokenizer} --skip 50", "nothing to show after the first 50"),
-        ("chats.jsonl --tokenizer {tokenizer} --columns=message=x", "write messages=COLUMN or tools=COLUMN"),
+        ("chats.jsonl --tokenizer {tokenizer} --columns=message=x", "write FIELD=COLUMN, as messages=talk"),
         ("gone.jsonl --tokenizer {tokenizer}", "gone.jsonl is a link to nowhere, and nothing is there"),
         ("nano3-sft-data-tiny", "no artifact 'nano3-sft-data-tiny'"),
     ],

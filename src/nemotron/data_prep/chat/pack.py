@@ -66,11 +66,17 @@ def read_sequences(folder: Path, plan: Plan[ChatWork], source_names: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Sequences of each split (indices [n], in the order of packing), the sources' shares, repeats left out."""
+    """Sequences of each split (indices [n], in the order of packing), the sources' shares, and by source how many were
+    left out as equal to another."""
 
     splits: dict[str, NDArray[np.int64]]
     shares: list[Share]
-    duplicates: int
+    equal: dict[str, int]
+
+    @property
+    def duplicates(self) -> int:
+        """How many were left out as equal to another."""
+        return sum(self.equal.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ def choose(
     ordered = sequences["order"][by_order]
     first = np.ones(len(ordered), np.bool_)
     first[1:] = ordered[1:] != ordered[:-1]
+    equal = np.bincount(sequences["source"][by_order[~first]], minlength=len(names)).tolist()
     by_order = by_order[first]
     splits = {name: by_order[sequences["split"][by_order] == code] for code, name in enumerate(SPLITS)}
     training = splits["train"]
@@ -145,7 +152,7 @@ def choose(
         )
         for i, name in enumerate(names)
     ]
-    return Chosen(splits, shares, len(first) - int(first.sum()))
+    return Chosen(splits, shares, dict(zip(names, equal, strict=True)))
 
 
 def _up_to(lengths: NDArray[np.int32], part: float) -> int:

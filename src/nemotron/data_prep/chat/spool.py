@@ -33,14 +33,15 @@ from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.planning import inputs_of, shares_of
 from nemotron.data_prep.sources.reader import pieces_of, read_piece, reject, where
-from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.sources.reading import NOT_ERRORS, Reading, ReadReport, check_kept
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
 from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, run_shards
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
-from nemotron.kit.chat_records import FIELDS, normalize_tools, to_messages, unused_keys
+from nemotron.kit.chat_records import normalize_tools, to_messages, unused_keys
+from nemotron.kit.record_fields import CONVERSATION
 
 SPLITS = ("train", "valid", "test")
 SPOOLED = np.dtype([("length", "<i4"), ("order", "<u8"), ("split", "u1"), ("loss_weight", "<f4")])
@@ -61,6 +62,15 @@ _BATCH = 256
 _BATCH_CHARS = 1 << 20
 
 
+def chat_reading(columns: Mapping[str, str], on_error: Literal["stop", "skip"]) -> Reading:
+    """How records of conversations are read: whole, and with what `columns` names under the names wanted.
+
+    Where `columns` says which fields are the conversation, these have to be there, and no others are it.
+    """
+    present = tuple(name for name in columns if name in CONVERSATION)
+    return Reading(on_error, columns=columns, required=(), present=present, rest=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatSource:
     """A source of conversations and how it is read.
@@ -70,8 +80,7 @@ class ChatSource:
     by size, from the beginning of each piece. `split_column`: of a record, that says which of `SPLITS` it is in,
     whatever the fractions. `guarded`: leave out what overlaps with the settings' `protected` prompts. `train_on`: every
     turn of the assistant, or the answer to the last question. `loss_weights`: what a record's `category` counts in the
-    loss, beside its own `loss_weight`. `named`: fields that say where the conversation is; none: any that
-    `kit.chat_records` knows.
+    loss, beside its own `loss_weight`.
     """
 
     name: str
@@ -85,7 +94,6 @@ class ChatSource:
     guarded: bool = False
     train_on: Literal["all", "last"] = "all"
     loss_weights: Mapping[str, float] = field(default_factory=dict)
-    named: tuple[str, ...] = ()
 
 
 class Span(NamedTuple):
@@ -136,13 +144,15 @@ class ChatCounts:
 
     `outcomes`: records read and dropped for which reason, sequences kept; `errors`: of them the reasons that would have
     stopped the run; `samples`: of what was dropped; `reasoning`: sequences kept that end in an answer with reasoning;
-    `unused_keys`: of messages; `categories`: records of each, where they have weights.
+    `unused_keys`: of messages; `categories`: records of each, where they have weights; `longest`: tokens of the longest
+    sequence, kept or not.
     """
 
     outcomes: dict[str, int]
     reasoning: int
     unused_keys: dict[str, int]
     categories: dict[str, int]
+    longest: int
     sequences: int
     tokens: int
     errors: dict[str, int]
@@ -172,7 +182,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     account = _Account()
     outcomes = account.outcomes
     sequences: list[tuple[int, int, int, float]] = []
-    reasoning = 0
+    reasoning = longest = 0
     tokenizer = tokenizer_from(settings.tokenizer)
     with (
         output.path(f"{shard.name}.ids").open("wb") as ids_file,
@@ -182,6 +192,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
         for batch in batches(spans, lambda span: span.chars, _BATCH_CHARS, _BATCH):
             encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
             for span, (ids, mask) in zip(batch, encoded, strict=True):
+                longest = max(longest, len(ids))
                 if len(ids) > settings.seq_len:
                     outcomes[TOO_LONG if settings.too_long == "drop" else CUT] += 1
                     if settings.too_long == "drop":
@@ -206,6 +217,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
         reasoning=reasoning,
         unused_keys=account.unused_keys,
         categories=account.categories,
+        longest=longest,
         sequences=len(sequences),
         tokens=tokens,
         errors=report.errors(),
@@ -231,15 +243,16 @@ class _Account:
 
 @dataclass
 class Spool:
-    """What all shards made of the records: outcomes by source, samples of what was dropped, `errors` by source, keys of
-    messages that were not used by source, records of each category by source, sequences that end in an answer with
-    reasoning."""
+    """What all shards made of the records: outcomes by source, samples of what was dropped, and by source the errors,
+    the keys of messages that were not used, the records of each category, the tokens of the longest sequence.
+    `reasoning`: sequences that end in an answer with reasoning."""
 
     table: ConversationTable = field(default_factory=ConversationTable)
     samples: list[dict[str, str]] = field(default_factory=list)
     errors: dict[str, Counter[str]] = field(default_factory=dict)
     unused_keys: dict[str, Counter[str]] = field(default_factory=dict)
     categories: dict[str, Counter[str]] = field(default_factory=dict)
+    longest: Counter[str] = field(default_factory=Counter)
     reasoning: int = 0
 
     def reasons(self) -> bool:
@@ -255,6 +268,28 @@ class Spool:
             for name, keys in self.unused_keys.items()
             if keys
         ]
+
+    def check_own(self, source: str, settings: ChatSettings) -> None:
+        """Say where most of a source of the user's was dropped; UserError where nothing is left of it."""
+        outcomes = self.table.counts.get(source, {})
+        kept = outcomes.get(KEPT, 0)
+        asked_for = (NOT_USED_IN, NO_WEIGHT) if kept else ()
+        no_drop = {READ, KEPT, EARLIER_TURNS, CUT, *NOT_ERRORS, *asked_for}
+        check_kept(
+            source,
+            read=outcomes.get(READ, 0),
+            kept=kept,
+            dropped={outcome: count for outcome, count in outcomes.items() if outcome not in no_drop},
+            remedies={
+                TOO_LONG: f"the longest has {self.longest[source]:,} tokens, a row {settings.seq_len:,}: raise "
+                "packing.seq_length, or keep their beginnings by packing.too_long=cut",
+                CONTROL_TOKEN: f"{', '.join(control_tokens(settings.template))} may not stand in a message, where the "
+                f"model would read the beginning or end of a turn (chat template {settings.template})",
+                OVERLAPS: "what evaluation asks is not trained on; evaluation_tasks: how many tasks a family it asks",
+                NOT_USED_IN: f"used_in of the source is {', '.join(settings.sources[source].used_in)}",
+                NO_WEIGHT: "loss_weights of the source and loss_weight of its records multiply to 0",
+            },
+        )
 
 
 def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSettings, engine: Engine) -> Spool:
@@ -273,6 +308,7 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
             spool.errors[work.source].update(counts.errors)
             spool.unused_keys[work.source].update(counts.unused_keys)
             spool.categories[work.source].update(counts.categories)
+            spool.longest[work.source] = max(spool.longest[work.source], counts.longest)
             spool.reasoning += counts.reasoning
             progress.add(rows=counts.sequences, tokens=counts.tokens, bytes=work.piece.size, was_done=was_done)
     for name, source in settings.sources.items():
@@ -305,11 +341,12 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
             if source.reading.on_error == "stop":
                 at = where(work.piece, row.index)
                 raise UserError(f"{at}: {error.message}", error.hint or "on_error: skip leaves such out") from None
-            reject(work.piece, row.index, report, error.reason, error.message.removeprefix(f"{error.reason}: "))
+            detail = error.message.removeprefix(f"{error.reason}: ") + (f" ({error.hint})" if error.hint else "")
+            reject(work.piece, row.index, report, error.reason, detail)
             continue
         account.unused_keys.update(unused_keys(conversation.messages, template))
         if source.loss_weights:
-            account.categories[str(row.value.get("category"))] += 1
+            account.categories[_category(row.value)] += 1
         if not conversation.loss_weight:
             outcomes[NO_WEIGHT] += 1
             continue
@@ -326,8 +363,8 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
 
     UntrainableError: no conversation is found in it, or its weight is none.
     """
-    if source.named:
-        record = {name: value for name, value in record.items() if name in source.named or name not in FIELDS}
+    if asked := source.reading.present:
+        record = {name: value for name, value in record.items() if name in asked or name not in CONVERSATION}
     if piece.file.format in ("parquet", "arrow"):
         record = _without_nulls(record)
     split: Split = record[source.split_column] if source.split_column else "train"
@@ -347,7 +384,12 @@ def _loss_weight(record: Mapping[str, Any], by_category: Mapping[str, float]) ->
     weight = 1.0 if weight is None else weight
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise UntrainableError("loss_weight is no weight", f"loss_weight must be a number from 0 on, not {weight!r}")
-    return float(weight) * by_category.get(str(record.get("category")), 1.0)
+    return float(weight) * by_category.get(_category(record), 1.0)
+
+
+def _category(record: Mapping[str, Any]) -> str:
+    category = record.get("category")
+    return "none" if category is None else str(category)
 
 
 def _without_nulls(value: Any) -> Any:

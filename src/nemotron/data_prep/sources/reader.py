@@ -183,8 +183,8 @@ def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str,
     own_names = piece.file.format in ("text", "warc")
     value = record
     if reading.columns and not own_names:
-        value = {}
-        for name, field in (reading.names or {}).items():
+        value = {name: item for name, item in record.items() if name not in reading.columns} if reading.rest else {}
+        for name, field in (reading.names or reading.columns).items():
             exists, content = _lookup(record, field)
             if exists:
                 value[name] = content

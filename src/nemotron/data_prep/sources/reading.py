@@ -76,7 +76,7 @@ class Reading:
     count it. `max_record_bytes`: longer records are never held in memory. `columns`: name in the row -> name in the
     file, with dots for nested fields; where there are any, a row has these names only, as far as the record has them
     (rows of text files and WARC keep their own names). `required`: fields that a row must have, as text. `present`:
-    fields that a row must have, not null.
+    fields that a row must have, not null. `rest`: a row has the record's other fields, too, under their own names.
     """
 
     on_error: Literal["stop", "skip"] = "stop"
@@ -84,11 +84,12 @@ class Reading:
     columns: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ("text",)
     present: tuple[str, ...] = ()
+    rest: bool = False
 
     @property
     def names(self) -> dict[str, str] | None:
         """Name in a row -> name in the file, for all that is wanted; None for everything there is."""
-        if not self.columns:
+        if not self.columns or self.rest:
             return None
         return {**{name: name for name in (*self.required, *self.present)}, **self.columns}
 

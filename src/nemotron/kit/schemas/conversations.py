@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
 from nemo_runspec.user_files import TO_COME, UserFiles, local_path
 from nemotron.kit.chat_templates import CHOICES, TEMPLATES, is_path, unknown
+from nemotron.kit.record_fields import ABOUT_IT, CONVERSATION
 from nemotron.kit.schemas.group import Group
-from nemotron.kit.schemas.sources import Fraction
+from nemotron.kit.schemas.sources import Fraction, UserSource
 
 
 def _check_template(template: str) -> str:
@@ -36,6 +37,32 @@ BinPacking = Literal[
 ]
 
 
+class ConversationSource(UserSource):
+    """What can be said of a source of conversations."""
+
+    fields: ClassVar[tuple[str, ...]] = (*CONVERSATION, *ABOUT_IT)
+    other_names: ClassVar[dict[str, str]] = UserSource.other_names | {
+        "messages_field": "columns: {messages: …}",
+        "max_examples": "max_conversations",
+        "train_on_last": "train_on: last",
+        "mask_history": "train_on: last",
+    }
+
+    train_on: Literal["all", "last"] = Field(
+        "all",
+        description="which answers are trained: all, or the one to the last question, the steps with tools before it "
+        "included",
+    )
+    loss_weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        {},
+        description="category of a record -> what its tokens count in the loss, 1 for the others: {hard: 2}; "
+        "`columns: {category: FIELD}` names the field. A record's own `loss_weight` multiplies it",
+    )
+    max_conversations: int | None = Field(
+        None, ge=1, description="conversations read at most, of each file its share; null: all"
+    )
+
+
 class ReasoningConfig(Group):
     """Reasoning control: which conversations lose their reasoning, by hash."""
 
@@ -53,4 +80,5 @@ class PackingConfig(Group):
     """Conversations into rows of one length."""
 
     seq_length: int = Field(ge=16, description="tokens a row at most")
+    too_long: Literal["drop", "cut"] = Field("drop", description="what is done to a longer sequence; both are counted")
     algorithm: BinPacking = Field(description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing")

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from nemo_runspec.errors import nearest
 from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere
 from nemotron.kit.schemas.difficulty import FAMILIES, DifficultyConfig, Family
-from nemotron.kit.schemas.group import Group, RunConfig, Scale, Seed
+from nemotron.kit.schemas.group import Group, RunConfig, Scale
 
 SCHEMES = ("hf://", "s3://", "gs://", "https://", "http://")
 _HUB_NAME = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:[:/@].*)?")
@@ -87,7 +87,7 @@ class DataPrepConfig(Group):
 
     run: DataRunConfig
     scale: Scale = Field("full", description="share of the generated counts to use")
-    seed: Seed = Field(1234, description="of every random choice")
+    seed: int = Field(1234, ge=0, description="of every random choice")
 
 
 # --- The user's files -------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class TasksConfig(Group):
     families: list[Family] = Field(list(FAMILIES), description="which; [] for none")
     num_tasks: int = Field(ge=1, description="training tasks of each family at scale full")
     num_valid_tasks: int = Field(ge=1, description="validation tasks of each family at scale full")
-    seed: Seed = Field(description="of the generators; the split goes by the task, not by this")
+    seed: int = Field(ge=0, description="of the generators; the split goes by the task, not by this")
     difficulty: DifficultyConfig = Field(
         default_factory=DifficultyConfig, description="per family, of the tasks; {} for the defaults"
     )

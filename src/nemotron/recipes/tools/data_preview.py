@@ -24,20 +24,21 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
-from nemotron.data_prep.chat.spool import ChatSource, as_conversation
+from nemotron.data_prep.chat.spool import ChatSource, as_conversation, chat_reading
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, where, whole
-from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
 from nemotron.kit.chat_template import load_template
+from nemotron.kit.record_fields import ABOUT_IT, CONVERSATION
 from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.packed_rows import packed_files, read_rows
 
-FIELDS = ("messages", "tools")
+FIELDS = (*CONVERSATION, *ABOUT_IT)
 RESET = "\x1b[0m"
 # Each kind of token in two shades, so that their borders are seen.
 TRAINED, CONTEXT = ("\x1b[30;42m", "\x1b[30;102m"), ("\x1b[90m", "\x1b[37m")
@@ -132,7 +133,7 @@ def conversation_rows(
     files: list[SourceFile], template: str, tokenizer: Tokenizer, columns: dict[str, str]
 ) -> Iterator[Row]:
     """Conversations as they would be trained, span by span; one that cannot be says why on stderr."""
-    source = ChatSource("preview", Reading(on_error="skip", columns=columns, required=(), present=("messages",)))
+    source = ChatSource("preview", chat_reading(columns, "skip"))
     forbidden = control_tokens(template)
     for piece in map(whole, files):
         report = ReadReport()
@@ -140,11 +141,11 @@ def conversation_rows(
         for record in read_piece(piece, source.reading, report):
             num_reported = _tell(report, num_reported)
             place = where(piece, record.index)
-            conversation = as_conversation(record.value, source, piece)
             try:
+                conversation = as_conversation(record.value, source, piece)
                 check_conversation(conversation.messages, conversation.tools)
             except UntrainableError as error:
-                print(f"{place}: {error.message}", file=sys.stderr)
+                print(f"{place}: {error}".replace("\n", "; "), file=sys.stderr)
                 continue
             content = conversation.key()
             if control := [token for token in forbidden if token in content]:
@@ -252,11 +253,12 @@ def main(options: Options) -> None:
 
 
 def _columns(text: str | None) -> dict[str, str]:
-    columns = {field: field for field in FIELDS}
+    columns = {}
     for word in (text or "").split(",") if text else ():
         field, separator, column = word.partition("=")
         if field not in FIELDS or not separator or not column:
-            raise UserError(f"--columns={text}: write messages=COLUMN or tools=COLUMN, with commas between")
+            hint = f"fields are {', '.join(FIELDS)}"
+            raise UserError(f"--columns={text}: write FIELD=COLUMN, as messages=talk, with commas between", hint)
         columns[field] = column
     return columns
 

@@ -182,6 +182,7 @@ def score_tasks(
     settings: EvaluationConfig,
     *,
     template: str | None,
+    thinking: bool = True,
     poll: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """What a training script publishes of its model: pass@1 on held-out tasks, beside the best constant answer.
@@ -191,7 +192,9 @@ def score_tasks(
     tasks = held_out_tasks(settings.tasks_per_family, settings)
     if not tasks:
         return {}
-    evaluation = evaluate_model(model, tokenizer_dir, tasks, settings, template=template, poll=poll, show_progress=True)
+    evaluation = evaluate_model(
+        model, tokenizer_dir, tasks, settings, template=template, thinking=thinking, poll=poll, show_progress=True
+    )
     constants = {
         family: best_constant_answer([task for task in tasks if task.family == family]).score for family in FAMILIES
     }

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Template
@@ -28,14 +29,19 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
+from nemotron.data_prep.chat.conversations import Conversation
+from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import Reading
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
 from nemotron.data_prep.work.shards import freeze
+from nemotron.kit.chat_records import to_messages
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.chat_templates import TEMPLATES
+from nemotron.stack.training.loaders import PackedLoader
+from nemotron.stack.training.losses import selected_loss_sum
 
 OPEN_FILES = Path("/proc/self/fd")
 FIELDS = {field: field for field in ("messages", "tools", "used_in")}
@@ -411,3 +417,156 @@ def test_low_effort_is_in_the_text_of_its_source(tokenizer: Tokenizer, tmp_path:
     folder, _, _ = run(tmp_path / "w", [path], settings_of(tokenizer, "super3", source=source))
     texts = [tokenizer.decode(list(ids), skip_special_tokens=False) for ids, _ in sequences_in(folder)]
     assert texts and all(text.count("{reasoning effort: low}") == 1 for text in texts)
+
+
+# --- Weights and turns ------------------------------------------------------------------------------------------------
+
+
+def asked(number: int, **more: Any) -> dict[str, Any]:
+    """A ShareGPT record of two questions and answers."""
+    turns = [("human", f"What is {number}?"), ("gpt", f"It is {number}."), ("human", "And then?"), ("gpt", "No more.")]
+    return {"conversations": [{"from": who, "value": text} for who, text in turns], **more}
+
+
+def trained_text(folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """What is trained of each sequence."""
+    return sorted(
+        tokenizer.decode([i for i, weight in zip(ids[1:], mask, strict=False) if weight], skip_special_tokens=False)
+        for ids, mask in sequences_in(folder)
+    )
+
+
+def test_the_last_turn_only(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [asked(3), asked(4)])
+    source = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    folder, _, _ = run(tmp_path / "all", [path], settings_of(tokenizer, source=source))
+    assert trained_text(folder, tokenizer) == [f"It is {n}.<|im_end|>No more.<|im_end|>" for n in (3, 4)]
+    folder, _, _ = run(tmp_path / "last", [path], settings_of(tokenizer, source=replace(source, train_on="last")))
+    assert trained_text(folder, tokenizer) == ["No more.<|im_end|>"] * 2
+    # Reasoning of an earlier turn gives that turn a sequence of its own, which is not wanted here.
+    thinks = asked(5)
+    thinks["conversations"][1]["value"] = "<think>so</think>It is 5."
+    path = write(tmp_path / "thinks.jsonl", [thinks])
+    for template in TEMPLATES:
+        how = settings_of(tokenizer, template, source=replace(source, train_on="last"))
+        folder, outcomes, _ = run(tmp_path / template, [path], how)
+        assert outcomes["kept"] == 1 and "It is 5" not in trained_text(folder, tokenizer)[0]
+
+
+def bigram_loss(folder: Path, vocab_size: int) -> float:
+    """The SFT loss over all rows below a folder, as training computes it, of a model that sees one token."""
+    table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    nats, weights = 0.0, 0.0
+    for batch in PackedLoader(folder, 2048, seed=0).all_batches(4):
+        answers = batch.loss_mask_BL.bool()
+        of_tokens = batch.loss_mask_BL[answers]
+        nats += selected_loss_sum(table[batch.input_ids_BL[answers]], batch.labels_BL[answers], of_tokens).item()
+        weights += of_tokens.sum().item()
+    return nats / weights
+
+
+def test_a_record_of_weight_two_counts_as_two(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """By weights: the sum of weighted losses over the sum of weights. Against it: the record twice, by `repeats`."""
+    easy, hard = [asked(n, level="easy") for n in range(6)], [asked(n, level="hard", w=1) for n in range(60, 64)]
+    source = ChatSource("own", chat_spool.chat_reading({"category": "level"}, "stop"), loss_weights={"hard": 2.0})
+    path = write(tmp_path / "own.jsonl", [*easy, *hard])
+    by_category, _, _ = run(tmp_path / "category", [path], settings_of(tokenizer, source=source))
+    assert {weight for _, mask in sequences_in(by_category) for weight in mask} == {0.0, 1.0, 2.0}
+    [schema] = {pq.read_schema(file) for file in (by_category / "train").iterdir()}
+    assert str(schema.field("loss_mask").type) == "list<element: float>"
+    by_record = replace(source, reading=chat_spool.chat_reading({"loss_weight": "w"}, "stop"), loss_weights={})
+    path = write(tmp_path / "weights.jsonl", [*easy, *(record | {"w": 2} for record in hard)])
+    weighed, _, _ = run(tmp_path / "record", [path], settings_of(tokenizer, source=by_record))
+    assert sorted(sequences_in(weighed)) == sorted(sequences_in(by_category))
+    # The hard ones twice, which duplicates in a file are not: equal sequences are left out. So as rows of two folders.
+    one, two = (write(tmp_path / f"{name}.jsonl", rows) for name, rows in (("all", easy + hard), ("hard", hard)))
+    plain = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    folders = [
+        run(tmp_path / f"plain {number}", [file], settings_of(tokenizer, source=plain))[0]
+        for number, file in enumerate((one, two))
+    ]
+    twice = tmp_path / "twice"
+    twice.mkdir()
+    for number, folder in enumerate(folders):
+        for file in (folder / "train").iterdir():
+            (twice / f"{number}-{file.name}").write_bytes(file.read_bytes())
+    vocab_size = tokenizer.get_vocab_size()
+    assert bigram_loss(by_category / "train", vocab_size) == pytest.approx(bigram_loss(twice, vocab_size), rel=1e-7)
+    assert bigram_loss(by_category / "train", vocab_size) != pytest.approx(
+        bigram_loss(folders[0] / "train", vocab_size), rel=1e-4
+    )
+
+
+def test_weights_that_mean_nothing_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = ChatSource("own", chat_spool.chat_reading({"category": "level"}, "stop"), loss_weights={"hrad": 2.0})
+    path = write(tmp_path / "own.jsonl", [asked(1, level="hard"), asked(2)])
+    with pytest.raises(UserError, match="names 'hrad', which is the category of no record") as raised:
+        run(tmp_path / "a", [path], settings_of(tokenizer, source=source))
+    assert raised.value.hint == "categories there: hard (1), none (1)"
+    for weight in ("2", -1, True, float("inf")):
+        path = write(tmp_path / "own.jsonl", [asked(1), asked(2, loss_weight=weight)])
+        with pytest.raises(UserError, match=r"own.jsonl:2: loss_weight must be a number from 0 on"):
+            run(tmp_path / f"b{weight}", [path], settings_of(tokenizer, source=replace(source, loss_weights={})))
+    path = write(tmp_path / "own.jsonl", [asked(1), asked(2, loss_weight=0)])
+    _, outcomes, _ = run(tmp_path / "c", [path], settings_of(tokenizer, source=replace(source, loss_weights={})))
+    assert outcomes["kept"] == outcomes["loss weight 0"] == 1
+
+
+# --- What is said about a source --------------------------------------------------------------------------------------
+
+
+def spooled(folder: Path, path: Path, how: ChatSettings) -> chat_spool.Spool:
+    plan = chat_spool.plan_tokenize(how, {name: list_files([str(path)]) for name in how.sources}, 30_000)
+    freeze(plan, folder)
+    return chat_spool.tokenize_conversations(plan, folder, how, SerialEngine())
+
+
+def test_a_source_that_is_mostly_dropped_says_why_and_what_helps(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    long = {"prompt": "Count.", "completion": "one two " * 100}
+    rows = [{"question": f"{n}?", "answer": f"{n}!", "mood": "glad"} for n in range(3)]
+    path = write(tmp_path / "own.jsonl", [*rows, *[long] * 4])
+    how = settings_of(tokenizer, source=source, seq_len=64)
+    spool = spooled(tmp_path / "a", path, how)
+    capsys.readouterr()
+    spool.check_own("own", how)
+    said = capsys.readouterr().err
+    assert "source 'own': 4 of 7 read are dropped: 4 longer than seq_length" in said
+    longest = encode_conversations([Conversation("x", to_messages(long), "train")], tokenizer, "nano3")[0][0].size
+    assert f"the longest has {longest} tokens, a row 64" in said and "packing.too_long=cut" in said
+    how = replace(how, seq_len=8)
+    with pytest.raises(UserError, match="nothing is left of 7 read: 7 longer than seq_length"):
+        spooled(tmp_path / "b", path, how).check_own("own", how)
+    spooled(tmp_path / "c", path, replace(how, seq_len=1024)).check_own("own", how)
+    assert "dropped" not in capsys.readouterr().err
+
+
+def test_keys_that_are_not_used_are_listed_and_reasoning_is_known(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    talk = [{"role": "user", "content": "Hi", "mood": "glad"}, {"role": "assistant", "content": "Ho", "thinking": "so"}]
+    path = write(tmp_path / "own.jsonl", [{"messages": talk}, {"question": "2?", "answer": "2", "reasoning": "it is"}])
+    spool = spooled(tmp_path / "a", path, settings_of(tokenizer, source=source))
+    assert spool.notes() == ["own: keys of messages that the chat template does not show: 'mood' (1)"]
+    assert spool.reasons() and spool.reasoning == 2
+    path = write(tmp_path / "own.jsonl", [asked(n) for n in range(3)] + [{"messages": talk}])
+    assert not spooled(tmp_path / "b", path, settings_of(tokenizer, source=source)).reasons()
+
+
+def test_columns_say_which_fields_are_the_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "own.jsonl", [{"messages": [{"from": "x"}], "q": {"text": "2?"}, "a": "2", "instruction": "z"}]
+    )
+    columns = {"question": "q.text", "answer": "a"}
+    source = ChatSource("own", chat_spool.chat_reading(columns, "stop"))
+    folder, _, _ = run(tmp_path / "a", [path], settings_of(tokenizer, source=source))
+    assert trained_text(folder, tokenizer) == ["2<|im_end|>"]
+    source = replace(source, reading=chat_spool.chat_reading({"question": "q.txt", "answer": "a"}, "stop"))
+    with pytest.raises(UserError, match=r"field 'q\.txt' is missing"):
+        run(tmp_path / "b", [path], settings_of(tokenizer, source=source))
+    path = write(tmp_path / "other.jsonl", [{"talk": asked(1)["conversations"]}])
+    source = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    with pytest.raises(UserError, match=r"other\.jsonl:1: no conversation in it: its fields are 'talk'") as raised:
+        run(tmp_path / "c", [path], settings_of(tokenizer, source=source))
+    assert "columns: {messages: talk}" in (raised.value.hint or "")

@@ -94,17 +94,24 @@ def test_own_sources_are_not_scaled(tmp_path: Path) -> None:
 def test_sft_and_rl_data(tmp_path: Path) -> None:
     base = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK))
     chats = [
-        {"talk": {"turns": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": f"{i}!"}]}}
+        {
+            "talk": {"turns": [{"from": "human", "value": f"Say {i}"}, {"from": "gpt", "value": f"{i}!"}] * 2},
+            "level": i % 2,
+        }
         for i in range(60)
     ] + [{"talk": {"turns": [{"role": "usr", "content": "x"}]}}, {"talk": {}}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    own = "{name: chats, paths: [chats.jsonl], columns: {messages: talk.turns}, on_error: skip, valid_fraction: 0.2}"
-    words = ("tasks.num_tasks=5000", "packing.seq_length=256", f"sources=[{own}]")
-    sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words))
+    columns = "{messages: talk.turns, category: level}"
+    own = f"{{name: chats, paths: [chats.jsonl], columns: {columns}, on_error: skip, valid_fraction: 0.2"
+    words = ("tasks.num_tasks=5000", "packing.seq_length=256")
+    weighted = "train_on: last, loss_weights: {'1': 2}"
+    sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words, f"sources=[{own}, {weighted}}}]"))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
     assert sum(counts.values()) == 4 * (50 + 125) + 60
     assert counts["train"] == sft.record["fields"]["num_examples"]
+    assert {weight for row in rows["train"] for weight in row["loss_mask"]} == {0.0, 1.0, 2.0}
+    assert sft.record["fields"]["reasoning"] is True  # most are generated, with it
     assert outcomes(sft, "chats") == {"read": 62, "kept": 60, "unknown role": 1, "field is missing": 1}
     assert sft.record["inputs"] == {"tokenizer": f"{base.ref}@{base.digest}"}
     rl = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.num_tasks=5000", "tasks.families=[math]"))

@@ -25,7 +25,7 @@ def preview(
         typer.Option("--tokenizer", help="Folder with tokenizer.json, an artifact with one, or hf://ORG/MODEL."),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="messages=COLUMN,tools=COLUMN where they are called otherwise.")
+        str | None, typer.Option("--columns", help="FIELD=COLUMN,… where fields have other names: messages=talk.")
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Token ids, too.")] = False,
 ) -> None:

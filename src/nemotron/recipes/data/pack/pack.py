@@ -36,7 +36,7 @@ import hashlib
 import json
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.reading import Reading, check_skipped
+from nemotron.data_prep.sources.reading import check_kept, check_skipped
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
@@ -96,8 +96,11 @@ def main() -> None:
         print(table, file=sys.stderr)
         for name, outcomes in table.counts.items():
             print(f"{name}: {chat_spool.sum_of(outcomes)}", file=sys.stderr)
+        for note in spool.notes():
+            print(note, file=sys.stderr)
         for name, outcomes in table.counts.items():
             check_skipped(name, outcomes[chat_spool.READ], spool.errors[name], samples, cfg.reading.max_skipped)
+            spool.check_own(name, settings)
 
         # --- Which sequences in which row: lengths alone --------------------------------------------------------------
         with run.phase("pack"):
@@ -114,6 +117,9 @@ def main() -> None:
             print(f"exact duplicates among those kept, left out: {chosen.duplicates}", file=sys.stderr)
             for sample in samples[:20]:
                 print(f"left out: {sample['where']}: {sample['reason']}", file=sys.stderr)
+            for name, count in chosen.equal.items():
+                kept = table.counts.get(name, {}).get(chat_spool.KEPT, 0)
+                check_kept(name, read=kept, kept=kept - count, dropped={"exact duplicate": count})
             if not len(chosen.splits["train"]):
                 raise UserError("no training conversation is left", "the table above says what was dropped and why")
 
@@ -148,6 +154,7 @@ def main() -> None:
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
                 "samples": samples[:100],
             },
+            reasoning=spool.reasons(),
             sources=[_source(name, listed) for name, listed in files.items()],
         )
         dataset.save(move=True)
@@ -157,29 +164,29 @@ def main() -> None:
 
 def _settings(cfg: PackConfig, tokenizer: str) -> chat_spool.ChatSettings:
     """The part of the config that decides how records become sequences."""
-    columns = {field: field for field in ("messages", "tools", "used_in")}
     sources = {
         source.name: chat_spool.ChatSource(
             name=source.name,
-            reading=Reading(
-                on_error=source.on_error or cfg.reading.on_error,
+            reading=replace(
+                chat_spool.chat_reading(source.columns, cfg.on_error(source)),
                 max_record_bytes=cfg.reading.max_record_bytes,
-                columns=columns | dict(source.columns),
-                required=(),
-                present=("messages",),
             ),
             used_in=tuple(source.used_in),
             low_effort=source.low_effort,
             valid_fraction=cfg.valid_fraction(source),
             test_fraction=cfg.test_fraction(source),
             max_records=source.max_conversations,
+            train_on=source.train_on,
+            loss_weights=source.loss_weights,
         )
         for source in cfg.sources
     }
     if cfg.example.num_conversations:
-        reading = Reading(columns=columns, required=(), present=("messages",))
         sources["example"] = chat_spool.ChatSource(
-            "example", reading, valid_fraction=cfg.splits.valid, test_fraction=cfg.splits.test
+            "example",
+            chat_spool.chat_reading({}, "stop"),
+            valid_fraction=cfg.splits.valid,
+            test_fraction=cfg.splits.test,
         )
     return chat_spool.ChatSettings(
         tokenizer=tokenizer,

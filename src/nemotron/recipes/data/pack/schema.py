@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.kit.schemas import conversations
 from nemotron.kit.schemas import sources as shared
-from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ReasoningConfig
-from nemotron.kit.schemas.group import Group, Scale, Seed
+from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource, ReasoningConfig
+from nemotron.kit.schemas.group import Group, Scale
 from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
 
-class SourceConfig(shared.SourceConfig):
+class SourceConfig(ConversationSource, shared.SourceConfig):
     """A source of conversations (JSONL, JSON, CSV, Parquet or Arrow). A path alone may stand for it."""
 
-    fields: ClassVar[tuple[str, ...]] = ("messages", "tools", "used_in")
-    other_names: ClassVar[dict[str, str]] = shared.SourceConfig.other_names | {
-        "messages_field": "columns: {messages: …}",
-        "max_examples": "max_conversations",
-    }
+    fields: ClassVar[tuple[str, ...]] = (*ConversationSource.fields, "used_in")
 
     used_in: list[str] = Field([], description="keep records whose used_in names one of these; []: all")
     repeats: float | None = Field(
@@ -30,7 +26,6 @@ class SourceConfig(shared.SourceConfig):
         allow_inf_nan=False,
         description="epochs of it: at most, where there are weights; null: one, or as many as num_tokens needs",
     )
-    max_conversations: int | None = Field(None, ge=1, description="read at most; null: all")
     low_effort: bool = Field(
         False, description="its answers are those to a user who asks for little reasoning (super3)"
     )
@@ -40,14 +35,13 @@ class ExampleConfig(Group):
     """Conversations made up by `example.py`: two or three turns, reasoning, a tool or none."""
 
     num_conversations: int = Field(0, ge=0, description="how many, at scale full; 0: none")
-    seed: Seed = Field(7, description="of what they are about")
+    seed: int = Field(7, ge=0, description="of what they are about")
 
 
 class PackingConfig(conversations.PackingConfig):
     """Sequences into rows of one length."""
 
     seq_length: int = Field(4096, ge=16, description="tokens a row at most")
-    too_long: Literal["drop", "cut"] = Field("drop", description="what is done to a longer sequence; both are counted")
     algorithm: BinPacking = Field(
         "best_fit_decreasing", description="which row a sequence goes to: nemotron.data_prep.chat.bin_packing"
     )
@@ -58,7 +52,7 @@ class PackConfig(SourcesConfig):
     """`nemotron data pack`."""
 
     scale: Scale = Field("full", description="share of the made-up conversations to use")
-    seed: Seed = Field(1234, description="of packing order, held-out splits and reasoning control")
+    seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
     chat_template: ChatTemplate = "nano3"
     sources: list[SourceConfig] = Field(
         [], description="conversations, source by source; a plain string is a path and becomes a source"

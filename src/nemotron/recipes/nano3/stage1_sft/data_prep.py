@@ -46,7 +46,7 @@ from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
-from nemotron.data_prep.sources.reading import Reading
+from nemotron.data_prep.sources.reading import Reading, check_kept
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
@@ -91,7 +91,7 @@ def main() -> None:
                 tokenizer=tokenizer,
                 template=cfg.chat_template,
                 seq_len=cfg.packing.seq_length,
-                too_long="drop",
+                too_long=cfg.packing.too_long,
                 # Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole.
                 reasoning_off=cfg.reasoning.off_share,
                 reasoning_truncated=cfg.reasoning.truncated_share,
@@ -109,9 +109,15 @@ def main() -> None:
             chosen = pack.choose(sequences, list(settings.sources), weights=None, repeats={}, num_tokens=None)
         print(conversations.table, file=sys.stderr)
         print(f"exact duplicates among those kept, left out: {chosen.duplicates}", file=sys.stderr)
+        for note in conversations.notes():
+            print(note, file=sys.stderr)
         for source in cfg.sources:
-            if not conversations.table.counts.get(source.name, {}).get(spool.READ):
+            counts = conversations.table.counts.get(source.name, {})
+            if not counts.get(spool.READ):
                 raise UserError(f"source {source.name!r} is empty: no conversation in {', '.join(source.paths)}")
+            conversations.check_own(source.name, settings)
+            kept, equal = counts[spool.KEPT], chosen.equal[source.name]
+            check_kept(source.name, read=kept, kept=kept - equal, dropped={"exact duplicate": equal})
         if not len(chosen.splits["train"]):
             raise UserError("no training conversation is left", "the table above says what was dropped and why")
 
@@ -144,6 +150,7 @@ def main() -> None:
                 "not_read_samples": conversations.samples,
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
+            reasoning=conversations.reasons(),
             sources=list(_lineage(cfg, tasks, own_files)),
         )
         dataset.save(move=True)
@@ -183,13 +190,14 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
         family: ChatSource(family, generated, split_column="split") for family in cfg.tasks.families
     }
     for source in cfg.sources:
-        columns = {"messages": "messages", "tools": "tools"} | source.columns
         sources[source.name] = ChatSource(
             source.name,
-            Reading(source.on_error, columns=columns, required=(), present=("messages",)),
+            spool.chat_reading(source.columns, source.on_error),
             valid_fraction=source.valid_fraction,
             max_records=source.max_conversations,
             guarded=True,
+            train_on=source.train_on,
+            loss_weights=source.loss_weights,
         )
     return sources
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
-from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate
-from nemotron.kit.schemas.group import Seed
+from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource
 from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, Fraction, OwnSourceConfig, check_names
 
 
@@ -24,19 +23,13 @@ class TasksConfig(sources.TasksConfig):
 
     num_tasks: int = Field(500_000, ge=1, description="training conversations of each family at scale full")
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
-    seed: Seed = Field(2, description="of the generators; the split goes by the task, not by this")
+    seed: int = Field(2, ge=0, description="of the generators; the split goes by the task, not by this")
 
 
-class SourceConfig(OwnSourceConfig):
-    """A source of your own conversations."""
-
-    fields: ClassVar[tuple[str, ...]] = ("messages", "tools")
-    other_names: ClassVar[dict[str, str]] = OwnSourceConfig.other_names | {"messages_field": "columns: {messages: …}"}
+class SourceConfig(ConversationSource, OwnSourceConfig):
+    """A source of your own conversations. A path alone may stand for it."""
 
     valid_fraction: float = Field(0.02, ge=0, lt=1, description="share held out, by hash of the conversation")
-    max_conversations: int | None = Field(
-        None, ge=1, description="conversations read at most, of each file its share, at every scale; null: all"
-    )
 
 
 class ReasoningConfig(conversations.ReasoningConfig):
@@ -49,7 +42,7 @@ class ReasoningConfig(conversations.ReasoningConfig):
 class PackingConfig(conversations.PackingConfig):
     """Conversations into rows of one length."""
 
-    seq_length: int = Field(262_144, ge=16, description="tokens a row; what is longer is dropped (tech report 3.1)")
+    seq_length: int = Field(262_144, ge=16, description="tokens a row at most (tech report 3.1)")
     algorithm: BinPacking = Field(
         "best_fit", description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing"
     )
@@ -59,7 +52,7 @@ class SFTDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep sft`."""
 
     run: RunConfig
-    seed: Seed = Field(1234, description="of packing order, held-out split and reasoning control")
+    seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
     tokenizer: Path = Field(description="directory with tokenizer.json")
     chat_template: ChatTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)

@@ -91,13 +91,14 @@ def main() -> None:
         published = publish_model(
             session.run, model, data.base.path, {"valid_loss": best.loss, "steps": session.last_step}, step=best.step,
             tokens=best.step * cfg.train.global_batch_size * pack.seq_len, dataset_path=pack.path,
-            chat_template=pack.chat_template,
+            chat_template=pack.chat_template, reasoning=pack.reasoning,
         )  # fmt: skip
         with session.run.phase("evaluate"):
-            # Under the chat template, reasoning on.
+            # Under the chat template, with reasoning on unless it was trained without.
             scores = score_tasks(
-                model, data.base.path, cfg.evaluation, template=str(pack.chat_template), poll=session.stop.poll
-            )
+                model, data.base.path, cfg.evaluation, template=str(pack.chat_template),
+                thinking=pack.reasoning is not False, poll=session.stop.poll,
+            )  # fmt: skip
             results = Results(metrics={"valid_loss": best.loss, **scores}).save()
     print_complete({"model": published, "results": results})
 

@@ -101,6 +101,7 @@ def main() -> None:
             session.run, model, data.initial.path,
             {"rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt},
             step=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
+            reasoning=cfg.env.enable_thinking,
         )  # fmt: skip
         with session.run.phase("evaluate"):
             scores = score_tasks(

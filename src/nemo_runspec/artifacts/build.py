@@ -1,4 +1,4 @@
-"""A version as a directory on this machine, built aside before anybody else can see it: payload, record, manifest.
+"""A version as a directory on this machine, built aside before anybody else can see it: payload, run, record, manifest.
 
 Both kinds of store begin with it: the local one renames it into its place, the other one uploads it. What is published
 is this copy, so that a source that changes meanwhile changes nothing.
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nemo_runspec.artifacts.manifest import (
     MANIFEST_FILE,
     PAYLOAD_DIR,
     RECORD_FILE,
+    RUN_DIR,
     copy_and_hash,
     list_files,
     payload_digest,
@@ -54,30 +56,47 @@ def check_source(source: Path, root: Path, move: bool) -> list[str]:
     return names
 
 
-def build_version(
-    directory: Path, name: str, source: Path, names: list[str], record: Mapping[str, Any], move: bool
-) -> None:
-    """Fill `directory` with payload, record and manifest, all on disk when this returns.
+@dataclass(frozen=True)
+class Draft:
+    """What is to become a version: the files `names` of `source`, the record, and what is known of the run.
 
-    `move` hard-links the files instead of copying them.
+    `move`: hard-link the files instead of copying them. `run_files`: contents by file name.
     """
+
+    source: Path
+    names: list[str]
+    record: Mapping[str, Any]
+    run_files: Mapping[str, bytes]
+    move: bool = False
+
+    def origin(self, name: str) -> Path:
+        """Where a file of the payload is now."""
+        return self.source if self.source.is_file() else self.source / name
+
+
+def build_version(directory: Path, name: str, draft: Draft) -> None:
+    """Fill `directory` with payload, run, record and manifest, all on disk when this returns."""
     payload = directory / PAYLOAD_DIR
     payload.mkdir()
     files: dict[str, str] = {}
-    for file_name in names:
-        origin = source if source.is_file() else source / file_name
-        target = payload / file_name
+    for file_name in draft.names:
+        origin, target = draft.origin(file_name), payload / file_name
         target.parent.mkdir(parents=True, exist_ok=True)
-        files[file_name] = _link_and_hash(origin, target) if move else copy_and_hash(origin, target)
+        files[file_name] = _link_and_hash(origin, target) if draft.move else copy_and_hash(origin, target)
     full = {"schema": RECORD_SCHEMA, "name": name, "digest": payload_digest(files), "num_files": len(files)}
     full["size_bytes"] = sum((payload / file_name).stat().st_size for file_name in files)
     try:
-        text = json.dumps({**full, **record}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps({**full, **draft.record}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise UserError(f"the record of {name} is not JSON: {error}") from error
-    record_sha256 = hashlib.sha256(text.encode()).hexdigest()
-    _write_synced(directory / RECORD_FILE, text)
-    _write_synced(directory / MANIFEST_FILE, render_manifest(record_sha256, files))
+    if draft.run_files:
+        (directory / RUN_DIR).mkdir()
+    run_files = {
+        file_name: _write_synced(directory / RUN_DIR / file_name, content)
+        for file_name, content in draft.run_files.items()
+    }
+    record_sha256 = _write_synced(directory / RECORD_FILE, text.encode())
+    _write_synced(directory / MANIFEST_FILE, render_manifest(record_sha256, files, run_files).encode())
     for folder, _, _ in os.walk(directory):
         fsync_directory(Path(folder))
 
@@ -97,8 +116,9 @@ def _link_and_hash(source: Path, target: Path) -> str:
     return sha256_file(target)
 
 
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8", newline="") as stream:
-        stream.write(text)
+def _write_synced(path: Path, content: bytes) -> str:
+    with path.open("xb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+    return hashlib.sha256(content).hexdigest()

@@ -1,9 +1,9 @@
-"""Versions on an object store, through fsspec: `<root>/<name>/<N>/{artifact.json, manifest.sha256, payload/…}`.
+"""Versions on an object store, through fsspec: `<root>/<name>/<N>/{artifact.json, manifest.sha256, …}`.
 
 An object store has no rename, but it can refuse to create an object that exists. A publisher therefore claims a number
-by creating `<root>/.claims/<name>/<N>`, then uploads the payload, the record, and last the manifest: a version exists
-if and only if its manifest does. A claim is never given back, so a publisher that is killed leaves a number without a
-version, and objects that nobody reads.
+by creating `<root>/.claims/<name>/<N>`, then uploads the payload, the run's files, the record, and last the manifest: a
+version exists if and only if its manifest does. A claim is never given back, so a publisher that is killed leaves a
+number without a version, and objects that nobody reads.
 
 On this machine a registry has a mirror, laid out like a local one. A payload is fetched into it once; every file is
 compared with its sha256 before it gets its final name.
@@ -16,16 +16,17 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from nemo_runspec.artifacts.aside import aside_directory
-from nemo_runspec.artifacts.build import build_version
+from nemo_runspec.artifacts.build import Draft, build_version
 from nemo_runspec.artifacts.local_store import NUMBER
 from nemo_runspec.artifacts.manifest import (
     MANIFEST_FILE,
@@ -102,15 +103,22 @@ class FsspecStore:
         with self._answering(missing="there is no such bucket"):
             self.fs.pipe_file(f"{self.path}/{CLAIMS_DIR}/.writable", f"{_who()}\n".encode())
 
-    def publish(self, name: str, source: Path, names: list[str], record: Mapping[str, Any], move: bool) -> int:
-        """Publish the files `names` of `source`; the number of the version. The mirror has it then, too."""
+    def publish(self, name: str, draft: Draft) -> int:
+        """Publish a version; its number. The mirror has it then, too."""
         with aside_directory(self.local_root) as directory:
-            build_version(directory, name, source, names, record, move)
+            build_version(directory, name, draft)
             with self._answering(missing="there is no such bucket"):
                 number = self._claim(name)
-                self._upload(directory, name, number, names)
+                self._upload(directory, name, number)
             self._keep(directory, name, number)
         return number
+
+    def remove(self, name: str, number: int) -> None:
+        """Remove a version: without its manifest there is none. Its claim stays, so its number is never given again."""
+        with self._answering():
+            self.fs.rm_file(self._at(name, number, MANIFEST_FILE))
+            self.fs.rm(f"{self.path}/{name}/{number}", recursive=True)
+        shutil.rmtree(self.local_root / name / str(number), ignore_errors=True)
 
     def fetch(self, version: StoredVersion, inside: str = "") -> None:
         """Bring the payload, or the files whose names begin with `inside`, to this machine; nothing that is here.
@@ -244,16 +252,17 @@ class FsspecStore:
             raise
         return True
 
-    def _upload(self, directory: Path, name: str, number: int, names: list[str]) -> None:
+    def _upload(self, directory: Path, name: str, number: int) -> None:
         def put(file: str) -> None:
             self.fs.put_file(str(directory / file), self._at(name, number, file))
 
-        sizes = {f"{PAYLOAD_DIR}/{file}": (directory / PAYLOAD_DIR / file).stat().st_size for file in names}
+        last = (RECORD_FILE, MANIFEST_FILE)
+        sizes = {file: (directory / file).stat().st_size for file in list_files(directory) if file not in last}
         _in_threads(put, [file for file, size in sizes.items() if size < _LARGE])
         for file in (file for file, size in sizes.items() if size >= _LARGE):
             put(file)  # in parts, several at once
-        put(RECORD_FILE)
-        put(MANIFEST_FILE)
+        for file in last:
+            put(file)
 
     def _keep(self, directory: Path, name: str, number: int) -> None:
         """What was published from this machine need not be fetched."""
@@ -371,7 +380,7 @@ def _file_system(root: str) -> tuple[Any, str]:
 def _files_listed_in(directory: Path) -> dict[str, str] | None:
     """Payload file -> sha256, as the manifest in `directory` says; None where there is none that can be read."""
     try:
-        return parse_manifest((directory / MANIFEST_FILE).read_text(encoding="utf-8"))[1]
+        return parse_manifest((directory / MANIFEST_FILE).read_text(encoding="utf-8")).files
     except (OSError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""Versions on a file system: `<root>/<name>/<N>/{artifact.json, manifest.sha256, payload/}`.
+"""Versions on a file system: `<root>/<name>/<N>/{artifact.json, manifest.sha256, run/, payload/}`.
 
 A version is built aside and renamed into its place in one step. The directory `<N>` is never empty, and renaming onto a
 directory that is not empty fails, so the rename itself decides between processes that want the same number: no lock is
@@ -11,15 +11,15 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from nemo_runspec.artifacts.aside import aside_directory, fsync_directory
-from nemo_runspec.artifacts.build import build_version
+from nemo_runspec.artifacts.build import Draft, build_version
 from nemo_runspec.artifacts.manifest import StoredVersion, list_files, sha256_file, size_problems
 from nemo_runspec.errors import UserError
+from nemo_runspec.write import write_in_one_step
 
+_LAST = ".last"
 NUMBER = re.compile(r"[1-9][0-9]*")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
@@ -62,11 +62,18 @@ class LocalStore:
         if not os.access(self.root, os.W_OK):
             raise OSError(errno.EROFS, "it is read-only")
 
-    def publish(self, name: str, source: Path, names: list[str], record: Mapping[str, Any], move: bool) -> int:
-        """Publish the files `names` of `source`; the number of the version. OSError where the disk fails."""
+    def publish(self, name: str, draft: Draft) -> int:
+        """Publish a version; its number. OSError where the disk fails."""
         with aside_directory(self.root) as directory:
-            build_version(directory, name, source, names, record, move)
+            build_version(directory, name, draft)
             return self._rename_to_next(directory, self.root / name)
+
+    def remove(self, name: str, number: int) -> None:
+        """Remove a version: gone in one step, its number never to be given again. OSError where the disk fails."""
+        home = self.root / name
+        write_in_one_step(home / _LAST, f"{max(self.versions(name), default=number)}\n")
+        with aside_directory(self.root) as directory:
+            (home / str(number)).rename(directory / str(number))
 
     def fetch(self, version: StoredVersion, inside: str = "") -> None:
         """The payload is on this machine already."""
@@ -103,7 +110,7 @@ class LocalStore:
         """Give the finished `directory` the next free number under `home`; the rename fails where a number is taken."""
         home.mkdir(parents=True, exist_ok=True)
         while True:
-            number = max(self.versions(home.name), default=0) + 1
+            number = max([*self.versions(home.name), *_removed(home)], default=0) + 1
             try:
                 directory.rename(home / str(number))
             except OSError as error:
@@ -120,6 +127,13 @@ class LocalStore:
 def unreadable(where: object, error: OSError) -> UserError:
     """What to say of a file or folder that is there and that the system does not let be read."""
     return UserError(f"{where}: cannot be read: {error.strerror or error}")
+
+
+def _removed(home: Path) -> list[int]:
+    """The highest number that an artifact had when a version of it was removed, if ever one was."""
+    with contextlib.suppress(FileNotFoundError):
+        return [int((home / _LAST).read_text(encoding="utf-8"))]
+    return []
 
 
 def _entries(folder: Path) -> list[str]:

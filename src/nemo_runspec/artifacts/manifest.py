@@ -1,8 +1,9 @@
 """A version as its files, and their manifest: a line a file, as `sha256sum -c manifest.sha256` reads it.
 
-It covers the record (`artifact.json`) and every file of the payload. The *payload digest* is the sha256 over the
-payload's lines alone, sorted by name: the relative names and the contents of the files, and nothing else, so that the
-same content published twice, elsewhere or by another run has the same digest.
+It covers the record (`artifact.json`), what is known of the run that made the version (`run/`: its config, metrics,
+environment) and every file of the payload. The *payload digest* is the sha256 over the payload's lines alone, sorted by
+name: the relative names and the contents of the files, and nothing else, so that the same content published twice,
+elsewhere or by another run has the same digest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 MANIFEST_FILE = "manifest.sha256"
 RECORD_FILE = "artifact.json"
 PAYLOAD_DIR = "payload"
+RUN_DIR = "run"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 _CHUNK = 1 << 20
 
@@ -45,17 +47,27 @@ def payload_digest(files: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def render_manifest(record_sha256: str, files: Mapping[str, str]) -> str:
-    """The manifest's text: the record first, then the payload's files sorted by name."""
+def render_manifest(record_sha256: str, files: Mapping[str, str], run_files: Mapping[str, str]) -> str:
+    """The manifest's text: the record first, then the run's files and the payload's, each sorted by name."""
     lines = [f"{record_sha256}  {RECORD_FILE}\n"]
+    lines += [f"{run_files[name]}  {RUN_DIR}/{name}\n" for name in sorted(run_files)]
     lines += [f"{files[name]}  {PAYLOAD_DIR}/{name}\n" for name in sorted(files)]
     return "".join(lines)
 
 
-def parse_manifest(text: str) -> tuple[str, dict[str, str]]:
-    """Split a manifest into the record's sha256 and `relative payload name -> sha256`; ValueError if it is not one."""
-    record_sha256: str | None = None
-    files: dict[str, str] = {}
+@dataclass(frozen=True)
+class Manifest:
+    """sha256 of the record, of the payload's files and of the run's, both by relative name (without their folder)."""
+
+    record: str
+    files: dict[str, str]
+    run_files: dict[str, str]
+
+
+def parse_manifest(text: str) -> Manifest:
+    """Read a manifest; ValueError if it is not one."""
+    record: str | None = None
+    below: dict[str, dict[str, str]] = {PAYLOAD_DIR: {}, RUN_DIR: {}}
     if not text.endswith("\n"):
         raise ValueError("the last line is cut off")
     for number, line in enumerate(text[:-1].split("\n"), start=1):
@@ -63,15 +75,16 @@ def parse_manifest(text: str) -> tuple[str, dict[str, str]]:
         if match is None:
             raise ValueError(f"line {number} is not '<sha256>  <file>'")
         sha256, name = match.groups()
-        if name == RECORD_FILE and record_sha256 is None:
-            record_sha256 = sha256
-        elif name.startswith(f"{PAYLOAD_DIR}/") and name[len(PAYLOAD_DIR) + 1 :] not in files:
-            files[name[len(PAYLOAD_DIR) + 1 :]] = sha256
+        folder, _, inside = name.partition("/")
+        if name == RECORD_FILE and record is None:
+            record = sha256
+        elif inside and inside not in below.get(folder, {inside}):
+            below[folder][inside] = sha256
         else:
             raise ValueError(f"line {number} names '{name}', which has no place here")
-    if record_sha256 is None:
+    if record is None:
         raise ValueError(f"it has no line for {RECORD_FILE}")
-    return record_sha256, files
+    return Manifest(record, below[PAYLOAD_DIR], below[RUN_DIR])
 
 
 def list_files(directory: Path) -> list[str]:
@@ -88,14 +101,16 @@ def list_files(directory: Path) -> list[str]:
 class StoredVersion:
     """A published version as its files.
 
-    `files` maps the payload's file names to sha256, `size_bytes` is their sum. `directory` is where the version is on
-    this machine; of a registry behind a URL, where `fetch` brings it.
+    `files` maps the payload's file names to sha256, `size_bytes` is the sum of their sizes; `run_files` maps those of
+    the run that made it. `directory` is where the version is on this machine; of a registry behind a URL, where `fetch`
+    brings it.
     """
 
     name: str
     version: int
     directory: Path
     files: dict[str, str] = field(repr=False)
+    run_files: dict[str, str] = field(repr=False)
     size_bytes: int = field(repr=False)
 
     @property

@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, check_source
+from nemo_runspec.artifacts.build import OWN_KEYS, RECORD_SCHEMA, Draft, check_source
 from nemo_runspec.artifacts.local_store import LocalStore, unreadable
 from nemo_runspec.artifacts.manifest import (
     MANIFEST_FILE,
     PAYLOAD_DIR,
     RECORD_FILE,
+    RUN_DIR,
     StoredVersion,
     parse_manifest,
     payload_digest,
+    sha256_file,
 )
 from nemo_runspec.artifacts.naming import SCHEME, Reference, check_name, decode_path, parse_reference
 from nemo_runspec.artifacts.pins import leave_published
@@ -57,6 +59,13 @@ class Version(StoredVersion):
         """
         self.registry.fetch(self, inside)
         return self.path
+
+    def run_file(self, name: str) -> str | None:
+        """What was published with it of the run that made it (`config.yaml`, `metrics.jsonl`); None where it was not.
+
+        UserError for a file that is not as it was published.
+        """
+        return self.registry.run_file(self, name)
 
     @property
     def digest(self) -> str:
@@ -172,7 +181,34 @@ class Registry:
             version = self.resolve(f"{reference.name}:{number}" + (f"@{reference.digest}" if reference.digest else ""))
         except UserError as error:
             return [error.message]
-        return self.store.audit(version)
+        problems = self.store.audit(version)
+        for name in version.run_files:
+            try:
+                version.run_file(name)
+            except UserError as error:
+                problems.append(error.message)
+        return problems
+
+    def run_file(self, version: Version, name: str) -> str | None:
+        """See `Version.run_file`."""
+        if name not in version.run_files:
+            return None
+        file = f"{RUN_DIR}/{name}"
+        where = self.store.location(version.name, version.version, file)
+        try:
+            content = self.store.read(version.name, version.version, file)
+        except OSError as error:
+            raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
+        if hashlib.sha256(content).hexdigest() != version.run_files[name]:
+            raise UserError(f"{where}: content differs from its sha256")
+        return content.decode()
+
+    def remove(self, version: Version) -> None:
+        """Remove a version; its number is never given again. RunFailed where that is refused."""
+        try:
+            self.store.remove(version.name, version.version)
+        except OSError as error:
+            raise RunFailed(f"{version.ref} was not removed: {error.strerror or error}") from error
 
     def find_published(self, name: str, fingerprint: str) -> Version | None:
         """The newest version of `name` whose producer had this fingerprint, or None; unreadable ones are passed."""
@@ -184,7 +220,16 @@ class Registry:
                     return version
         return None
 
-    def publish(self, name: str, source: Path | str, record: Mapping[str, Any], *, move: bool = False) -> Version:
+    def publish(
+        self,
+        name: str,
+        source: Path | str,
+        record: Mapping[str, Any],
+        *,
+        move: bool = False,
+        run_files: Mapping[str, bytes] | None = None,
+        once: bool = False,
+    ) -> Version:
         """Publish a file or a directory as the next version of `name`, and return that version.
 
         Args:
@@ -192,6 +237,9 @@ class Registry:
                 folders are dropped.
             record: JSON content of the record (type, fields, metrics, producer, inputs, …), without the keys OWN_KEYS.
             move: hard-link the files instead of copying them and remove `source` after the version stands.
+            run_files: what is to stand beside the payload of the run that makes it, by file name.
+            once: for a run that goes on: return the version that it published before it was stopped, if there is one:
+                that of the same fingerprint in `record["producer"]` with the same payload, and sound.
 
         Safe beside other publishers of the same name and under kill -9: a version is there whole or not at all. Raises
         UserError for a bad name, record or source, RunFailed when the disk is full or not writable, or the store does
@@ -202,17 +250,30 @@ class Registry:
         names = check_source(source, self.local_root, move)
         if clash := sorted(set(record) & set(OWN_KEYS)):
             raise UserError(f"the record of {name} has the key '{clash[0]}', which the registry itself writes")
-        try:
-            number = self.store.publish(name, source, names, record, move)
-        except OSError as error:
-            raise _publish_failure(name, str(self.root), error) from error
+        draft = Draft(source, names, record, run_files or {}, move)
+        version = self._published_before(name, draft) if once else None
+        if version is None:
+            try:
+                version = self._read(name, self.store.publish(name, draft))
+            except OSError as error:
+                raise _publish_failure(name, str(self.root), error) from error
         if move and source.is_dir():
             shutil.rmtree(source, ignore_errors=True)
         elif move:
             source.unlink(missing_ok=True)
-        version = self._read(name, number)
         leave_published(name, version.pinned)
         return version
+
+    def _published_before(self, name: str, draft: Draft) -> Version | None:
+        fingerprint = draft.record.get("producer", {}).get("fingerprint")
+        version = self.find_published(name, fingerprint) if fingerprint else None
+        if version is None or set(version.files) != set(draft.names):
+            return None
+        if any(sha256_file(draft.origin(file)) != sha256 for file, sha256 in version.files.items()):
+            return None
+        with contextlib.suppress(UserError):
+            return self.resolve_verified(version.ref)
+        return None
 
     def check_writable(self) -> None:
         """UserError where nothing can be published: better before the work than after it."""
@@ -253,14 +314,14 @@ class Registry:
         """Read record and manifest of a version, and refuse with an explanation what was not written by `publish`."""
         store, bad = self.store, MANIFEST_FILE
         try:
-            record_sha256, files = parse_manifest(store.read(name, number, MANIFEST_FILE).decode())
+            manifest = parse_manifest(store.read(name, number, MANIFEST_FILE).decode())
             bad = RECORD_FILE
             data = store.read(name, number, RECORD_FILE)
-            if hashlib.sha256(data).hexdigest() != record_sha256:
+            if hashlib.sha256(data).hexdigest() != manifest.record:
                 raise ValueError(f"its sha256 is not the one in {MANIFEST_FILE}")
             record = json.loads(data)
             bad = MANIFEST_FILE
-            if not isinstance(record, dict) or record.get("digest") != payload_digest(files):
+            if not isinstance(record, dict) or record.get("digest") != payload_digest(manifest.files):
                 raise ValueError(f"its files do not give the digest in {RECORD_FILE}")
         except (OSError, ValueError) as error:  # JSON and unicode errors are ValueErrors
             where = store.location(name, number, bad)
@@ -277,7 +338,8 @@ class Registry:
         directory = self.local_root / name / str(number)
         if isinstance(fields := record.get("fields"), dict):
             record["fields"] = {key: decode_path(value, directory / PAYLOAD_DIR) for key, value in fields.items()}
-        return Version(name, number, directory, files, record["size_bytes"], record, self)
+        size = record["size_bytes"]
+        return Version(name, number, directory, manifest.files, manifest.run_files, size, record, self)
 
     def _fetch_others(self, version: Version) -> None:
         """Fetch what the fields of a record name inside other payloads (the tokenizer that lies with the data, say).

@@ -1,15 +1,18 @@
 """Artifact types: what one step passes to the next. A recipe may subclass any of them for its own kind.
 
 dataset = Dataset(path=out, num_examples=n, train_path=out / "train.jsonl")
-dataset.save()                                      # the next version of the run's `run.output`
+dataset.save()                                      # the next version of the run's `run.output`; without a run, of
+                                                    # the script's name and "data"
 checkpoint = Checkpoint.load()                      # from the pipe, or load("name:3"), or load("/a/path")
 dataset = Dataset.load(path=checkpoint.dataset_path)
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -20,11 +23,22 @@ from nemo_runspec.artifacts import Registry, Version, parse_reference
 from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files
 from nemo_runspec.artifacts.naming import SCHEME, encode_path
 from nemo_runspec.errors import UserError
-from nemotron.kit import lineage
+from nemo_runspec.runspec import parse as parse_runspec
+from nemotron.kit import lineage, payloads
 from nemotron.kit.chat_templates import is_path
+from nemotron.kit.environment import describe_environment
 from nemotron.kit.pipes import read_pipe
 from nemotron.kit.producer import Producer, producer_of
-from nemotron.kit.run import Run, current_run
+from nemotron.kit.run import (
+    CODE_FILE,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    PHASES_FILE,
+    Run,
+    add_input,
+    current_run,
+)
 
 
 class Source(BaseModel):
@@ -38,6 +52,7 @@ class Source(BaseModel):
 
 
 AnyArtifact = TypeVar("AnyArtifact", bound="Artifact")
+_loaded: dict[str, Version] = {}  # outside a run: what this process has loaded
 _MOST_NAMES = 100  # whose records are read for a hint
 
 
@@ -70,31 +85,44 @@ class Artifact(BaseModel):
     def save(self, name: str | None = None, run: Run | None = None, *, move: bool = False) -> Self:
         """Publish as the next version of `name`, and point `path` and the other paths at what was published.
 
+        Inputs are what the run (without one, this process) has loaded, and the artifacts that fields point into. A run
+        that goes on, and was stopped after it had published the same payload, gets that version.
+
         Args:
-            name: default: `run.output` of the run's config, `run.results` for Results.
+            name: default: `run.output` of the run's config, `run.results` for Results; without a run, the script's
+                name and what it is: `train-model` of train.py.
             run: whose inputs and identity go into the record; default: the run that `open_run` opened.
             move: do not copy the payload but move it (same file system: no second copy on disk).
 
-        Raises UserError when there is no name, no payload, or a path field names nothing; RunFailed on a full disk.
+        Raises UserError when there is no payload, or one that is not of this type (weights that are not finite, data
+        without a record), or a path field names nothing; RunFailed on a full disk.
         """
         run = run or current_run()
         if run is not None and run.rank != 0:
             raise RuntimeError(f"rank {run.rank} saves an artifact; only rank 0 may, or there are as many as processes")
-        name = name or (run.artifact_name(isinstance(self, Results)) if run else None)
+        name = name or (run.artifact_name(isinstance(self, Results)) if run else _default_name(self.role()))
         if name is None:
             raise UserError(f"{type(self).__name__}.save() has no name", "set run.output in the config, or pass a name")
         registry = run.registry if run else Registry.default()
         self._prepare()
         for field, path in self._paths().items():
             _check_path(f"{type(self).__name__}.{field}", path)
+        if self.path.exists():  # else the registry says so
+            try:
+                self._check()
+            except UserError as error:
+                raise error.at(f"{name} is not published") from None
         base = self.path if self.path.is_dir() else self.path.parent
-        version = registry.publish(name, self.path, self._record(base, registry.local_root, run), move=move)
+        record = self._record(base, registry, run)
+        again = run is not None and run.resumed
+        version = registry.publish(name, self.path, record, move=move, run_files=_run_files(run), once=again)
         for field in self._paths():
             setattr(self, field, version.record["fields"][field])
         self._version = version
+        if run is None or not run.has_noted(version):  # else an attempt before this one has come so far
+            lineage.track(version, registry.local_root)
         if run is not None:
             run.note_published(version)
-        lineage.track(version, registry.local_root)
         return self
 
     @classmethod
@@ -160,31 +188,56 @@ class Artifact(BaseModel):
         """What it was made from: role -> `name:version@digest`."""
         return dict(self.version.record["inputs"])
 
+    @classmethod
+    def role(cls) -> str:
+        """What it is to the step that reads it: `data`, `model`, `results`; of another type its name."""
+        return cls.__name__.lower()
+
     def _prepare(self) -> None:
         """Complete the payload before it is published."""
+
+    def _check(self) -> None:
+        """UserError where the payload is not what this type stands for."""
 
     def _paths(self) -> dict[str, Path]:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: value for name, value in fields.items() if isinstance(value, Path)}
 
-    def _record(self, base: Path, root: Path, run: Run | None) -> dict[str, Any]:
+    def _record(self, base: Path, registry: Registry, run: Run | None) -> dict[str, Any]:
+        root = registry.local_root
         paths = {field: encode_path(path, base, root) for field, path in self._paths().items()}
         fields = self.model_dump(mode="json", exclude={"metrics", "sources"}) | paths
+        if (wrong := next((name for name, value in fields.items() if _without_nan(value) != value), None)) is not None:
+            raise UserError(f"{type(self).__name__}.{wrong} is {fields[wrong]}, which is no number to publish")
         return {
-            "type": type(self).__name__,
-            "types": [cls.__name__ for cls in type(self).__mro__ if issubclass(cls, Artifact)],
-            "fields": _without_nan(fields),
+            "type": type_name(type(self)),
+            "types": [type_name(cls) for cls in type(self).__mro__ if issubclass(cls, Artifact)],
+            "fields": fields,
             "metrics": _without_nan(self.metrics),
             "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "producer": (run.producer() if run else producer_of(Path(sys.argv[0]))).model_dump(mode="json"),
-            "inputs": {role: version.pinned for role, version in run.inputs.items()} if run else {},
+            "inputs": {role: version.pinned for role, version in self._inputs(registry, run).items()},
             "sources": [source.model_dump(mode="json", exclude_none=True) for source in self.sources],
         }
+
+    def _inputs(self, registry: Registry, run: Run | None) -> dict[str, Version]:
+        """What was loaded, and the published payloads that fields point into, by role."""
+        inputs = dict(run.inputs if run else _loaded)
+        for field, path in self._paths().items():
+            inside = path.absolute()
+            if inside.is_relative_to(registry.local_root):
+                try:
+                    version = registry.version_at(inside)
+                except UserError as error:
+                    lineage.warn(f"{field} is not among the inputs: {error.message}")
+                    continue
+                add_input(inputs, version, field.removesuffix("_path"))
+        return inputs
 
     @classmethod
     def _of_version(cls, version: Version) -> Self:
         record = version.record
-        if cls.__name__ not in record.get("types", []):
+        if type_name(cls) not in record.get("types", []):
             others = _names_of(cls, version.registry)
             raise UserError(
                 f"{version.ref} is of type {record.get('type')}, not {cls.__name__}",
@@ -195,7 +248,8 @@ class Artifact(BaseModel):
             run.add_input(version)
         else:
             version.registry.resolve_verified(version.ref)
-        kind: type[Self] = next((sub for sub in _subclasses(cls) if sub.__name__ == record["type"]), cls)
+            add_input(_loaded, version, None)
+        kind: type[Self] = next((sub for sub in _subclasses(cls) if type_name(sub) == record["type"]), cls)
         # A recipe's own kind, loaded where its class is not imported, comes as the type that was asked for.
         values = {name: value for name, value in record["fields"].items() if name in kind.model_fields}
         try:
@@ -217,7 +271,9 @@ class Artifact(BaseModel):
         run = current_run()
         registry = run.registry if run else Registry.default()
         versions = {role: registry.resolve(ref) for role, ref in piped.items() if key in (None, role)}
-        fits = {role: version for role, version in versions.items() if cls.__name__ in version.record.get("types", [])}
+        fits = {
+            role: version for role, version in versions.items() if type_name(cls) in version.record.get("types", [])
+        }
         if key is None and len(fits) != 1:
             listed = ", ".join(f"{role} ({version.record.get('type')})" for role, version in versions.items())
             raise UserError(f"the pipe has {len(fits)} of type {cls.__name__}: {listed}", "name one: load(key=…)")
@@ -234,11 +290,25 @@ class Dataset(Artifact):
     tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
     num_tokens: int | None = Field(default=None, ge=0, description="tokens to train on")
 
+    @classmethod
+    def role(cls) -> str:
+        """`data`."""
+        return "data"
+
+    def _check(self) -> None:
+        for field in ("train_path", "valid_path", "test_path"):
+            if (path := getattr(self, field)) is not None:
+                payloads.check_not_empty(f"{type(self).__name__}.{field}", path)
+
 
 class PretrainBlend(Dataset):
     """Megatron .bin/.idx token streams and the weights with which they are mixed, phase by phase."""
 
     blend_path: Path | None = Field(default=None, description="JSON: phases, data sets, weights, realised mixture")
+
+    def _check(self) -> None:
+        super()._check()
+        payloads.check_token_streams(self.path)
 
 
 class SFTPack(Dataset):
@@ -249,15 +319,29 @@ class SFTPack(Dataset):
     chat_template: ChatTemplate = Field(description="template under which the conversations were tokenised")
     reasoning: bool | None = Field(default=None, description="whether most answers in it come after reasoning")
 
+    def _check(self) -> None:
+        super()._check()
+        payloads.check_columns(self.train_path or self.path, ("input_ids", "loss_mask", "seq_start_id"))
+
 
 class RLPrompts(Dataset):
     """Prompts with what it takes to verify an answer: JSONL of tasks."""
 
     families: list[str] = Field(default=[], description="environment families in it")
 
+    def _check(self) -> None:
+        super()._check()
+        if self.train_path is not None and self.train_path.is_file():
+            payloads.check_first_record(self.train_path, ())
+
 
 class Preferences(Dataset):
     """Pairs of a chosen and a rejected answer to the same prompt: JSONL."""
+
+    def _check(self) -> None:
+        super()._check()
+        if self.train_path is not None and self.train_path.is_file():
+            payloads.check_first_record(self.train_path, ("chosen", "rejected"))
 
 
 class Checkpoint(Artifact):
@@ -274,6 +358,15 @@ class Checkpoint(Artifact):
         default=None, description="whether it was trained to reason before it answers, and so is asked; none: not known"
     )
 
+    @classmethod
+    def role(cls) -> str:
+        """`model`."""
+        return "model"
+
+    def _check(self) -> None:
+        payloads.check_not_empty(f"{type(self).__name__}.path", self.path)
+        payloads.check_weights(self.path)
+
     @property
     def template(self) -> str | None:
         """`chat_template` as `kit.chat` takes it."""
@@ -284,6 +377,11 @@ class Model(Checkpoint):
     """A model to use: config.json, model.safetensors and tokenizer in Hugging Face layout."""
 
     num_parameters: int | None = Field(default=None, ge=1)
+
+    def _check(self) -> None:
+        super()._check()
+        if not any(self.path.glob("*.safetensors")) or not (self.path / "config.json").is_file():
+            raise UserError(f"{self.path}: not a model in Hugging Face layout", "config.json and *.safetensors in it")
 
 
 def _fresh_results_dir() -> Path:
@@ -302,6 +400,11 @@ class Results(Artifact):
 
     path: Path = Field(default_factory=_fresh_results_dir)
 
+    @classmethod
+    def role(cls) -> str:
+        """`results`."""
+        return "results"
+
     def _prepare(self) -> None:
         target = self.path / "results.json"
         if self.path == _run_results_dir() or (self.path.is_dir() and not list_files(self.path)):
@@ -311,6 +414,43 @@ class Results(Artifact):
 def _run_results_dir() -> Path | None:
     run = current_run()
     return run.dir / "out-results" if run else None
+
+
+def type_name(cls: type[Artifact]) -> str:
+    """What a record calls a type: those of this module by their bare name, others as `module.Class`.
+
+    Two recipes may so each have a `Checkpoint` of their own. The module of a class in a script that runs is the one
+    that others would import.
+    """
+    if cls.__module__ == Artifact.__module__:
+        return cls.__name__
+    module = cls.__module__
+    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        script = Path(file).absolute()
+        parts = [script.stem]
+        for folder in script.parents:
+            if not (folder / "__init__.py").is_file():
+                break
+            parts.insert(0, folder.name)
+        module = ".".join(parts)
+    return f"{module}.{cls.__qualname__}"
+
+
+def _default_name(role: str) -> str:
+    """The name of what a script saves outside a run: its own, as its block or its file says, and the role."""
+    script = Path(sys.argv[0])
+    name = script.stem if script.suffix == ".py" else ""
+    with contextlib.suppress(UserError):
+        name = parse_runspec(script).name.replace("/", "-") if name else ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{role}").strip("-.")
+
+
+def _run_files(run: Run | None) -> dict[str, bytes]:
+    """Config, metrics and environment of the run, as far as there are; outside a run, the environment alone."""
+    if run is None:
+        return {ENVIRONMENT_FILE: lineage.json_text(describe_environment()).encode()}
+    files = {name: run.dir / name for name in (CONFIG_FILE, METRICS_FILE, PHASES_FILE, ENVIRONMENT_FILE, CODE_FILE)}
+    return {name: path.read_bytes() for name, path in files.items() if path.is_file()}
 
 
 def _subclasses(cls: type[AnyArtifact]) -> list[type[AnyArtifact]]:
@@ -323,7 +463,7 @@ def _names_of(cls: type[Artifact], registry: Registry) -> list[str]:
     names = []
     for name in registry.names()[:_MOST_NAMES]:
         try:
-            if cls.__name__ in registry.resolve(name).record.get("types", []):
+            if type_name(cls) in registry.resolve(name).record.get("types", []):
                 names.append(name)
         except UserError:  # a damaged artifact is not proposed
             continue

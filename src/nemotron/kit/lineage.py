@@ -173,9 +173,13 @@ def warn(message: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as indented JSON with sorted keys, so that equal content gives equal bytes."""
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    """Write `content` as `json_text`."""
+    path.write_text(json_text(content), encoding="utf-8")
+
+
+def json_text(content: Any) -> str:
+    """`content` as indented JSON with sorted keys, so that equal content gives equal bytes."""
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 @dataclass(frozen=True)

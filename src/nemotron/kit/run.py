@@ -42,7 +42,11 @@ from nemotron.kit.producer import Producer, producer_of
 
 LOCK_FILE = "run.lock"
 STATE_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
 CODE_FILE = "code.json"
+ENVIRONMENT_FILE = "environment.json"
+METRICS_FILE = "metrics.jsonl"
+PHASES_FILE = "phases.jsonl"
 PUBLISHED_FILE = "published.jsonl"
 # What the launcher wrote before the script started, and the lock; a fresh start keeps them.
 _KEPT = ("job.yaml", "train.yaml", "train.json", LOCK_FILE)
@@ -92,20 +96,15 @@ class Run:
         name = settings.get("results") or settings.get("output") if results else settings.get("output")
         return str(name) if name else None
 
-    def published(self) -> Version | None:
-        """What an earlier attempt of this run published before it was stopped (in its evaluation, say), or None."""
-        if not self.resumed:
-            return None
-        for line in reversed(read_metrics(self.dir / PUBLISHED_FILE)):
-            if line["name"] == self.artifact_name():
-                with contextlib.suppress(UserError):  # deleted since, or another registry: publish again
-                    return self.registry.resolve(f"{line['version']}@{line['digest']}")
-        return None
+    def has_noted(self, version: Version) -> bool:
+        """Whether this run, or an attempt before it, has noted that it published this version."""
+        return any(line["version"] == version.ref for line in read_metrics(self.dir / PUBLISHED_FILE))
 
     def note_published(self, version: Version) -> None:
-        """Remember what this run published, for the attempt after this one should it be stopped."""
-        line = {"name": version.name, "version": version.ref, "digest": version.digest}
-        append_line(self.dir / PUBLISHED_FILE, line)
+        """Remember what this run published, once."""
+        if not self.has_noted(version):
+            line = {"name": version.name, "version": version.ref, "digest": version.digest}
+            append_line(self.dir / PUBLISHED_FILE, line)
 
     def producer(self) -> Producer:
         """The producer part of a record. A launched script has the launcher's command line, from its `job.yaml`."""
@@ -130,10 +129,9 @@ class Run:
 
     def add_input(self, version: Version, role: str | None = None) -> None:
         """Note that this run reads `version`, after checking every byte of it; a known one is not read again."""
-        if any(known.directory == version.directory for known in self.inputs.values()):
-            return
-        version.registry.resolve_verified(version.ref)
-        self.inputs[role or version.name] = version
+        if not any(known.directory == version.directory for known in self.inputs.values()):
+            version.registry.resolve_verified(version.ref)
+            add_input(self.inputs, version, role)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -148,7 +146,7 @@ class Run:
             if self.rank == 0:
                 seconds = round(time.perf_counter() - clock, 3)
                 line = {"phase": name, "started_at": round(started, 3), "seconds": seconds}
-                append_line(self.dir / "phases.jsonl", line)
+                append_line(self.dir / PHASES_FILE, line)
 
     def close(self, *, finished: bool = True) -> None:
         """Close the records. `finished` False leaves the run to be resumed by the same command."""
@@ -208,6 +206,13 @@ class Run:
         write_in_one_step(self.dir / STATE_FILE, json.dumps(self._state, indent=2))
 
 
+def add_input(inputs: dict[str, Version], version: Version, role: str | None) -> None:
+    """Add a version, unless it is there, under its role, else its name; `name:3` where another one has that."""
+    if not any(known.directory == version.directory for known in inputs.values()):
+        key = role or version.name
+        inputs[key if key not in inputs else version.ref] = version
+
+
 def open_run(cfg: Any, script: str | Path) -> Run:
     """Open the run of `script` with the config that `load_script_config` returned, and make it the current one.
 
@@ -237,9 +242,9 @@ def open_run(cfg: Any, script: str | Path) -> Run:
             run.registry.check_writable()
         use_configured_tracker()
         _take_over(run, resume=bool(resume))
-        write_json(directory / "environment.json", describe_environment())
+        write_json(directory / ENVIRONMENT_FILE, describe_environment())
         write_json(directory / CODE_FILE, code)
-        (directory / "config.yaml").write_text(dump_yaml(config, escape=True), encoding="utf-8")
+        (directory / CONFIG_FILE).write_text(dump_yaml(config, escape=True), encoding="utf-8")
         _keep_bundle_files(run)
     else:
         for role, version in inputs.items():
@@ -359,7 +364,7 @@ def _resume_dir(directory: Path, cfg: Any, fingerprint: str, code: dict[str, str
         raise UserError(f"resume={directory}: no run there", f"a run directory holds a {STATE_FILE}")
     if state.get("fingerprint") == fingerprint:
         return directory
-    path = directory / "config.yaml"
+    path = directory / CONFIG_FILE
     then = read_yaml(path.read_text(encoding="utf-8"), shown(path))[0] if path.exists() else {}
     differences = _differences(content_of(cfg, then or {}), escape_interpolation(content_of(cfg)))
     code_then = read_json(directory / CODE_FILE)

@@ -33,6 +33,9 @@ SCRIPT = '''"""Stands in for {name}."""
 import json
 import sys
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, run_main
 from nemotron.kit import Dataset, Model, Results, open_run
@@ -48,6 +51,8 @@ def main():
         if cfg.run.output and "-data-" in cfg.run.output:
             Dataset(path=run.output_dir, num_examples=1, sources=["thin air"]).save()
         elif cfg.run.output:
+            (run.output_dir / "config.json").write_text("{{}}")
+            save_file({{"weight": np.ones(1)}}, run.output_dir / "model.safetensors")
             Model(path=run.output_dir, step=1).save()
         if cfg.run.results:
             Results(metrics=json.loads(cfg.metrics)).save()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemotron.kit import lineage, pipes, run
+from nemotron.kit import artifact, lineage, pipes, run
 
 SCRIPT = '''
 """Train a toy."""
@@ -67,6 +67,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     if (left := run.current_run()) is not None:
         left.close(finished=False)
     lineage._trackers = None
+    artifact._loaded.clear()
     pipes._read = None
 
 

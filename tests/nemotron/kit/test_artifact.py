@@ -3,16 +3,42 @@
 import datetime
 import json
 import math
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import Field, ValidationError
+from safetensors.numpy import save_file
+from tiny_payloads import write_model
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
-from nemotron.kit import Artifact, Checkpoint, Dataset, Model, PretrainBlend, Results, SFTPack, Source, pipes
+from nemotron import kit
+from nemotron.kit import (
+    Artifact,
+    Checkpoint,
+    Dataset,
+    Model,
+    Preferences,
+    PretrainBlend,
+    Results,
+    RLPrompts,
+    SFTPack,
+    Source,
+    artifact,
+    open_run,
+    pipes,
+)
 from nemotron.kit.chat_template import keep_template, load_template
+from nemotron.kit.lineage import walk
+from nemotron.kit.payloads import check_weights
 
 
 class Curated(Dataset):
@@ -31,10 +57,9 @@ def test_the_whole_example_works(out, tmp_path, registry):
     assert data.path == registry.root / "nano3-pretrain-data-tiny" / "1" / "payload"
     assert data.train_path == data.path / "train.jsonl"
 
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"0")
-    Checkpoint(path=weights, step=7, dataset_path=data.path, metrics={"loss": 2.5}).save("nano3-pretrain-model-tiny")
+    Checkpoint(path=write_model(tmp_path / "weights"), step=7, dataset_path=data.path, metrics={"loss": 2.5}).save(
+        "nano3-pretrain-model-tiny"
+    )
 
     pipes._read = {"model": "art://nano3-pretrain-model-tiny:latest", "data": data.uri}
     checkpoint = Checkpoint.load()
@@ -55,8 +80,7 @@ def test_the_whole_example_works(out, tmp_path, registry):
 
 def test_records_hold_no_path_of_this_machine_except_a_users_own(out, tmp_path, registry):
     data = dataset(out).save("data")
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / "m").write_text("x")
+    write_model(tmp_path / "w")
     own = tmp_path / "tokenizer"
     own.mkdir()
     (tmp_path / "own.jinja").write_text("{{ messages }}")
@@ -74,6 +98,8 @@ def test_records_hold_no_path_of_this_machine_except_a_users_own(out, tmp_path, 
 
 
 def test_kinds_load_as_their_own_type_or_any_base_and_as_nothing_else(out):
+    columns = {name: [[1]] for name in ("input_ids", "loss_mask", "seq_start_id")}
+    pq.write_table(pa.table(columns), out / "rows.parquet")
     SFTPack(path=out, num_examples=2, seq_len=512, chat_template="nano3").save("pack")
     Curated(path=out, num_examples=2, dropped={"short": 3}).save("curated")
     assert Dataset.load("pack").seq_len == 512 and isinstance(Artifact.load("pack"), SFTPack)
@@ -81,7 +107,7 @@ def test_kinds_load_as_their_own_type_or_any_base_and_as_nothing_else(out):
     with pytest.raises(UserError, match="pack:1 is of type SFTPack, not Checkpoint") as caught:
         Checkpoint.load("pack")
     assert caught.value.hint is None
-    with pytest.raises(UserError, match="curated:1 is of type Curated, not SFTPack") as caught:
+    with pytest.raises(UserError, match=r"curated:1 is of type .*test_artifact\.Curated, not SFTPack") as caught:
         SFTPack.load("curated")
     assert caught.value.hint == "give one of pack"
     with pytest.raises(UserError, match="not PretrainBlend"):
@@ -111,11 +137,9 @@ def test_misspelt_fields_and_missing_files_are_refused(out):
         Dataset(path=out, num_examples=0)
     with pytest.raises(UserError, match=r"Dataset\.valid_path: .*nowhere does not exist"):
         Dataset(path=out, num_examples=2, valid_path=out / "nowhere").save("x")
-    (out / "stream.bin").write_text("")
+    (out / "stream.bin").write_text("tokens")
     (out / "stream.idx").write_text("")
     assert PretrainBlend(path=out, num_examples=2, train_path=out / "stream").save("x").train_path.name == "stream"
-    with pytest.raises(UserError, match="has no name"):
-        Dataset(path=out, num_examples=2).save()
     with pytest.raises(UserError, match="is not in a published artifact"):
         Dataset.load(path=out)
     with pytest.raises(UserError, match="no artifact 'nothing'"):
@@ -170,3 +194,158 @@ def test_reference_and_relative_path_are_told_apart(out, monkeypatch):
     monkeypatch.chdir(data.path.parent)
     assert Dataset.load("./payload").ref == "data:1"
     assert Dataset.load(Path("payload")).ref == "data:1"
+
+
+# --- What a script publishes without open_run, as in a tutorial --------------------------------------------
+
+
+def test_a_script_without_a_run_has_names_inputs_and_an_environment(out, tmp_path, registry, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "data_curation.py")])
+    data = dataset(out).save()
+    assert data.ref == "data_curation-data:1" and data.inputs == {}
+    Dataset(path=out / "valid.jsonl", num_examples=1).save("held-out")
+    monkeypatch.setattr(artifact, "_loaded", {})  # another process
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "training.py"), "--steps", "3"])
+    read = Dataset.load(path=data.path)
+    weights = write_model(tmp_path / "weights")
+    model = Checkpoint(
+        path=weights, step=3, dataset_path=read.path, tokenizer_path=Dataset.load("held-out").path
+    ).save()
+    assert model.ref == "training-model:1" and model.producer.argv == ["training.py", "--steps", "3"]
+    assert {ref.partition("@")[0] for ref in model.inputs.values()} == {"data_curation-data:1", "held-out:1"}
+    monkeypatch.setattr(artifact, "_loaded", {})
+    # Nothing was loaded, but a field points into an artifact.
+    again = Checkpoint(path=weights, step=3, dataset_path=data.train_path).save()
+    assert again.inputs == {"dataset": data.version.pinned}
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    assert Results(path=out, metrics={}).save().ref == "results:1"
+    assert [node.ref for node in walk("training-model").inputs] == ["data_curation-data:1"]
+    environment = json.loads(model.version.run_file("environment.json"))
+    assert environment["python"] == platform.python_version() and model.version.run_file("config.yaml") is None
+
+
+def test_a_version_carries_config_metrics_and_environment_of_its_run(script, out, registry, tmp_path):
+    dataset(out).save("raw")
+    with open_run(load_script_config(script, ["--config", "tiny", "lr=0.25"]), script) as run:
+        run.metrics.log(1, loss=2.5)
+        with run.phase("train"):
+            pass
+        model = Model(path=write_model(tmp_path / "w"), step=1).save()
+    shutil.rmtree(tmp_path / "output" / "toy")
+    moved = Registry(shutil.move(registry.root, tmp_path / "moved"))
+    version = moved.resolve(model.ref)
+    assert "lr: 0.25" in version.run_file("config.yaml")
+    assert json.loads(version.run_file("metrics.jsonl"))["loss"] == 2.5
+    assert json.loads(version.run_file("phases.jsonl"))["phase"] == "train"
+    assert set(json.loads(version.run_file("code.json"))) == {"schema.py"}
+    assert moved.verify(model.ref) == []
+    config = version.directory / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("0.25", "0.5"))
+    assert moved.verify(model.ref) == [f"{config}: content differs from its sha256"]
+    assert version.digest == Checkpoint.load(version.path).digest  # the payload's, which the run is no part of
+    assert (
+        subprocess.run(
+            ["sha256sum", "-c", "manifest.sha256"], cwd=version.directory, capture_output=True, text=True, check=False
+        ).stdout.count("FAILED")
+        == 1
+    )
+
+
+# --- What is refused before it gets a version -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", ["<f8", "<f4", "<f2"])
+def test_weights_that_are_not_finite_are_refused(tmp_path, registry, dtype, value):
+    weights = np.linspace(-1, 1, 100).astype(dtype)
+    folder = write_model(tmp_path / "w")
+    save_file({"a": weights, "step": np.array([7])}, folder / "model.safetensors")
+    assert check_weights(folder) == 2
+    weights[77] = value
+    save_file({"a": weights}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"^m is not published: .*tensor a has values that are NaN or infinite"):
+        Model(path=folder, step=1).save("m")
+    assert registry.names() == []
+
+
+def test_half_precision_formats_of_other_libraries_are_looked_at_too(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save_tensors
+
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        for value, good in ((1.5, True), (torch.finfo(dtype).max, True), (math.nan, False)):
+            save_tensors({"a": torch.tensor([0.5, value, -1.0]).to(dtype)}, tmp_path / "w.safetensors")
+            if good:
+                assert check_weights(tmp_path) == 1
+            else:
+                with pytest.raises(UserError, match="NaN or infinite"):
+                    check_weights(tmp_path)
+
+
+def test_payloads_that_are_not_what_their_type_says_are_refused(tmp_path, out, registry):
+    folder = write_model(tmp_path / "w")
+    whole = (folder / "model.safetensors").read_bytes()
+    for content, what in (
+        (b"", "not a whole safetensors file"),
+        (whole[:-1], "not a whole safetensors file"),
+        ((2).to_bytes(8, "little") + b"{}", "it holds no tensor"),
+    ):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(UserError, match=what):
+            Model(path=folder, step=1).save("x")
+    save_file({"a": np.zeros((0, 3), np.float32)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"tensor a is empty, its shape is \[0, 3\]"):
+        Checkpoint(path=folder, step=1).save("x")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="not a model in Hugging Face layout"):
+        Model(path=folder, step=1).save("x")
+    (out / "train.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"Dataset\.train_path: .*train\.jsonl is empty"):
+        dataset(out).save("x")
+    with pytest.raises(UserError, match="no token stream in it"):
+        PretrainBlend(path=out, num_examples=1).save("x")
+    with pytest.raises(UserError, match="no row in 0 Parquet files"):
+        SFTPack(path=out, num_examples=1, seq_len=8, chat_template="nano3").save("x")
+    pq.write_table(pa.table({"input_ids": [[1]]}), out / "rows.parquet")
+    with pytest.raises(UserError, match="no column loss_mask and seq_start_id"):
+        SFTPack(path=out, num_examples=1, seq_len=8, chat_template="nano3").save("x")
+    (out / "train.jsonl").write_text('{"chosen": "a", "text": "b"}\n')
+    with pytest.raises(UserError, match=r"train\.jsonl:1: no rejected") as refused:
+        Preferences(path=out, num_examples=1, train_path=out / "train.jsonl").save("x")
+    assert refused.value.hint == "it has chosen, text"
+    (out / "train.jsonl").write_text("chosen\n")
+    with pytest.raises(UserError, match=r"train\.jsonl:1: not a JSON object: 'chosen"):
+        RLPrompts(path=out, num_examples=1, train_path=out / "train.jsonl").save("x")
+    assert registry.names() == []
+
+
+def test_a_field_that_is_no_number_is_refused_and_a_metric_becomes_null(out):
+    class Scored(Dataset):
+        score: float
+
+    with pytest.raises(UserError, match=r"Scored\.score is nan"):
+        Scored(path=out, num_examples=1, score=math.nan).save("x")
+    assert dataset(out, metrics={"loss": math.nan}).save("x").version.record["metrics"] == {"loss": None}
+
+
+def test_two_scripts_may_each_have_a_type_of_the_same_name(out, tmp_path):
+    class Checkpoint(Dataset):  # as a recipe might call its own
+        pass
+
+    Checkpoint.__qualname__ = "Checkpoint"
+    mine = Checkpoint(path=out, num_examples=1).save("mine")
+    assert mine.version.record["types"] == [f"{__name__}.Checkpoint", "Dataset", "Artifact"]
+    assert type(Dataset.load("mine")) is Checkpoint
+    with pytest.raises(UserError, match="not Checkpoint"):
+        kit.Checkpoint.load("mine")
+    package = tmp_path / "lab" / "stage"
+    package.mkdir(parents=True)
+    (tmp_path / "lab" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    script = package / "train.py"
+    script.write_text(
+        "from nemotron.kit import Dataset\nfrom nemotron.kit.artifact import type_name\n"
+        "class Checkpoint(Dataset): pass\nprint(type_name(Checkpoint))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "lab.stage.train.Checkpoint\n"

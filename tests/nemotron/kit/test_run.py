@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_payloads import write_model
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_config, load_script_config
 from nemo_runspec.errors import Preempted, UserError
 from nemo_runspec.job import build_job_config, save_configs
@@ -50,7 +52,7 @@ def test_a_run_has_a_directory_records_and_verified_inputs(script, raw, tmp_path
 
 def test_saving_takes_name_inputs_and_producer_from_the_run(script, raw):
     with opened(script, "lr=0.2") as run:
-        (run.output_dir / "model.safetensors").write_bytes(b"w")
+        write_model(run.output_dir)
         model = Model(path=run.output_dir, step=3, dataset_path=run.inputs["data"].path).save()
         results = Results(metrics={"bpb": 2.5}).save()
     assert (model.ref, results.ref) == ("toy-train-model-tiny:1", "toy-train-results-tiny:1")
@@ -62,24 +64,47 @@ def test_saving_takes_name_inputs_and_producer_from_the_run(script, raw):
     assert json.loads((results.path / "results.json").read_text()) == {"bpb": 2.5}
 
 
-def test_only_a_stopped_attempt_of_this_very_run_has_published_already(script, raw, monkeypatch, tmp_path):
+def test_a_run_that_goes_on_publishes_nothing_twice(script, raw, tmp_path, monkeypatch):
+    def publish(run, value=1.0, **more):
+        return Model(path=write_model(run.output_dir, value), step=3, dataset_path=raw.path).save(**more)
+
     run = opened(script)
-    assert run.published() is None
-    (run.output_dir / "model.safetensors").write_bytes(b"w")
-    model = Model(path=run.output_dir, step=3, dataset_path=run.inputs["data"].path).save()
+    publish(run)
     run.close(finished=False)  # stopped in its evaluation
+    tracked = (run.registry.root / "lineage.jsonl").read_text()
     resumed = opened(script)
-    assert resumed.resumed and resumed.published().ref == model.ref
+    assert resumed.resumed and publish(resumed, move=True).ref == "toy-train-model-tiny:1"
+    assert not resumed.output_dir.exists()  # moved all the same
+    assert (run.registry.root / "lineage.jsonl").read_text() == tracked
+    assert len(read_metrics(run.dir / "published.jsonl")) == 1
+    assert publish(resumed, 2.0).ref == "toy-train-model-tiny:2"  # another payload is another version
     resumed.close()
-    afresh = opened(script)
-    assert afresh.published() is None  # the last one had finished: this one publishes anew
+    afresh = opened(script)  # the last one had finished: this one publishes anew
+    assert publish(afresh).ref == "toy-train-model-tiny:3"
     afresh.close(finished=False)
-    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(afresh.registry.root))
-    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "elsewhere"))
-    opened(script).close(finished=False)
-    other = opened(script)
-    assert other.resumed and other.published() is None  # same fingerprint, another run
-    other.close()
+    (afresh.registry.root / "toy-train-model-tiny" / "3" / "payload" / "config.json").write_text("damaged")
+    again = opened(script)
+    assert again.resumed and publish(again).ref == "toy-train-model-tiny:4"  # nobody can use what is damaged
+
+
+def test_killed_between_publishing_and_taking_note_of_it(script, raw):
+    body = (
+        "import os, sys; from nemo_runspec.config import load_script_config\n"
+        "from nemotron.kit import Dataset, open_run\n"
+        "from nemotron.kit.run import Run\n"
+        "run = open_run(load_script_config(sys.argv[1], ['--config', 'tiny']), sys.argv[1])\n"
+        "(run.output_dir / 'x').write_text('x')\n"
+        "if not run.resumed: Run.has_noted = lambda *_: os.kill(os.getpid(), 9)\n"
+        "print(Dataset(path=run.output_dir, num_examples=1).save(move=True).ref)\n"
+        "run.close()\n"
+    )
+    command = [sys.executable, "-c", body, str(script)]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.returncode == -9 and Registry.default().versions("toy-train-model-tiny") == [1]
+    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert second.stdout == "toy-train-model-tiny:1\n"
+    journal = (Registry.default().root / "lineage.jsonl").read_text().splitlines()
+    assert [json.loads(line)["saved"].partition("@")[0] for line in journal] == ["raw:1", "toy-train-model-tiny:1"]
 
 
 def test_the_launcher_and_the_script_mean_the_same_directory(script, raw):
@@ -93,13 +118,11 @@ def test_the_launcher_and_the_script_mean_the_same_directory(script, raw):
 
 
 def test_what_is_loaded_while_a_run_is_open_becomes_its_input(script, raw, tmp_path):
-    (tmp_path / "w").write_text("w")
-    teacher = Checkpoint(path=tmp_path / "w", step=1).save("teacher")
+    teacher = Checkpoint(path=write_model(tmp_path / "w"), step=1).save("teacher")
     with opened(script) as run:
         Dataset.load(path=run.inputs["data"].path)
         Checkpoint.load("teacher")
-        (run.output_dir / "m").write_text("")
-        model = Model(path=run.output_dir, step=1).save()
+        model = Model(path=write_model(run.output_dir), step=1).save()
     assert model.inputs == {"data": f"raw:1@{raw.digest}", "teacher": f"teacher:1@{teacher.digest}"}
 
 

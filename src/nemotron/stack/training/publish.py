@@ -14,15 +14,10 @@ from nemotron.stack.models import NemotronH
 def publish_model(run: Run, model: NemotronH, tokenizer_dir: Path, metrics: dict[str, Any], **fields: Any) -> Model:
     """Publish `model` in Hugging Face layout, with the tokenizer of `tokenizer_dir`, as the artifact `run.output`.
 
-    Where an earlier attempt of this run was stopped in its evaluation, these weights are published already, and that
-    version is returned.
-
     Args:
         metrics: for the artifact's record; the number of active parameters is added.
         fields: of `Model`, but for paths and sizes that follow from the model.
     """
-    if (version := run.published()) is not None:
-        return Model.load(version.ref)
     model.save_pretrained(run.output_dir)
     for file in sorted(tokenizer_dir.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)

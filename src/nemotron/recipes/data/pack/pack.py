@@ -63,10 +63,6 @@ def main() -> None:
     """Pack the conversations and publish them."""
     cfg: PackConfig = load_script_config(__file__)
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        if (published := run.published()) is not None:  # stopped between publishing and the end
-            print_complete({"data": SFTPack.load(published.ref)})
-            return
-
         work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here
         tokenizer = find_tokenizer(cfg.tokenizer)
         settings = _settings(cfg, tokenizer.json_text())

@@ -79,10 +79,6 @@ def main() -> None:
         plain_tokenizer(tokenizer_files.json_text())
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        if (published := run.published()) is not None:  # stopped between publishing and the end
-            print_complete({"data": PretrainBlend.load(published.ref)})
-            return
-
         # --- Tokenizer: pinned, and what stands around every document -----------------------------------------------
         tokenizer_files = tokenizer_files or find_tokenizer(cfg.tokenizer)
         tokenizer_json = tokenizer_files.json_text()

@@ -111,9 +111,6 @@ def main() -> None:
     phases = _phases(cfg, names)
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        if (published := run.published()) is not None:  # stopped between publishing and the end
-            print_complete({"data": PretrainBlend.load(published.ref)})
-            return
         work = run.dir / "work"
 
         # --- Documents: yours first, what is wrong with a file is said at once ----------------------------------------

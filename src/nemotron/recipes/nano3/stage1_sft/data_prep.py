@@ -78,9 +78,6 @@ def main() -> None:
     }
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        if (published := run.published()) is not None:  # stopped between publishing and the end
-            print_complete({"data": SFTPack.load(published.ref)})
-            return
         work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here
 
         # --- Conversations: generated ones as files, your own as they are ---------------------------------------------

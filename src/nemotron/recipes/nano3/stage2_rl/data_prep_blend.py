@@ -88,9 +88,6 @@ def main() -> None:
     reading = Reading(cfg.on_error, cfg.max_record_bytes, required=())
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
-        if (version := run.published()) is not None:  # stopped between publishing and the end
-            print_complete({"data": RLPrompts.load(version.ref)})
-            return
         work = run.dir / "work"
         job = PromptsJob(references, reading, cfg.check_fields, work / "read", work / "fetched")
 

@@ -43,7 +43,7 @@ from nemotron.data_prep.curation import rephrasing
 from nemotron.data_prep.curation.step import StepRun, StepTable, plan_step
 from nemotron.data_prep.work.engines import SerialEngine
 from nemotron.data_prep.work.shards import freeze, run_shards
-from nemotron.kit import Dataset, open_run, print_complete, read_pipe
+from nemotron.kit import open_run, read_pipe
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.curation import RephrasingSettings
 
@@ -58,9 +58,6 @@ def main() -> None:
     settings, styles = RephrasingSettings.of(cfg), cfg.styles.rules()
 
     with open_run(cfg, script=__file__) as run:
-        if (published := run.published()) is not None:  # stopped between publishing and the end: ask nothing twice
-            print_complete({"data": Dataset.load(published.ref)})
-            return
         step = StepRun(run, SerialEngine())
 
         # --- Ask and check, shard after shard -----------------------------------------------------------------------
@@ -101,7 +98,7 @@ def main() -> None:
             "usage": usage,
         }
         step.publish(table, metrics)
-        shutil.rmtree(answers_dir, ignore_errors=True)
+    shutil.rmtree(answers_dir, ignore_errors=True)  # the run is finished: who goes on does not ask again
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The git repository that a script lies in, for records. Where there is no git, or no repository, that is no error."""
+"""The git repository that a script lies in, for records. Where there is no git, or no repository, that is no error.
+
+A folder that the repository ignores is not in it: a package installed in somebody's `.venv` is not their code.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ def git_commit(folder: Path) -> str | None:
 
     None outside a repository, in one without a commit, and without git.
     """
-    return _first_line(folder, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
+    return None if _is_ignored(folder) else _first_line(folder, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 
 
 def git_root(folder: Path) -> Path | None:
     """The root of the repository that holds `folder`; None outside one, and without git."""
-    root = _first_line(folder, "rev-parse", "--show-toplevel")
+    root = None if _is_ignored(folder) else _first_line(folder, "rev-parse", "--show-toplevel")
     return Path(root) if root else None
 
 
@@ -50,6 +53,10 @@ def ask_git(folder: Path, *words: str) -> bytes | None:
             return None
         raise UserError(f"git cannot list {folder}: {why}", lines[-1].strip() if len(lines) > 1 else None)
     return answer.stdout
+
+
+def _is_ignored(folder: Path) -> bool:
+    return _first_line(folder, "check-ignore", ".") is not None
 
 
 def _first_line(folder: Path, *words: str) -> str | None:

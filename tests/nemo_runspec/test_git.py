@@ -28,6 +28,11 @@ def test_outside_before_and_after_the_first_commit(tmp_path: Path, monkeypatch: 
     assert git_commit(folder) == head
     (folder / "train.py").write_text("changed")
     assert git_commit(folder) == f"{head}-dirty"
+    installed = tmp_path / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    assert git_root(installed) == tmp_path.resolve()
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    assert (git_root(installed), git_commit(installed)) == (None, None)
 
 
 def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,13 @@ SOURCE = ROOT / "src/nemotron"
 # Families have stages; what else lies in recipes/ (data, tools) has none.
 FAMILIES = sorted({folder.parent.name for folder in (SOURCE / "recipes").glob("*/stage*")})
 PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
-PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "env.example.toml", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "env.example.toml",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PAGES += sorted(SOURCE.rglob("*.md"))
 SCRIPTS = sorted(SOURCE.rglob("*.py"))
 # A command stands on a line of its own (a fenced block, a docstring), or between backticks.

@@ -21,7 +21,7 @@ IMPORTED_AS = {"pyyaml": "yaml", "mlflow-skinny": "mlflow", "scikit-learn": "skl
 # Not imported by name: programs, plug-ins (of fsspec, pytest and trafilatura), and what another one was found to need.
 PROGRAMS = {"pytest_timeout", "pytest_xdist", "ruff", "mypy", "import_linter", "types_PyYAML", "types_jsonschema"}
 PLUG_INS = {"s3fs", "gcsfs", "lxml_html_clean", "leptonai"}
-BY_NAME = {"nemo_run", "mlflow", "wandb", "datasets"}  # through importlib, or in a program that a test writes
+BY_NAME = {"nemo_run", "mlflow", "wandb", "datasets", "hatchling"}  # not by an import statement
 
 
 def names(requirements: list[str]) -> list[str]:

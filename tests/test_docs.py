@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src", "examples", "benchmarks", "tests")
-PAGES = [ROOT / "README.md", ROOT / "AGENTS.md"]
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted(path for folder in ("docs", *CODE) for path in (ROOT / folder).rglob("*.md"))
 MODULES = [f"/{path.relative_to(ROOT)}" for folder in CODE for path in (ROOT / folder).rglob("*.py")]
 # Of a user's own, and misspelt ones.

@@ -20,7 +20,9 @@ def git_commit(folder: Path) -> str | None:
 
     None outside a repository, in one without a commit, and without git.
     """
-    return None if _is_ignored(folder) else _first_line(folder, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
+    if _is_ignored(folder):
+        return None
+    return _first_line(folder, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
 
 
 def git_root(folder: Path) -> Path | None:

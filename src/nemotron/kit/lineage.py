@@ -128,18 +128,24 @@ def set_lineage_tracker(*trackers: LineageTracker) -> None:
     _trackers = trackers
 
 
+def wandb_settings() -> dict[str, Any] | None:
+    """`project`, `entity` and `mode` of W&B as env.toml has them in [tool.wandb]; None where it has no such table."""
+    settings = tool_table("wandb", _WANDB_KEYS)
+    return None if settings is None else {"project": "nemotron", "entity": None, "mode": None} | settings
+
+
 def use_configured_tracker() -> None:
     """Set the tracker that env.toml asks for with a table [tool.wandb], unless the script has set its own.
 
     W&B not being installed costs one line of warning.
     """
-    settings = tool_table("wandb", _WANDB_KEYS)
+    settings = wandb_settings()
     if _trackers is not None or settings is None:
         return
     if importlib.util.find_spec("wandb") is None:
         warn(f"env.toml has a table [tool.wandb], but wandb is not installed: {install_line('wandb')}")
         return
-    set_lineage_tracker(WandbTracker(settings.get("project", "nemotron"), settings.get("entity"), settings.get("mode")))
+    set_lineage_tracker(WandbTracker(**settings))
 
 
 def track(version: Version, root: Path) -> None:

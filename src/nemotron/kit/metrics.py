@@ -9,9 +9,9 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat, TextIO
+from typing import Any, Protocol, SupportsFloat, TextIO
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.write import write_in_one_step
@@ -23,6 +23,13 @@ _TTY_SECONDS = 0.1  # least time between two redraws
 _PLAIN_SECONDS = 10.0  # least time between two plain lines
 
 
+class Mirror(Protocol):
+    """Takes every record that a log gets; see `kit/trackers.py`."""
+
+    def log(self, record: dict[str, Any]) -> None: ...
+    def close(self, finished: bool) -> None: ...
+
+
 class MetricsLog:
     """Append-only metrics of one run, one JSON object a line: `{"step": 12, "time": 1700000000.1, "loss": 3.21}`.
 
@@ -32,6 +39,7 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.mirrors: Sequence[Mirror] = ()
         self._stream: TextIO | None = None
         self._num_records: int | None = None
 
@@ -55,6 +63,8 @@ class MetricsLog:
         self._stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         self._stream.flush()
         self._num_records = None if self._num_records is None else self._num_records + 1
+        for mirror in self.mirrors:
+            mirror.log(record)
 
     def truncate(self, num_records: int) -> None:
         """Keep the first `num_records` records only.

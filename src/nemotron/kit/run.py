@@ -155,6 +155,9 @@ class Run:
             log.close()
         if self.rank == 0 and finished:
             self.write_state("finished")
+        for log in self._logs:
+            for mirror in log.mirrors:
+                mirror.close(finished)
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None

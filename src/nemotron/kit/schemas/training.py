@@ -77,7 +77,25 @@ class CheckpointConfig(Group):
     )
 
 
-class LoggerConfig(Group):
+class TrackersConfig(Group):
+    """Where metrics go beside metrics.jsonl; a tracker that fails never fails the run. Names of Megatron-Bridge."""
+
+    wandb_project: str | None = Field(None, description="project in W&B; before [tool.wandb] of env.toml")
+    wandb_entity: str | None = Field(None, description="user or team in W&B; None: your default")
+    wandb_exp_name: str | None = Field(None, description="name of the run in W&B; None: nano3/sft/CONFIG-FINGERPRINT")
+    mlflow_experiment: str | None = Field(None, description="experiment in MLflow")
+    mlflow_run_name: str | None = Field(None, description="name of the run in MLflow; None: as in W&B")
+    mlflow_tracking_uri: str | None = Field(
+        None,
+        description="server, file or database of MLflow, without a password; None: MLFLOW_TRACKING_URI or its default",
+    )
+    trackio_project: str | None = Field(None, description="project in trackio, on this machine or in TRACKIO_SPACE_ID")
+    tensorboard_dir: str | None = Field(
+        None, description="folder of event files, one folder a run in it; a relative path is below the output root"
+    )
+
+
+class LoggerConfig(TrackersConfig):
     """What is written while it runs."""
 
     log_interval: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")

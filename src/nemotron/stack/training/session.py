@@ -32,6 +32,7 @@ from nemotron.kit.metrics import MetricsLog, Progress
 from nemotron.kit.run import Run, open_run
 from nemotron.kit.schemas.training import CheckpointConfig
 from nemotron.kit.stop import StopFlag, StopRequested
+from nemotron.kit.trackers import open_mirrors
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
 from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
@@ -105,6 +106,8 @@ class Session:
             log.truncate(restored.state["num_records"][index] if restored else 0)
         self.last_step = restored.state["last_step"] if restored else steps
         self._note_last_step()
+        if self.ranks.is_main:
+            self.run.metrics.mirrors = open_mirrors(self.run, restored.step if restored else 0)
         if restored is not None:
             self.stop.checkpoint = self.checkpoints.last
             if self.ranks.is_main:

@@ -31,7 +31,7 @@ def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) ->
         (folder / "state.json").write_text(json.dumps({"state": state, **more}))
 
     run: Any = SimpleNamespace(
-        dir=folder, resumed=resumed, metrics=open_log("metrics"), open_log=open_log, write_state=write_state
+        dir=folder, resumed=resumed, metrics=open_log("metrics"), open_log=open_log, write_state=write_state, config={}
     )
     session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", "abc"), save_interval, bf16=False)
     model: Any = torch.nn.Linear(2, 1)
@@ -112,6 +112,25 @@ def test_every_log_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     samples = again.open_log("samples")
     again.begin("test", 10, again.model, again.optimizer)
     assert ([r["step"] for r in samples.read()], again.run.metrics.read()) == ([1], [])
+
+
+def test_trackers_get_what_is_logged_after_training_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session(tmp_path)
+    with session.head_of_step(4, {}):
+        pass
+    again = make_session(tmp_path, resumed=True)
+    records: list[dict[str, Any]] = []
+    starts: list[int] = []
+
+    def open_mirrors(run: Any, start: int) -> list[SimpleNamespace]:
+        assert run is again.run
+        starts.append(start)
+        return [SimpleNamespace(log=records.append)]
+
+    monkeypatch.setattr("nemotron.stack.training.session.open_mirrors", open_mirrors)
+    again.begin("test", 10, again.model, again.optimizer)
+    again.run.metrics.log(5, loss=1.5)
+    assert starts == [4] and [(record["step"], record["loss"]) for record in records] == [(5, 1.5)]
 
 
 def test_a_fresh_run_drops_the_records_of_one_that_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:

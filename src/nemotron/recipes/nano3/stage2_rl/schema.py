@@ -98,7 +98,7 @@ class CheckpointConfig(training.CheckpointConfig):
     save_interval: int = Field(10, ge=1, description="steps between checkpoints (recipe); also on a signal, at the end")
 
 
-class LoggerConfig(Group):
+class LoggerConfig(training.TrackersConfig):
     """What is written while it runs."""
 
     log_samples: int = Field(4, ge=0, description="rollouts of each step kept in rollouts.jsonl")

@@ -1,0 +1,199 @@
+"""Metrics reach each tracker as they were logged; a resumed run goes on there; a tracker that fails costs a line.
+
+Where a tracker's library is installed it is the real one, offline or on a database file.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemo_runspec.config import load_script_config
+from nemotron.kit import Dataset, Run, open_run, trackers
+from nemotron.kit.trackers import Mirror, open_mirrors
+
+
+@pytest.fixture
+def raw(out: Path) -> Dataset:
+    return Dataset(path=out, num_examples=2, train_path=out / "train.jsonl", sources=["a book"]).save("raw")
+
+
+def train(script: Path, logger: dict[str, Any], first: int = 1, last: int = 3, finished: bool = True) -> Run:
+    """A run that logs steps `first` to `last`, resumed where the one before did not finish."""
+    run = open_run(load_script_config(script, ["--config", "tiny"]), script=script)
+    run.config["logger"] = logger
+    run.metrics.mirrors = open_mirrors(run, first - 1)
+    for step in range(first, last + 1):
+        run.metrics.log(step, loss=4.0 / step, phase="a", valid_loss={"web c++": float(step)})
+    run.close(finished=finished)
+    return run
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    """A library of that name, in the place of what may be installed."""
+    fake = ModuleType(name)
+    vars(fake).update(content)
+    monkeypatch.setitem(sys.modules, name, fake)
+    fake.__spec__ = SimpleNamespace(name=name)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_wandb_gets_run_config_and_metrics(
+    script: Path, raw: Dataset, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    begun: list[dict[str, Any]] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+    ended: list[int] = []
+
+    def init(**options: Any) -> SimpleNamespace:
+        begun.append(options)
+        last = logged[-1][0] if logged else 0
+        return SimpleNamespace(
+            step=last,
+            log=lambda values, step: logged.append((step, values)),
+            finish=lambda exit_code: ended.append(exit_code),
+        )
+
+    module(monkeypatch, "wandb", init=init)
+    run = train(script, {"wandb_project": "ours", "wandb_entity": "team"}, finished=finished)
+    assert (begun[0]["project"], begun[0]["entity"], begun[0]["resume"]) == ("ours", "team", "allow")
+    assert begun[0]["name"] == f"toy/train/{run.dir.name}" and begun[0]["config"]["lr"] == 0.1
+    assert logged[0] == (1, {"loss": 4.0, "valid_loss/web c++": 1.0}) and [step for step, _ in logged] == [1, 2, 3]
+    assert ended == [0 if finished else 1]
+    train(script, {"wandb_project": "ours"}, first=2, last=4)
+    assert (begun[1]["id"] == begun[0]["id"]) == (not finished)  # a finished run starts afresh
+    if not finished:
+        assert [step for step, _ in logged] == [1, 2, 3, 3, 4]  # never a step that W&B would refuse
+
+
+def test_the_table_of_env_toml_is_enough_for_wandb(
+    script: Path, raw: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "env.toml").write_text('[tool.wandb]\nproject = "toy"\nmode = "offline"\n')
+    begun: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> SimpleNamespace:
+        begun.append(options)
+        return SimpleNamespace(step=0, log=lambda values, step: None, finish=lambda exit_code: None)
+
+    module(monkeypatch, "wandb", init=init)
+    train(script, {})
+    assert (begun[0]["project"], begun[0]["mode"]) == ("toy", "offline")
+    train(script, {"wandb_project": "other"})
+    assert (begun[1]["project"], begun[1]["mode"]) == ("other", "offline")
+
+
+def test_trackio_gets_metrics_and_goes_on(script: Path, raw: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    steps: list[int] = []
+
+    def init(project: str, name: str, resume: str, config: dict[str, Any]) -> SimpleNamespace:
+        assert (project, resume, config["lr"]) == ("ours", "allow", 0.1)
+        names.append(name)
+        return SimpleNamespace(log=lambda values, step: steps.append(step), finish=lambda: None)
+
+    module(monkeypatch, "trackio", init=init)
+    train(script, {"trackio_project": "ours"}, finished=False)
+    train(script, {"trackio_project": "ours"}, first=3, last=4)
+    assert names[0] == names[1] and steps == [1, 2, 3, 3, 4]
+
+
+def test_a_tracker_that_fails_is_said_once_and_the_log_is_whole(
+    script: Path, raw: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**_: Any) -> None:
+        raise SystemExit("no API key\nlog in")
+
+    module(monkeypatch, "wandb", init=init)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    run = train(script, {"wandb_project": "ours", "trackio_project": "ours"})
+    warnings = sorted(line for line in capsys.readouterr().err.splitlines() if "takes no metrics" in line)
+    assert warnings[0] == "warning: W&B takes no metrics: no API key; metrics.jsonl has them"
+    assert len(warnings) == 2 and "trackio is not installed: pip install" in warnings[1]
+    assert [line["step"] for line in run.metrics.read()] == [1, 2, 3]
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """What a hanging tracker waits for; set at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_tracker_that_hangs_is_left_behind(
+    release: threading.Event, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.05)
+
+    def hang() -> Any:
+        release.wait(60)
+
+    mirror = Mirror("MLflow", hang)
+    mirror.log({"step": 1, "time": 1.0})
+    mirror.close(True)
+    assert "MLflow did not answer" in capsys.readouterr().err
+
+
+def test_mlflow_gets_parameters_and_metrics_and_goes_on(
+    script: Path, raw: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    settings = {"mlflow_experiment": "ours", "mlflow_tracking_uri": uri}
+    train(script, settings, finished=False)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
+    assert found.info.status == "KILLED" and found.data.params["lr"] == "0.1"
+    run = train(script, settings, first=3, last=4)
+    (found,) = client.search_runs([found.info.experiment_id])
+    assert (found.info.run_name, found.info.status) == (f"toy/train/{run.dir.name}", "FINISHED")
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert {(metric.step, metric.value) for metric in history} == {(step, 4.0 / step) for step in (1, 2, 3, 4)}
+    assert client.get_metric_history(found.info.run_id, "valid_loss/web c__")[0].value == 1.0
+    assert "takes no metrics" not in capsys.readouterr().err
+
+
+def test_tensorboard_reads_the_events_and_drops_what_is_logged_again(
+    script: Path, raw: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(script, {"tensorboard_dir": "events"}, finished=False)
+    run = train(script, {"tensorboard_dir": "events"}, first=3, last=4)
+    events = accumulator.EventAccumulator(str(tmp_path / "output" / "events" / "toy" / "train" / run.dir.name))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss", "valid_loss/web c++"]
+    points = events.Scalars("loss")
+    assert [point.step for point in points] == [1, 2, 3, 4]
+    assert all(math.isclose(point.value, 4.0 / point.step, rel_tol=1e-6) for point in points)
+    logged = {line["step"]: line["time"] for line in run.metrics.read()}
+    assert points[-1].wall_time == pytest.approx(logged[4])
+    assert "takes no metrics" not in capsys.readouterr().err
+
+
+def test_wandb_offline_writes_a_run(
+    script: Path, raw: Dataset, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = train(script, {"wandb_project": "ours"})
+    assert list(run.dir.glob("wandb/offline-run-*/run-*.wandb"))
+    assert "takes no metrics" not in capfd.readouterr().err
+
+
+def test_trackio_keeps_a_run_on_this_machine(
+    script: Path, raw: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    train(script, {"trackio_project": "ours"})
+    assert list((tmp_path / "trackio").glob("ours*"))
+    assert "takes no metrics" not in capfd.readouterr().err

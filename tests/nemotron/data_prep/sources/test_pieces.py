@@ -104,7 +104,7 @@ def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
     for name, path in every_format(tmp_path, rows).items():
         [file] = list_files([str(path)])
         assert (len(pieces_of(file, 100)) > 1) == (
-            name in ("plain.jsonl", "table.parquet", "file.arrow", "packed.feather")
+            name in ("plain.jsonl", "lines.json", "table.parquet", "file.arrow", "packed.feather")
         )
         assert pieces_of(file, 1 << 20) == [whole(file)]
         with pytest.raises(ValueError, match="target_bytes 0 must be at least 1"):

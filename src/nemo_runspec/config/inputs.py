@@ -42,6 +42,30 @@ class ArtifactInput:
             raise UserError(f"{version.ref} is of type {version.record.get('type')}, not {self.type}")
 
 
+@dataclass(frozen=True)
+class FieldOfArtifact:
+    """Marks a key KEY of a config, for a path or an address, whose value may also name an artifact.
+
+    `KEY=NAME` then means `run.KEY=NAME KEY=${art:KEY,FIELD}`, so that the artifact is pinned and an input of the run.
+    """
+
+    field: str
+
+
+def name_inputs(
+    data: Mapping[str, Any], schema: type[BaseModel] | None, is_artifact: Callable[[str], bool]
+) -> dict[str, Any]:
+    """`data` with the artifacts that its marked keys name in its `run` group; `is_artifact` knows the names."""
+    data = dict(data)
+    for key, field in schema.model_fields.items() if schema is not None else ():
+        value = data.get(key)
+        for mark in field.metadata:
+            if isinstance(mark, FieldOfArtifact) and isinstance(value, str) and is_artifact(value):
+                data["run"] = {**data.get("run", {}), key: value}
+                data[key] = f"${{art:{key},{mark.field}}}"
+    return data
+
+
 def references_of(run: Mapping[str, Any]) -> dict[str, str]:
     """The references in a `run` group by key; those of a list by `key.0`, `key.1` and so on."""
     references: dict[str, str] = {}

@@ -13,13 +13,14 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.artifacts.naming import SCHEME, check_name
 from nemo_runspec.artifacts.pins import agree
 from nemo_runspec.artifacts.registry import Registry, Version
-from nemo_runspec.config.inputs import ArtifactInput, input_marks, is_place, put_reference, references_of
+from nemo_runspec.config.inputs import ArtifactInput, input_marks, is_place, name_inputs, put_reference, references_of
 from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
@@ -104,6 +105,7 @@ def resolve_config(
     if schema is not None:
         check_keys(loaded, schema)
     run_env(loaded)
+    loaded = replace(loaded, data=name_inputs(loaded.data, schema, _artifact_names(registry, produced or {}, look_up)))
     # 2. The run group: what the config says, over what follows from schema, script and file name.
     run = {**(run_defaults(schema) if schema else {}), **vars(loaded.run)}
     run |= _identity(loaded, spec)
@@ -249,6 +251,28 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
                 check_name(value)
             except UserError as error:
                 raise error.at(at) from None
+
+
+def _artifact_names(
+    registry: Registry | None, produced: Mapping[str, str | None], look_up: bool
+) -> Callable[[str], bool]:
+    """Whether a value that may be a path or an address is the name of an artifact: there is one, and no such file."""
+
+    def is_artifact(value: str) -> bool:
+        if value.startswith(SCHEME):
+            return True
+        if "${" in value or "://" in value or is_place(value) or Path(value).exists():
+            return False
+        name = re.split("[:@]", value)[0]
+        try:
+            check_name(name)
+        except UserError:
+            return False
+        if name in produced or name != value:
+            return True
+        return look_up and bool((registry or Registry.default()).versions(name))
+
+    return is_artifact
 
 
 @dataclass(frozen=True)

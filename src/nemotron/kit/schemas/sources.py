@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
+from nemo_runspec.config.inputs import FieldOfArtifact
 from nemo_runspec.errors import nearest
 from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere
 from nemotron.kit.schemas.difficulty import FAMILIES, DifficultyConfig, Family
@@ -64,7 +65,8 @@ TokenizerLocation: TypeAlias = Annotated[
     str,
     AfterValidator(_check_tokenizer),
     UserFiles(hint=_perhaps_on_the_hub, check=_not_a_tokenizer),
-    Field(description="folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]"),
+    FieldOfArtifact("tokenizer_path"),
+    Field(description="an artifact, a folder with tokenizer.json, that file, or hf://ORG/MODEL[@REVISION]"),
 ]
 OnError: TypeAlias = Literal["stop", "skip"]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
@@ -227,7 +229,7 @@ class PhaseConfig(Group):
 class SourcesRunConfig(DataRunConfig):
     """Names of what is read and written."""
 
-    tokenizer: str | None = Field(None, description="artifact with a tokenizer, for ${art:tokenizer,tokenizer_path}")
+    tokenizer: str | None = Field(None, description="artifact with a tokenizer, which tokenizer=NAME sets")
 
 
 class SourcesConfig(Group):

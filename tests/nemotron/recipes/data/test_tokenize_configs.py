@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nemotron.recipes
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.errors import UserError
@@ -193,6 +194,36 @@ def test_what_is_refused_says_why(
     with pytest.raises(UserError, match=message) as error:
         resolve(spec, "own", f"tokenizer={tokenizer}", *overrides)
     assert "\n" not in error.value.message
+
+
+def test_an_artifact_names_the_tokenizer_and_becomes_an_input(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry = Registry(tmp_path / "registry")
+    published = registry.publish("words", tokenizer, {"fields": {"tokenizer_path": "art://."}})
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    for script, words in (
+        ("data/tokenize/tokenize_documents.py", ("own", "sources=[a.jsonl]")),
+        ("data/pack/pack.py", ("own", "sources=[a.jsonl]")),
+        ("nano3/stage1_sft/data_prep.py", ("tiny",)),
+    ):
+        spec = parse(RECIPE.parents[1] / script)
+
+        def resolved(tokenizer: str, spec: Runspec = spec, words: tuple[str, ...] = words) -> ResolvedConfig:
+            loaded = load_config(spec.config_dir, words[0], [*words[1:], f"tokenizer={tokenizer}"])
+            return resolve_config(loaded, spec, registry=registry)
+
+        for name in ("words", "words:1", "art://words"):
+            config = resolved(name)
+            assert config.data["tokenizer"] == str(published.path)
+            assert config.inputs["tokenizer"] == published and config.run["tokenizer"] == "words:1"
+        with pytest.raises(UserError, match="word:2"):
+            resolved("word:2")
+        (tmp_path / "words").mkdir(exist_ok=True)  # a folder of that name is what it was before
+        with pytest.raises(UserError, match=r"words: no tokenizer\.json in it"):
+            resolved("words")
+        (tmp_path / "words").rmdir()
 
 
 # --- Blend files ------------------------------------------------------------------------------------------------------

@@ -67,8 +67,9 @@ def main() -> None:
     """Prepare the data and publish it."""
     cfg: SFTDataConfig = load_script_config(__file__)
     difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
-    tokenizer = find_tokenizer(str(cfg.tokenizer)).json_text()
-    check_template_tokens(tokenizer_from(tokenizer), str(cfg.tokenizer), cfg.chat_template)
+    tokenizer_files = find_tokenizer(cfg.tokenizer)
+    tokenizer = tokenizer_files.json_text()
+    check_template_tokens(tokenizer_from(tokenizer), cfg.tokenizer, cfg.chat_template)
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
@@ -131,6 +132,10 @@ def main() -> None:
         paths = pack.publish_rows(packed, work, run.output_dir)
         # Which tasks the model meets: what evaluation checks for leaks and measures novelty against.
         write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for split, task in tasks if split == "train"))
+        # One of the Hub travels with the data: its cache is on this machine only.
+        tokenizer_dir = run.output_dir / "tokenizer" if tokenizer_files.revision else Path(cfg.tokenizer)
+        if tokenizer_files.revision:
+            tokenizer_files.copy_to(tokenizer_dir)
         dataset = SFTPack(
             path=run.output_dir,
             num_examples=packed["train"].counts.sequences,
@@ -138,7 +143,7 @@ def main() -> None:
             num_loss_tokens=packed["train"].counts.trained_tokens,
             train_path=paths["train"],
             valid_path=paths.get("valid"),
-            tokenizer_path=cfg.tokenizer,
+            tokenizer_path=tokenizer_dir,
             seq_len=cfg.packing.seq_length,
             chat_template=keep_template(cfg.chat_template, run.output_dir),
             metrics={

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
 from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource
-from nemotron.kit.schemas.sources import DataPrepConfig, DataRunConfig, Fraction, OwnSourceConfig, check_names
+from nemotron.kit.schemas.sources import (
+    DataPrepConfig,
+    DataRunConfig,
+    Fraction,
+    OwnSourceConfig,
+    TokenizerLocation,
+    check_names,
+)
 
 
 class RunConfig(DataRunConfig):
@@ -53,7 +59,7 @@ class SFTDataConfig(DataPrepConfig):
 
     run: RunConfig
     seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
-    tokenizer: Path = Field(description="directory with tokenizer.json")
+    tokenizer: TokenizerLocation
     chat_template: ChatTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own conversations; a path alone is a source, too")

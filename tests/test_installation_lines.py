@@ -84,7 +84,7 @@ def test_no_text_says_to_install_another_project() -> None:
 
 
 def test_the_licence_of_every_pinned_package_is_listed() -> None:
-    licences = runpy.run_path(str(ROOT / ".ci/licences.py"))
+    licences = runpy.run_path(str(ROOT / "tests/licences.py"))
     listed = licences["listed"]()
     assert listed.keys() == licences["pinned"]()
     assert list(listed) == sorted(listed)

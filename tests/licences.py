@@ -3,7 +3,7 @@
     pip install --quiet --dry-run --ignore-installed --report a.json -c src/nemotron/constraints.txt -e ".[dev]"
     pip install --quiet --dry-run --ignore-installed --report b.json -c src/nemotron/constraints-cluster.txt \\
         -e ".[dev,launch,ray,s3,gs,cluster]"
-    python .ci/licences.py a.json b.json
+    python tests/licences.py a.json b.json
 
 pip (24 or newer) downloads metadata for the reports and installs nothing. Packages for other systems than this one keep
 the line that they have.

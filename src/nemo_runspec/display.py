@@ -39,6 +39,7 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
 def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) -> str:
     """The summary of a job, one fact a line."""
     from nemo_runspec.execution.local import CPU_SETTINGS, local_command
+    from nemo_runspec.execution.needs import needs_text
 
     loaded = job_config.resolved.loaded
     title = f"{recipe_name(job_config.resolved.run, spec)} -c {loaded.name}" + (
@@ -71,6 +72,8 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
         row("run dir", folder)
         row("artifacts", str(env.artifacts))
         row("runs on", where(spec, env))
+        if needs := needs_text(spec, env):
+            row("needs", needs)
     for name, value in {**settings, **spec.env, **env.variables}.items():
         row("env", f"{name}={public(name, value)}")
     for name in env.secrets:

@@ -38,15 +38,22 @@ def install_line(extra: str) -> str:
     return shlex.join(words)
 
 
+def imported_from_extras(script: Path) -> list[str]:
+    """The modules of extras that a script imports at its top."""
+    names: set[str] = set()
+    for node in ast.parse(script.read_bytes()).body:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+        names |= {module.partition(".")[0] for module in modules} & _BROUGHT_BY.keys()
+    return sorted(names)
+
+
 def check_imports(script: Path) -> None:
     """Refuse a script that imports at its top what only an extra brings, if that is not installed here.
 
     Raises:
         UserError: naming the script, the library and the line that installs it.
     """
-    for node in ast.parse(script.read_bytes()).body:
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-        for name in {module.partition(".")[0] for module in modules} & _BROUGHT_BY.keys():
-            if importlib.util.find_spec(name) is None:
-                raise UserError(f"{script.name} needs {name}, which is not installed", install_line(_BROUGHT_BY[name]))
+    for name in imported_from_extras(script):
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"{script.name} needs {name}, which is not installed", install_line(_BROUGHT_BY[name]))

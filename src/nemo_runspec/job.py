@@ -33,6 +33,7 @@ from nemo_runspec.config.validate import UserLocation
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, UserError, debugging
+from nemo_runspec.execution.needs import check_needs
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
 from nemo_runspec.installation import check_imports
@@ -182,11 +183,13 @@ def build_job_config(
         produced: see `resolve_config`; for the steps of a pipeline.
 
     Raises:
-        UserError: see `resolve_config`; a file of an input is gone; the job runs here, and what its script imports is
-            not installed.
+        UserError: see `resolve_config`; a file of an input is gone; what the script imports is not installed here,
+            where it runs, or in the environment that the profile names.
     """
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
+    elif env.executor != "local":
+        check_needs(spec, env, dry_run="--dry-run" in argv)
     resolved = resolve_config(
         train_config,
         spec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,7 @@ class SlurmSettings:
 class Env:
     """One profile with everything it extends, beside the reserved tables that a job needs.
 
+    `venv` is a virtual environment of the cluster, the last of `startup_commands` activates it.
     `ray` is the address of the Ray cluster that jobs are submitted to.
     `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
     `output` and `artifacts` are the roots of runs and of the registry as the job sees them (a path or a URL); None for
@@ -79,6 +81,7 @@ class Env:
     variables: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     startup_commands: tuple[str, ...] = ()
+    venv: str | None = None
     slurm: SlurmSettings | None = None
     ray: str | None = None
     table: dict[str, Any] = field(default_factory=dict)
@@ -140,6 +143,7 @@ def parse_env(
     _check_variables(settings, variables)
 
     slurm = _slurm(settings, batch, spec) if executor == "slurm" else None
+    venv = _venv(settings, slurm)
     ray = _ray(settings) if executor == "ray" else None
     # The machines of a launcher that is not known here may have none of the folders of this one, as behind ssh.
     ssh = executor not in EXECUTORS or (slurm is not None and slurm.ssh is not None)
@@ -154,7 +158,8 @@ def parse_env(
         executor=executor,
         variables=variables,
         secrets=secrets,
-        startup_commands=tuple(merged.get("startup_commands", ())),
+        startup_commands=(*merged.get("startup_commands", ()), *_activation(venv)),
+        venv=venv,
         slurm=slurm,
         ray=ray,
         table={} if executor in EXECUTORS else {**settings.unread(), **_machines(settings, spec)},
@@ -367,6 +372,21 @@ def _absolute_there(settings: _Settings, key: str, text: str) -> str:
     if not text.startswith("/"):
         raise UserError(f"{settings.where(key)} {key} = {text!r}: must be an absolute path on the cluster")
     return text.rstrip("/") or "/"
+
+
+def _venv(settings: _Settings, slurm: SlurmSettings | None) -> str | None:
+    """The virtual environment that the profile names, as a path of the cluster."""
+    venv: str | None = settings.profile.get("venv")
+    if venv is None:
+        return None
+    if settings.executor == "local":
+        raise UserError(f"{settings.where('venv')} venv: is for jobs on a cluster, and the profile is local")
+    shared = slurm is not None and slurm.ssh is None
+    return str(located_path(settings.file, venv)) if shared else _absolute_there(settings, "venv", venv)
+
+
+def _activation(venv: str | None) -> list[str]:
+    return [] if venv is None else [f"source {shlex.quote(venv)}/bin/activate"]
 
 
 def _ray(settings: _Settings) -> str:

@@ -16,6 +16,7 @@ GENERAL: dict[str, Rule] = {
     "env": Rule(dict, "a table of strings"),
     "secrets": Rule(list, "a list of strings"),
     "startup_commands": Rule(list, "a list of strings, each a shell command", r"(?s).*\S.*"),
+    "venv": TEXT,
     "artifacts": TEXT,
     "remote_folders": Rule(list, "a list of absolute paths", r"/.*"),
     "code_limit": Rule(str, 'a size as "200MB"', r"[0-9]+(\.[0-9]+)? ?([KMG]i?)?B"),

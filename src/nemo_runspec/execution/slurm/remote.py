@@ -174,7 +174,7 @@ class SshShell:
         """What went wrong, from ssh's words: at first use an error of the user's, later a lost connection."""
         by_hand = f"try it by hand: {self.prefix}"
         if self._was_connected:
-            return Unreachable(f"the connection to {self.ssh.host} was lost: {_last_line(message)}", by_hand)
+            return Unreachable(f"the connection to {self.ssh.host} was lost: {last_line(message)}", by_hand)
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in message:
             return UserError(f"{self.ssh.host}: its host key is not the one in known_hosts; nothing was sent", by_hand)
         if "Host key verification failed" in message:
@@ -182,11 +182,12 @@ class SshShell:
             return UserError(f"{self.ssh.host}: its host key is not in known_hosts", hint)
         if "Permission denied" in message:
             hint = f"it needs a key and no password: ssh-agent, or identity in the profile; {by_hand}"
-            return UserError(f"{self.target}: the login was refused: {_last_line(message)}", hint)
-        return UserError(f"cannot reach {self.target}: {_last_line(message)}", by_hand)
+            return UserError(f"{self.target}: the login was refused: {last_line(message)}", hint)
+        return UserError(f"cannot reach {self.target}: {last_line(message)}", by_hand)
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line that says something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no answer"
 

@@ -56,6 +56,19 @@ def test_there_are_install_lines() -> None:
     assert PROJECT["name"] == DISTRIBUTION
 
 
+def test_the_readme_names_every_extra_for_users() -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install\n")[2].partition("\n## ")[0]
+    named = {extra for extra in PROJECT["optional-dependencies"] if f"`{extra}`" in section or f"[{extra}]" in section}
+    assert named == PROJECT["optional-dependencies"].keys() - {"dev", "cluster"}
+
+
+def test_the_extras_that_the_code_asks_for_exist() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    asked = {extra for text in texts for extra in re.findall(r"install_line\(['\"](\w+)['\"]\)", text)}
+    assert {"hf", "curation", "ray", "launch"} <= asked
+    assert asked <= PROJECT["optional-dependencies"].keys()
+
+
 def test_the_dockerfile_installs_as_the_readme_says() -> None:
     installs = re.findall(r"^RUN pip install --no-cache-dir \$PIP_FLAGS (.+)$", DOCKERFILE, re.MULTILINE)
     assert len(installs) == DOCKERFILE.count("\nRUN ") == 1

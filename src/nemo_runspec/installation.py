@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import shlex
 from pathlib import Path
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.variables import CODE_DIGEST
 
 DISTRIBUTION = "nemotron-cookbook"
 # `src` of a clone, `site-packages` where a wheel was installed.
@@ -27,7 +29,9 @@ def install_line(extra: str) -> str:
     packages, requirement = _PACKAGES, f"{DISTRIBUTION}[{extra}]"
     words = ["pip", "install"]
     if packages.name == "src" and (packages.parent / "pyproject.toml").is_file():
-        clone = Path() if packages.parent == Path.cwd() else packages.parent
+        # In a job the code lies in a folder that goes: the line is for a clone, in the environment of the job.
+        here = packages.parent == Path.cwd() or CODE_DIGEST in os.environ
+        clone = Path() if here else packages.parent
         packages, requirement = clone / "src", f"{clone}[{extra}]"
         words += ["-e", requirement]
     else:

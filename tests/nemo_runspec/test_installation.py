@@ -36,6 +36,11 @@ def test_a_clone_from_another_folder(clone: Path, tmp_path: Path, monkeypatch: p
     assert words == ["pip", "install", "-c", f"{clone}/src/nemotron/constraints.txt", "-e", f"{clone}[hf]"]
 
 
+def test_in_a_job_the_line_is_for_a_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_CODE_DIGEST", "c0de")
+    assert install_line("curation") == "pip install -c src/nemotron/constraints.txt -e '.[curation]'"
+
+
 def test_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = tmp_path / "site-packages"
     (packages / "nemotron").mkdir(parents=True)

@@ -21,7 +21,7 @@ from nemotron.kit.schemas.difficulty import (
     MultipleChoiceDifficulty,
     StructuredOutputDifficulty,
 )
-from nemotron.stack.environments import instruction_following, math, multiple_choice, structured_output
+from nemotron.stack.environments import instruction_following, math, multiple_choice, questions, structured_output
 from nemotron.stack.environments.task import SPLITS, Split, Task, Verdict, answer_of, error, split_of
 
 FAMILIES = (math.FAMILY, multiple_choice.FAMILY, instruction_following.FAMILY, structured_output.FAMILY)
@@ -160,6 +160,8 @@ def verify(task: Task, response: str, thinking: bool | None = None) -> Verdict:
         right, wrong, or `error` where the check itself failed (a broken task record); never raises for either.
     """
     try:
+        if task.family.startswith(questions.PREFIX):
+            return questions.verify_answer(task.spec, answer_of(response, thinking))
         module, _ = _family(task.family)
         verdict: Verdict = module.verify_answer(task.spec, answer_of(response, thinking))
         return verdict
@@ -188,7 +190,12 @@ def to_messages(task: Task, thinking: bool = True) -> list[dict[str, Any]]:
 
 
 def plain_prompt(task: Task) -> str:
-    """The prompt as plain text for a model that knows no chat template: `plain_text` up to the demonstration."""
+    """The prompt as plain text for a model that knows no chat template: `plain_text` up to the demonstration.
+
+    A question of the user's own looks as questions do in text from anywhere.
+    """
+    if task.family.startswith(questions.PREFIX):
+        return f"Question: {task.prompt}\nAnswer:"
     return f"{task.prompt}\n"
 
 
@@ -197,8 +204,13 @@ def plain_text(task: Task) -> str:
     return f"{plain_prompt(task)}{task.solution.reasoning}\n{task.solution.answer}\n"
 
 
-def plain_answer(continuation: str) -> str:
-    """The answer in what a model wrote after `plain_prompt`, its stop token aside: the second line, or empty."""
+def plain_answer(continuation: str, family: str) -> str:
+    """The answer in what a model wrote after `plain_prompt`, its stop token aside.
+
+    The second line, after the one of the reasoning, or empty; to a question of the user's own the first one.
+    """
+    if family.startswith(questions.PREFIX):
+        return continuation.strip().split("\n")[0].strip()
     lines = continuation.split("\n")
     return lines[1].strip() if len(lines) > 1 else ""
 

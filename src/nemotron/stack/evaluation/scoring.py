@@ -210,7 +210,7 @@ def prompt_text(task: Task, template: str | None, thinking: bool = True) -> str:
 
 def _verdict(task: Task, completion: Completion, template: str | None, thinking: bool) -> Verdict:
     if template is None:
-        return verify(task, plain_answer(completion.text), thinking=False)
+        return verify(task, plain_answer(completion.text, task.family), thinking=False)
     return verify(task, completion.text, thinking)
 
 

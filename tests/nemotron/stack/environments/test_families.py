@@ -91,7 +91,7 @@ def test_a_demonstration_is_right_as_the_chat_template_renders_it(family: str) -
             assert verify(task, response, thinking=thinking).status == "score"
             assert verify(task, response).status == "score"
         assert plain_text(task).startswith(plain_prompt(task))
-        assert plain_answer(plain_text(task).removeprefix(plain_prompt(task))) == task.solution.answer
+        assert plain_answer(plain_text(task).removeprefix(plain_prompt(task)), task.family) == task.solution.answer
 
 
 @pytest.mark.parametrize("family", FAMILIES)

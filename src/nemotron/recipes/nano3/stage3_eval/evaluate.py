@@ -22,6 +22,11 @@
     nemotron nano3 eval -c tiny
     python evaluate.py --config tiny run.rl=nano3-rl-model-tiny:2
     python evaluate.py --config tiny run.rl=null                  # before there is an RL model
+    nemotron nano3 eval 'run.models=[nano3-sft-model-tiny, nano3-rl-model-tiny]' 'questions=[quiz.jsonl]'
+
+The models are those of the recipe's stages and, in `run.models`, any others. What one was trained on stands in its
+record: whether it knows a chat template, whether it reasons, which data it has seen. `questions` are files of your own,
+beside the generated tasks or in their place.
 
 For each model: pass@1, greedy and sampled at temperature 1, of four families of verifiable tasks, with 95 % intervals,
 and bits per byte on held-out text. Beside them what understanding nothing would score: the best constant answer, and
@@ -42,6 +47,7 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
+import contextlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,10 +55,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
+from nemotron.data_prep.sources.questions import read_questions
 from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
+from nemotron.kit.lineage import iterate, walk
+from nemotron.kit.metrics import Progress
 from nemotron.kit.stop import StopFlag
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
 from nemotron.recipes.nano3.stage3_eval.table import format_table
@@ -62,6 +72,7 @@ from nemotron.stack.environments import (
     best_constant_answer,
     fraction_of_space_seen,
     nearest_neighbour_lookup,
+    questions,
     read_tasks,
     task_space_size,
 )
@@ -76,21 +87,25 @@ if TYPE_CHECKING:
 
 # In the order of training. A stage is compared with those before it that it should improve on.
 ROLES = ("base", "sft", "sft_continued", "rl")
+STAGES = {"pretrain": "base", "sft": "sft", "rl": "rl"}  # of a producer's name -> role
 COMPARED = (("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_continued", "rl"))
 
 
 def main() -> None:
     """Evaluate all models, publish, then judge."""
-    # A model from a pipe is the one of the last stage.
-    cfg: EvalConfig = load_script_config(__file__, inputs=lambda: {"rl": read_pipe().get("model")})
-    models = {role: getattr(cfg.run, role) for role in ROLES if getattr(cfg.run, role)}
+    cfg: EvalConfig = load_script_config(__file__, inputs=piped_model)
+    models = models_of(cfg)
     if not models:
-        raise UserError("no model to evaluate", f"set one of {', '.join(f'run.{role}' for role in ROLES)}")
-    tasks = held_out_tasks(cfg.tasks.per_family, cfg.tasks)
+        raise UserError("no model to evaluate", "name some: run.models=[NAME, NAME:VERSION, ./DIRECTORY]")
+    tasks = [*held_out_tasks(cfg.tasks.per_family, cfg.tasks), *own_tasks(cfg)]
+    if not tasks:
+        raise UserError("nothing to evaluate on: tasks.per_family is 0, and there are no questions")
     with open_run(cfg, script=__file__) as run, StopFlag() as stop:
+        for version in trained_on(cfg, run):
+            run.add_input(version, version.ref)
         with run.phase("baselines"):
             baselines = score_baselines(cfg, run, tasks, stop)
-        held_out = HeldOut(tasks, held_out_text(cfg))
+        held_out = open_held_out(cfg, tasks)
         evaluations: dict[str, Evaluation] = {}
         reasoning_off: dict[str, Any] = {}
         text: dict[str, Any] = {}
@@ -110,8 +125,7 @@ def main() -> None:
                     if (evaluations[before].sampled_TS.shape[1] and evaluations[after].sampled_TS.shape[1])
                     or which == "greedy"
                 }
-                for before, after in COMPARED
-                if before in models and after in models
+                for before, after in pairs_of(models)
             }
         metrics: dict[str, Any] = {
             "models": models,
@@ -136,6 +150,59 @@ def main() -> None:
         raise RunFailed(f"{len(missed)} of {len(checks)} numbers are outside their bands", "; ".join(missed))
 
 
+def piped_model() -> dict[str, str]:
+    """What a model from the pipe is evaluated as: the stage that its record names, without the stages after it."""
+    reference = read_pipe().get("model")
+    if reference is None:
+        return {}
+    role = STAGES.get(
+        str((Registry.default().resolve(reference).record.get("producer") or {}).get("name")).rpartition("/")[2]
+    )
+    if role is None:  # from elsewhere
+        return {"models": f"[{reference}]", **dict.fromkeys(ROLES, "null")}
+    return {role: reference, **dict.fromkeys(ROLES[ROLES.index(role) + 1 :], "null")}
+
+
+def models_of(cfg: EvalConfig) -> dict[str, str]:
+    """What is evaluated, by role: those of the recipe's stages, then `run.models`, each under its name."""
+    models = {role: getattr(cfg.run, role) for role in ROLES if getattr(cfg.run, role)}
+    for reference in cfg.run.models:
+        name = reference.partition(":")[0]
+        models[name if name not in models else reference] = reference
+    return models
+
+
+def pairs_of(models: dict[str, str]) -> list[tuple[str, str]]:
+    """Which models are compared, before and after: stages as in COMPARED, any other with the one before it."""
+    order = list(models)
+    stages = [pair for pair in COMPARED if pair[0] in models and pair[1] in models]
+    return stages + [(order[i - 1], role) for i, role in enumerate(order) if i > 0 and role not in ROLES]
+
+
+def own_tasks(cfg: EvalConfig) -> list[Task]:
+    """The questions of the user's files, as tasks."""
+    tasks = []
+    for source, place, row in read_questions(cfg.questions):
+        try:
+            choices = row.get("choices") or ()
+            tasks.append(questions.make_task(source.name, row["question"], row["answer"], source.match, choices))
+        except UserError as error:
+            raise error.at(place) from None
+    return tasks
+
+
+def trained_on(cfg: EvalConfig, run: Run) -> list[Version]:
+    """The data in the lineage of `run.models`, as far as it is still there."""
+    versions = {}
+    for reference in cfg.run.models:
+        for node in iterate(walk(reference, run.registry)):
+            with contextlib.suppress(UserError):
+                version = run.registry.resolve(f"{node.ref}@{node.digest}")
+                if "Dataset" in version.record["types"]:
+                    versions[version.ref] = version
+    return list(versions.values())
+
+
 def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task], stop: StopFlag) -> dict[str, dict[str, Any]]:
     """Per family: the best constant answer, the nearest-neighbour look-up, and how much of the task space was seen.
 
@@ -143,11 +210,12 @@ def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task], stop: StopFlag
     and is an upper bound: RL draws fewer of its prompts, and pretraining samples its sources by weight.
     """
     seen: list[Task] = []
-    for role in ("pretrain_data", "sft_data", "rl_data"):
-        if role in run.inputs:
-            seen += read_tasks(run.inputs[role].path)
+    for version in run.inputs.values():
+        if "Dataset" in version.record["types"]:
+            seen += read_tasks(version.path)
     baselines: dict[str, dict[str, Any]] = {}
-    for family in FAMILIES:
+    progress = Progress(len({task.family for task in tasks}), label="baselines")
+    for family in dict.fromkeys(task.family for task in tasks):
         stop.poll()
         held_out = [task for task in tasks if task.family == family]
         trained = [task for task in seen if task.family == family]
@@ -159,25 +227,29 @@ def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task], stop: StopFlag
         leaked = {task.canonical for task in held_out} & {task.canonical for task in trained}
         if leaked:
             raise RunFailed(f"{len(leaked)} evaluation tasks of {family} are in the training data", sorted(leaked)[0])
+        is_generated = family in FAMILIES
         baselines[family] = {
             "constant": constant.score,
             "constant_answer": constant.answer,
-            "task_space": task_space_size(family, difficulty),
+            "task_space": task_space_size(family, difficulty) if is_generated else None,
             "nearest_neighbour": lookup if trained else None,
             "seen_tasks": len({task.canonical for task in trained}) if trained else None,
             "seen_fraction": fraction_of_space_seen((t.canonical for t in trained), family, difficulty)
-            if trained
+            if trained and is_generated
             else None,
         }
+        progress.update(len(baselines))
+    progress.close()
     return baselines
 
 
 @dataclass
 class HeldOut:
-    """What every model is measured on. text: per source, a stream of tokens."""
+    """What every model is measured on. text: per source, a stream of tokens of the tokenizer with these bytes."""
 
     tasks: list[Task]
     text: dict[str, np.ndarray]
+    tokenizer: bytes
 
 
 def evaluate_role(
@@ -196,8 +268,11 @@ def evaluate_role(
             show_progress=True,
         )  # fmt: skip
 
-    evaluation = score(cfg.tasks.base_samples if role == "base" else cfg.tasks.samples, thinking=True)
+    evaluation = score(cfg.tasks.base_samples if template is None else cfg.tasks.samples, thinking=True)
     without = score(0, thinking=False) if cfg.tasks.reasoning_off and template is not None else None
+    if held_out.text and (artifact.path / "tokenizer.json").read_bytes() != held_out.tokenizer:
+        print(f"{role}: no bits per byte: the held-out text has tokens of another tokenizer", file=sys.stderr)
+        return evaluation, without, {}
     byte_lengths = token_byte_lengths(load_tokenizer(artifact.path))
     bits = {
         source: model_bits_per_byte(
@@ -208,15 +283,16 @@ def evaluate_role(
     return evaluation, without, bits
 
 
-def held_out_text(cfg: EvalConfig) -> dict[str, np.ndarray]:
-    """Per source, the first `text.max_tokens` held-out tokens of the blend; empty without a blend."""
+def open_held_out(cfg: EvalConfig, tasks: list[Task]) -> HeldOut:
+    """With, per source, the first `text.max_tokens` held-out tokens of the blend; without text where there is none."""
     if not (cfg.run.pretrain_data and cfg.text.max_tokens):
-        return {}
+        return HeldOut(tasks, {}, b"")
     blend = PretrainBlend.load(cfg.run.pretrain_data)
-    return {
+    text = {
         source: np.concatenate(documents)[: cfg.text.max_tokens]
         for source, documents in held_out_documents(blend.path).items()
     }
+    return HeldOut(tasks, text, ((blend.tokenizer_path or blend.path) / "tokenizer.json").read_bytes())
 
 
 def pretrain_text(cfg: EvalConfig) -> dict[str, Any]:

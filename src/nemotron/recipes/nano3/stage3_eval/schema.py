@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.kit.schemas.group import Group, RunConfig
+from nemotron.kit.schemas.group import MODEL, PRETRAIN_BLEND, RL_PROMPTS, SFT_PACK, Group, RunConfig
+from nemotron.kit.schemas.questions import Questions
 
 
 class EvalRunConfig(RunConfig):
     """The models compared, what they were trained on, and the results written. A model that is null is left out."""
 
-    base: str | None = Field(None, description="the pretrained model, as name or name:version")
-    sft: str | None = Field(None, description="the model after SFT")
-    sft_continued: str | None = Field(None, description="SFT continued for as long as RL took, to compare RL with")
-    rl: str | None = Field(None, description="the model after RL")
-    pretrain_data: str | None = Field(None, description="the blend whose held-out text is scored")
+    models: Annotated[list[str], MODEL] = Field(
+        [], description="models of any origin, each compared with the one before: name, name:version, directory, hf://"
+    )
+    base: Annotated[str | None, MODEL] = Field(None, description="the pretrained model, as name or name:version")
+    sft: Annotated[str | None, MODEL] = Field(None, description="the model after SFT")
+    sft_continued: Annotated[str | None, MODEL] = Field(None, description="SFT continued for as long as RL took")
+    rl: Annotated[str | None, MODEL] = Field(None, description="the model after RL")
+    pretrain_data: Annotated[str | None, PRETRAIN_BLEND] = Field(
+        None, description="blend whose held-out text is scored"
+    )
     pretrain_results: str | None = Field(None, description="results of pretraining: bits per byte beside the trigram's")
-    sft_data: str | None = Field(None, description="conversations of SFT: which tasks training has seen")
-    rl_data: str | None = Field(None, description="prompts of RL: which tasks training has seen")
+    sft_data: Annotated[str | None, SFT_PACK] = Field(None, description="conversations of SFT: tasks that training saw")
+    rl_data: Annotated[str | None, RL_PROMPTS] = Field(None, description="prompts of RL: tasks that training saw")
     results: str | None = Field(None, description="name under which the results are published")
     output: None = Field(None, description="nothing: an evaluation makes no model")
 
@@ -26,9 +34,9 @@ class EvalRunConfig(RunConfig):
 class TasksConfig(ResponsesConfig):
     """The held-out tasks, the same ones in the same order for every model."""
 
-    per_family: int = Field(128, ge=8, description="evaluation tasks of each family")
+    per_family: int = Field(128, ge=0, description="generated tasks of each family; 0: `questions` alone")
     base_samples: int = Field(
-        0, ge=0, description="sampled responses a task of the base model, which answers in plain text"
+        0, ge=0, description="sampled responses a task of a model without chat template, which answers in plain text"
     )
     reasoning_off: bool = Field(True, description="also answer greedily with reasoning off (not the base model)")
     lookup_tasks: int = Field(
@@ -86,5 +94,6 @@ class EvalConfig(Group):
 
     run: EvalRunConfig = Field(default_factory=EvalRunConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)
+    questions: Questions = Field([])
     text: TextConfig = Field(default_factory=TextConfig)
     bands: BandsConfig = Field(default_factory=BandsConfig)

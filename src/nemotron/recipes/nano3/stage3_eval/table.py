@@ -86,7 +86,7 @@ def _text(metrics: dict[str, Any], roles: list[str]) -> str:
     rows = [["source", *roles, "base, all text", "trigram, all text"]]
     for source in sources:
         whole = measured.get(source, {})
-        row = [source, *(f"{metrics['text'][role][source]:.3f}" for role in roles)]
+        row = [source, *(f"{text[source]:.3f}" if source in (text := metrics["text"][role]) else "-" for role in roles)]
         for key in ("bits_per_byte", "trigram_bits_per_byte"):
             row.append(f"{whole[key]:.3f}" if key in whole else "-")
         rows.append(row)

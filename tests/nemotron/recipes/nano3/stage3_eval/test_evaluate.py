@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nemo_runspec.artifacts import Registry
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, Results, RLPrompts
+from nemotron.recipes.nano3.stage3_eval import evaluate as script
 from nemotron.stack.environments import FAMILIES, generate_tasks, plain_text
 from nemotron.stack.models import NemotronH
 
@@ -55,8 +57,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[
 
 
 def evaluate(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return evaluate_with(environment, "tiny", *SMALL, *words)
+
+
+def evaluate_with(environment: dict[str, str], config: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), "--config", "tiny", *SMALL, *words],
+        [sys.executable, str(SCRIPT), "--config", config, *words],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -96,3 +102,46 @@ def test_an_evaluation_task_in_the_training_data_stops_the_run(environment: dict
         RLPrompts(path=tmp_path, num_examples=1, train_path=tmp_path / "train.jsonl").save("leaked")
     done = evaluate(environment, "run.rl_data=leaked")
     assert done.returncode == 1 and "1 evaluation tasks of math are in the training data" in done.stderr
+
+
+def test_any_models_are_asked_the_users_own_questions(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "quiz.jsonl").write_text('{"q": "1 + 1?", "a": [2, "two"]}\n{"q": "2 + 2?", "a": 4}\n')
+    (tmp_path / "choice.jsonl").write_text('{"question": "Which?", "choices": ["x", "y"], "answer": "y"}\n')
+    models = "run.models=[nano3-pretrain-model-tiny, nano3-rl-model-tiny, nano3-sft-model-tiny:1]"
+    quiz = f"{{name: quiz, paths: [{tmp_path}/quiz.jsonl], columns: {{question: q, answer: a}}, match: contains}}"
+    questions = f"questions=[{quiz}, {{name: mc, paths: [{tmp_path}/choice.jsonl], match: choice}}]"
+    small = ["tasks.per_family=0", "tasks.samples=1", "tasks.max_new_tokens=6"]
+    done = evaluate_with(environment, "default", models, questions, *small)
+    assert done.returncode == 0, done.stderr
+    reference = json.loads(done.stdout.splitlines()[-1])["results"].removeprefix("art://")
+    folder = Path(environment["RUNSPEC_ARTIFACTS_ROOT"], *reference.split(":"))
+    record = json.loads((folder / "artifact.json").read_text())
+    tasks, names = record["metrics"]["tasks"], [f"nano3-{stage}-model-tiny" for stage in ("pretrain", "rl", "sft")]
+    assert list(tasks) == names
+    assert {name: entry["tasks"] for name, entry in tasks[names[1]]["families"].items()} == {
+        "questions/quiz": 2, "questions/mc": 1
+    }  # fmt: skip
+    # What a model was trained with stands in its record.
+    assert [tasks[name]["prompt_format"] for name in names] == ["plain", "chat", "chat"]
+    assert [tasks[name]["samples"] for name in names] == [0, 1, 1]
+    assert list(record["metrics"]["comparisons"]) == [f"{names[1]} - {names[0]}", f"{names[2]} - {names[1]}"]
+    assert [pinned.partition("@")[0] for pinned in record["inputs"].values()] == [f"{name}:1" for name in names]
+
+
+def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path))
+    (tmp_path / "payload").write_text("x")
+    for stage in ("pretrain", "sft", "rl", None):
+        record = {"producer": {"name": stage and f"mine/{stage}"}}
+        Registry(tmp_path).publish(f"{stage}-model", tmp_path / "payload", record)
+
+    def inputs(reference: str | None) -> dict[str, str]:
+        monkeypatch.setattr(script, "read_pipe", lambda: {"model": reference} if reference else {})
+        return script.piped_model()
+
+    later = {"sft_continued": "null", "rl": "null"}
+    assert inputs("pretrain-model") == {"base": "pretrain-model", "sft": "null", **later}
+    assert inputs("sft-model") == {"sft": "sft-model", **later}
+    assert inputs("rl-model") == {"rl": "rl-model"}
+    assert inputs("None-model") == {"models": "[None-model]", "base": "null", "sft": "null", **later}
+    assert inputs(None) == {}

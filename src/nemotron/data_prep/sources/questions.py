@@ -1,0 +1,46 @@
+"""Evaluation questions of the user's own, read from files: for an evaluation to ask, for training data to leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.reader import read_piece, row_id, whole
+from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.kit.schemas.questions import QuestionsConfig
+
+
+class Question(NamedTuple):
+    """`place`: file and row. `row`: question, answer and, of a choice, choices."""
+
+    source: QuestionsConfig
+    place: str
+    row: dict[str, Any]
+
+
+def read_questions(sources: Sequence[QuestionsConfig]) -> list[Question]:
+    """The questions of all sources, in the order of their files.
+
+    Raises:
+        UserError: a source has none, or a record cannot be read or lacks a field.
+    """
+    questions = []
+    for source in sources:
+        own = list(islice(_read(source), source.max_questions))
+        if not own:
+            raise UserError(f"questions {source.name!r}: no question in {', '.join(source.paths)}")
+        questions += own
+    return questions
+
+
+def _read(source: QuestionsConfig) -> Iterator[Question]:
+    fields = ("question", "answer", *(["choices"] if source.match == "choice" else []))
+    columns = {field: source.columns.get(field, field) for field in fields}
+    reading = Reading(source.on_error, columns=columns, required=("question",), present=fields)
+    report = ReadReport()
+    for piece in map(whole, list_files(source.paths, ("jsonl", "parquet", "arrow"), on_error=source.on_error)):
+        for row in read_piece(piece, reading, report):
+            yield Question(source, row_id(piece, row.index), row.value)

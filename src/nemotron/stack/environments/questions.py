@@ -1,0 +1,79 @@
+"""Questions of the user's own: a question, its answer, and how a response is held against it.
+
+They are for evaluation, and no generator draws them; the family of such a task is `questions/NAME` after its source.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
+
+Match = Literal["exact", "contains", "regex", "choice"]
+PREFIX = "questions/"
+
+
+def make_task(source: str, question: str, answer: Any, match: Match, choices: Sequence[str] = ()) -> Task:
+    """The task of one question.
+
+    Args:
+        answer: text, a number, or a list of those of which one has to match. Of a choice its letter, or its text.
+        choices: the options of `choice`; they are appended to the question as A), B), …
+
+    Raises:
+        UserError: there is no answer, a regular expression is none, or the answer is not among the choices.
+    """
+    answers = [str(each).strip() for each in (answer if isinstance(answer, list) else [answer]) if each is not None]
+    if not answers or not all(answers):
+        raise UserError("a question without an answer")
+    spec: dict[str, Any] = {"match": match, "answers": answers}
+    if match == "regex":
+        for pattern in answers:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UserError(f"answer {pattern!r} is not a regular expression: {error}") from None
+    if match == "choice":
+        options = [str(choice).strip() for choice in choices]
+        letters = string.ascii_uppercase[: len(options)]
+        by_text = dict(zip(map(_plain, options), letters, strict=True))
+        letter = answers[0] if answers[0] in tuple(letters) else by_text.get(_plain(answers[0]))
+        if letter is None:
+            raise UserError(f"answer {answers[0]!r} is none of the {len(options)} choices, nor the letter of one")
+        spec |= {"answers": [letter], "options": options}
+        question += "".join(f"\n{name}) {option}" for name, option in zip(letters, options, strict=True))
+        answers = [letter]
+    return Task(f"{PREFIX}{source}", question, f"{PREFIX}{source}|{_plain(question)}", spec, Solution("", answers[0]))
+
+
+def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
+    """Right if one of the answers matches.
+
+    `exact`: the response is the answer, but for case, blanks and a final full stop. `contains`: the answer stands in
+    the response as whole words, but for case and blanks. `regex`: it is found in the response. `choice`: the response
+    begins with the letter, or is the text of that option.
+    """
+    answers, said = spec["answers"], _plain(answer)
+    match spec["match"]:
+        case "exact":
+            matches = any(said == _plain(each) for each in answers)
+        case "contains":
+            matches = any(re.search(rf"(?<!\w){re.escape(_plain(each))}(?!\w)", said) for each in answers)
+        case "regex":
+            matches = any(re.search(each, answer) for each in answers)
+        case "choice":
+            letter = re.match(r"\(?([A-Z])(?:[).:,\s]|$)", answer.strip())
+            text = spec["options"][string.ascii_uppercase.index(answers[0])]
+            matches = letter[1] == answers[0] if letter else said == _plain(text)
+        case other:
+            raise ValueError(f"unknown match {other!r}")
+    return right() if matches else wrong(f"not {' or '.join(answers)}")
+
+
+def _plain(text: str) -> str:
+    """Without differences of case and blanks, and without a final full stop."""
+    return " ".join(text.casefold().split()).removesuffix(".")

@@ -1,0 +1,56 @@
+"""The user's own questions: which responses match which answers, and what a base model is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemo_runspec.errors import UserError
+from nemotron.stack.environments import plain_answer, plain_prompt, verify
+from nemotron.stack.environments.questions import Match, make_task
+
+PLANETS = ("the Earth", "Mars", "Venus 2")
+
+
+@pytest.mark.parametrize(
+    ("match", "answer", "right", "wrong"),
+    [
+        ("exact", "New  York", ["new york", " New York.", "NEW\nYORK"], ["in New York", "New Yorker", ""]),
+        ("exact", 42, ["42", "42."], ["42.0", "442"]),
+        ("exact", ["colour", "color"], ["Color", "colour"], ["colours"]),
+        ("contains", "42", ["It is 42, I think.", "42"], ["It is 420", "It is 142", "4 2"]),
+        ("contains", "C++", ["I like c++ most"], ["I like C"]),
+        ("regex", r"^\s*-?\d+\s*$", [" 17 ", "-3"], ["17 apples"]),
+        ("choice", "B", ["B", "(B)", "B) Mars", "B, since", "mars", "Mars."], ["A", "Bad", "the Earth", "A) Mars", ""]),
+        ("choice", "venus 2", ["C", "Venus 2"], ["B", "Venus"]),
+    ],
+)
+def test_a_response_is_held_against_the_answer(match: Match, answer: Any, right: list[str], wrong: list[str]) -> None:
+    task = make_task("quiz", "Which one?", answer, match, PLANETS if match == "choice" else ())
+    assert task.family == "questions/quiz"
+    assert verify(task, f"so it is\n</think>\n{right[0]}", thinking=True).status == "score"
+    for response, status in [(text, "score") for text in right] + [(text, "wrong") for text in wrong]:
+        assert verify(task, response, thinking=False).status == status, response
+    assert verify(task, right[0], thinking=True).status == "wrong"  # it never ended its reasoning
+
+
+def test_choices_are_offered_and_a_base_model_is_asked_in_plain_text() -> None:
+    task = make_task("quiz", "Which one?", "Mars", "choice", PLANETS)
+    assert plain_prompt(task) == "Question: Which one?\nA) the Earth\nB) Mars\nC) Venus 2\nAnswer:"
+    assert plain_answer(" B) Mars\nQuestion: and then?", task.family) == "B) Mars"
+
+
+@pytest.mark.parametrize(
+    ("match", "answer", "message"),
+    [
+        ("exact", None, "without an answer"),
+        ("exact", [" "], "without an answer"),
+        ("regex", "(", "is not a regular expression"),
+        ("choice", "Pluto", "'Pluto' is none of the 3 choices"),
+        ("choice", "D", "'D' is none of the 3 choices"),
+    ],
+)
+def test_a_question_that_nothing_could_answer_is_refused(match: Match, answer: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_task("quiz", "Which one?", answer, match, PLANETS)

@@ -114,6 +114,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "notes/note.md",
         "notes/note.jsonl",
         "chats.jsonl",
+        "quiz.jsonl",
         "tasks.jsonl",
         "my-folder/note.md",
         "benchmarks/a.jsonl",

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources.files import RECORD_FORMATS
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
@@ -36,11 +37,16 @@ def read_questions(sources: Sequence[QuestionsConfig]) -> list[Question]:
     return questions
 
 
+def question_texts(sources: Sequence[QuestionsConfig]) -> list[str]:
+    """What no training text may contain, beside the generated tasks of the evaluation."""
+    return [str(question.row["question"]) for question in read_questions(sources)]
+
+
 def _read(source: QuestionsConfig) -> Iterator[Question]:
     fields = ("question", "answer", *(["choices"] if source.match == "choice" else []))
     columns = {field: source.columns.get(field, field) for field in fields}
     reading = Reading(source.on_error, columns=columns, required=("question",), present=fields)
     report = ReadReport()
-    for piece in map(whole, list_files(source.paths, ("jsonl", "parquet", "arrow"), on_error=source.on_error)):
+    for piece in map(whole, list_files(source.paths, RECORD_FORMATS, on_error=source.on_error)):
         for row in read_piece(piece, reading, report):
             yield Question(source, row_id(piece, row.index), row.value)

@@ -101,18 +101,21 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
         for i in range(60)
     ] + [{"talk": {"turns": [{"role": "usr", "content": "x"}]}}, {"talk": {}}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (tmp_path / "quiz.csv").write_text("question,answer\n say 7,7!\n")  # one of the conversations asks it
     columns = "{messages: talk.turns, category: level}"
     own = f"{{name: chats, paths: [chats.jsonl], columns: {columns}, on_error: skip, valid_fraction: 0.2"
-    words = ("tasks.num_tasks=5000", "packing.seq_length=256")
+    words = ("tasks.num_tasks=5000", "packing.seq_length=256", "questions=[quiz.csv]")
     weighted = "train_on: last, loss_weights: {'1': 2}"
     sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words, f"sources=[{own}, {weighted}}}]"))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
-    assert sum(counts.values()) == 4 * (50 + 125) + 60
+    assert sum(counts.values()) == 4 * (50 + 125) + 59
     assert counts["train"] == sft.record["fields"]["num_examples"]
     assert {weight for row in rows["train"] for weight in row["loss_mask"]} == {0.0, 1.0, 2.0}
     assert sft.record["fields"]["reasoning"] is True  # most are generated, with it
-    assert outcomes(sft, "chats") == {"read": 62, "kept": 60, "unknown role": 1, "field is missing": 1}
+    assert outcomes(sft, "chats") == {
+        "read": 62, "kept": 59, "unknown role": 1, "field is missing": 1, "overlaps evaluation prompt": 1
+    }  # fmt: skip
     assert sft.record["inputs"] == {"tokenizer": f"{base.ref}@{base.digest}"}
     rl = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.num_tasks=5000", "tasks.families=[math]"))
     prompts = [json.loads(line) for line in (rl.path / "train.jsonl").read_text().splitlines()]
@@ -132,15 +135,16 @@ def test_own_tasks_that_evaluation_asks_are_dropped_whatever_they_are_called(tmp
     evaluated = generate_tasks("math", "eval", 2)
     relabelled = [dict(task.to_dict(), canonical=_train_label()) for task in evaluated]
     relabelled[1]["prompt"] = f"  {relabelled[1]['prompt'].upper()} "
-    fine = generate_tasks("math", "train", 1)[0].to_dict()
-    records = [*relabelled, evaluated[0].to_dict(), fine, fine]
+    fine, asked = (task.to_dict() for task in generate_tasks("math", "train", 2))
+    records = [*relabelled, evaluated[0].to_dict(), fine, fine, asked]
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"question": asked["prompt"], "answer": 1}))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     source = f"sources=[{{name: mine, paths: [{tmp_path}/mine.jsonl], max_tasks: 500}}]"
-    version = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.families=[]", source))
+    version = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.families=[]", source, "questions=[quiz.jsonl]"))
     assert outcomes(version, "mine") == {
-        "read": 5,
+        "read": 6,
         "kept": 1,
-        "equals evaluation prompt": 2,
+        "equals evaluation prompt": 3,
         "belongs to the evaluation split": 1,
         "exact duplicate": 1,
     }

@@ -65,6 +65,7 @@ from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
+from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reading import NOT_ERRORS, Reading, check_kept
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
@@ -158,7 +159,7 @@ def main() -> None:
                 texts = list_documents(work / "fuzzy")
 
             # The evaluation prompts are protected, besides being held out by the hash of the task itself.
-            prompts = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties)
+            prompts = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties) + question_texts(cfg.questions)
             held_out = (d["text"] for d in chain.from_iterable(map(read_documents, texts)) if d["split"] == "valid")
             protected = decontamination.protect(chain(prompts, held_out), cfg.curation.ngram)
             digest = hashlib.sha256(b"".join(grams.tobytes() for _, grams in sorted(protected.items()))).hexdigest()

@@ -11,6 +11,7 @@ from nemotron.kit.schemas.conversations import ChatTemplate
 from nemotron.kit.schemas.difficulty import DifficultyConfig
 from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.limits import LimitConfig
+from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
     OwnSourceConfig,
@@ -123,6 +124,7 @@ class PretrainDataConfig(DataPrepConfig):
     stdlib: StdlibConfig = Field(default_factory=StdlibConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own documents; a path alone is a source of weight 0.2")
+    questions: Questions = Field([])
     curation: CurationConfig = Field(default_factory=CurationConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     blend: list[PhaseConfig] = Field(description="phases: diversity, then quality from 94 % on (tech report 2.3)")

@@ -46,6 +46,7 @@ from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
+from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reading import Reading, check_kept
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
@@ -95,7 +96,9 @@ def main() -> None:
                 reasoning_truncated=cfg.reasoning.truncated_share,
                 seed=cfg.seed,
                 sources=_sources(cfg),
-                protected=tuple(evaluation_prompts(cfg.evaluation_tasks, difficulties)) if cfg.sources else (),
+                protected=tuple(evaluation_prompts(cfg.evaluation_tasks, difficulties) + question_texts(cfg.questions))
+                if cfg.sources
+                else (),
             )
             plan = spool.plan_tokenize(settings, files, SHARD_BYTES)
             freeze(plan, work / "spool")

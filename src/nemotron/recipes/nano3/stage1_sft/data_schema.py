@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
 from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource
+from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
     DataRunConfig,
@@ -63,6 +64,7 @@ class SFTDataConfig(DataPrepConfig):
     chat_template: ChatTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own conversations; a path alone is a source, too")
+    questions: Questions = Field([])
     evaluation_tasks: int = Field(500, ge=0, description="tasks a family whose prompts no source may contain")
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     packing: PackingConfig = Field(default_factory=PackingConfig)

@@ -45,6 +45,7 @@ from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
+from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept
 from nemotron.data_prep.work.engines import Engine, open_engine
@@ -99,6 +100,7 @@ def main() -> None:
             tasks: dict[str, dict[str, Task]] = {"train": {}, "valid": {}}
             # What comes from outside may carry a canonical form that says nothing: its prompt is compared too.
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
+            protected += question_texts(cfg.questions)
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
             candidates = chain(

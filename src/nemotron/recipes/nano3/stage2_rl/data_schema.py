@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
+from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_names
 
 
@@ -34,6 +35,7 @@ class RLDataConfig(DataPrepConfig):
     seed: int = Field(1234, ge=0, description="of the order of the prompts")
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own task records; a path alone is a source, too")
+    questions: Questions = Field([])
     evaluation_tasks: int = Field(500, ge=0, description="tasks a family whose prompts no source may contain")
 
     @model_validator(mode="after")

@@ -43,7 +43,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
     rows = tmp_path / "rows"
     rows.mkdir()
-    (rows / "train.parquet").write_bytes(b"x")
+    row = {"input_ids": [[1, 2]], "loss_mask": [[0, 1]], "seq_start_id": [[0]]}
+    pyarrow.parquet.write_table(pyarrow.table(row), rows / "train.parquet")
     SFTPack(path=rows, num_examples=1, seq_len=8, chat_template="nano3").save("nano3-sft-data-tiny")
     return Registry(tmp_path / "artifacts")
 

@@ -14,7 +14,7 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import Preempted, RunFailed, UserError
 from nemotron.cli.main import app
-from nemotron.kit import Dataset, Model, Run, open_run
+from nemotron.kit import Dataset, Results, Run, open_run
 from nemotron.kit.runs import RecordedRun, find_run, recorded_runs
 
 
@@ -91,13 +91,12 @@ def test_a_run_at_work_is_running_and_one_that_was_killed_is_not(script: Path, r
 
 def test_removing_a_run_leaves_what_it_published(script: Path, raw: Dataset, registry: Registry) -> None:
     with opened(script) as run:
-        (run.output_dir / "model.safetensors").write_bytes(b"w" * 4096)
-        Model(path=run.output_dir, step=3, dataset_path=run.inputs["data"].path).save()
+        Results(metrics={"loss": 2.5}).save()
         (run.dir / "log.txt").write_text("x" * 2500)
     result = command(f"rm {run.fingerprint[:6]}")
     assert result.output.startswith(f"removed toy/train/tiny-{run.fingerprint}, ")
-    assert result.output.endswith(" freed; stays: toy-train-model-tiny:1\n")
-    assert not run.dir.exists() and registry.verify("toy-train-model-tiny:1") == []
+    assert result.output.endswith(" freed; stays: toy-train-results-tiny:1\n")
+    assert not run.dir.exists() and registry.verify("toy-train-results-tiny:1") == []
 
 
 def test_a_run_is_named_by_folder_end_of_name_fingerprint_or_stage(script: Path, raw: Dataset, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def show(
         values |= numbers_in(line)
     condition, attempts = shown.condition, int(state.get("attempts", 1))
     if condition in ("failed", "stopped") and state.get("why"):
-        condition += f": {state['why']}"
+        condition += f": {state['why'].removeprefix('stopped ')}"
     if attempts > 1:
         condition += f" (attempt {attempts})"
     rows = [("run", shown.name), ("folder", str(shown.directory)), ("state", condition)]

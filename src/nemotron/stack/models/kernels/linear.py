@@ -72,7 +72,10 @@ class OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight_NK)
-        return matmul_nt(x.reshape(-1, x.shape[-1]).contiguous(), weight_NK).view(*x.shape[:-1], -1)
+        product = matmul_nt(x.reshape(-1, x.shape[-1]).contiguous(), weight_NK)
+        # As F.linear does: no view, to which FSDP2 could not attach its hooks safely. Nobody else has the product.
+        out: Tensor = torch.ops.aten._unsafe_view(product, [*x.shape[:-1], len(weight_NK)])
+        return out
 
     @staticmethod
     @once_differentiable

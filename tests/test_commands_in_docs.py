@@ -98,7 +98,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in [f"{kind}-{config}" for kind in kinds for config in ("tiny", "small")]:
         (payload / "content").write_text(name)
         for _ in range(2):  # examples name versions 1 and 2
-            registry.publish(name, payload, record)
+            registry.publish(name, payload, record, run_files={"config.yaml": b"{}"})
     registry.publish("my-model", payload, record)
     for step in ("", *(f"{step}-" for step in STEPS)):
         for config in ("tiny", "default"):

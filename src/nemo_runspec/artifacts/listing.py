@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from nemo_runspec.artifacts.build import OWN_KEYS
 from nemo_runspec.artifacts.manifest import human_size
@@ -49,6 +51,46 @@ def describe(version: Version) -> list[tuple[str, str]]:
         elif content is not None:
             rows.append((section, _text(content)))
     return rows + [("file", f"{sha256}  {name}") for name, sha256 in version.files.items()]
+
+
+def compare(first: Version, second: Version, read_config: Callable[[str], Any]) -> list[tuple[str, str, str]]:
+    """What differs between two versions as (key, of the first, of the second) rows: payload, config, metrics, inputs,
+    code, environment, and who made them. Where a version lies and when it was made does not count.
+
+    Args:
+        read_config: makes plain values of the text of a `config.yaml`.
+    """
+    sides = [_facts(version, read_config) for version in (first, second)]
+    keys = [*sides[0], *(key for key in sides[1] if key not in sides[0])]
+    rows = [(key, sides[0].get(key, "-"), sides[1].get(key, "-")) for key in keys]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _facts(version: Version, read_config: Callable[[str], Any]) -> dict[str, str]:
+    record = version.record
+    facts = {"type": str(record.get("type", "")), "digest": version.digest[:12]}
+    local = str(version.registry.local_root)
+    fields = {key: value for key, value in (record.get("fields") or {}).items() if local not in str(value)}
+    config = version.run_file("config.yaml")
+    groups = {
+        "fields": fields,
+        "config": read_config(config) if config else {},
+        "metrics": record.get("metrics"),
+        "inputs": record.get("inputs"),
+        "code": json.loads(version.run_file("code.json") or "{}"),
+        "environment": json.loads(version.run_file("environment.json") or "{}"),
+        "producer": record.get("producer"),
+    }
+    for group, content in groups.items():
+        # 12 digits of a digest are enough to tell two apart, and `producer` has one fingerprint of all the code.
+        facts |= {key: text[:12] if group == "code" else text for key, text in _flat(group, content)}
+    return facts
+
+
+def _flat(key: str, value: object) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for name, item in value.items() for pair in _flat(f"{key}.{name}", item)]
+    return [] if value is None else [(key, _text(value))]
 
 
 def _readable(registry: Registry, ref: str) -> Version | str:

@@ -203,12 +203,13 @@ class Registry:
             raise UserError(f"{where}: content differs from its sha256")
         return content.decode()
 
-    def remove(self, version: Version) -> None:
-        """Remove a version; its number is never given again. RunFailed where that is refused."""
+    def remove(self, ref: str) -> None:
+        """Remove the version `name:3`; its number is never given again. RunFailed where that is refused."""
+        reference, number = self._locate(ref)
         try:
-            self.store.remove(version.name, version.version)
+            self.store.remove(reference.name, number)
         except OSError as error:
-            raise RunFailed(f"{version.ref} was not removed: {error.strerror or error}") from error
+            raise RunFailed(f"{ref} was not removed: {error.strerror or error}") from error
 
     def find_published(self, name: str, fingerprint: str) -> Version | None:
         """The newest version of `name` whose producer had this fingerprint, or None; unreadable ones are passed."""

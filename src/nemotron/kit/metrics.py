@@ -96,15 +96,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises UserError naming file and line where a line is not a JSON object.
     """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return parse_metrics(path.read_text(encoding="utf-8"), str(path)) if path.exists() else []
+
+
+def parse_metrics(text: str, where: str) -> list[dict[str, Any]]:
+    """As `read_metrics`, of the text of such a file; `where` is its name for messages."""
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             records.append({key: _restored(value) for key, value in json.loads(line).items()})
         except (ValueError, AttributeError):
-            raise UserError(f"{path}:{number}: not a JSON object: {line[:60]}") from None
+            raise UserError(f"{where}:{number}: not a JSON object: {line[:60]}") from None
     return records
 
 

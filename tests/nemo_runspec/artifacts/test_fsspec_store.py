@@ -340,3 +340,15 @@ def test_missing_and_shortened_objects_are_noticed_without_reading_them(machine,
     with pytest.raises(UserError, match=f"corrupt: {root}/corpus/1/payload/train.bin: no such object"):
         registry.check_read(version)
     assert read == []
+
+
+def test_a_removed_version_is_gone_everywhere_and_its_number_is_not_given_again(machine, root, payload):
+    registry = Registry(root)
+    registry.publish("corpus", payload, RECORD)
+    second = registry.publish("corpus", payload, RECORD, run_files={"config.yaml": b"lr: 1"})
+    assert Registry(root).resolve("corpus").run_file("config.yaml") == "lr: 1"
+    registry.remove("corpus:2")
+    assert registry.versions("corpus") == [1] and not second.directory.exists()
+    prefix = f"/{root.removeprefix('memory://')}/corpus/"
+    assert {path.removeprefix(prefix).partition("/")[0] for path in memory.find(prefix)} == {"1"}
+    assert registry.publish("corpus", payload, RECORD).ref == "corpus:3"

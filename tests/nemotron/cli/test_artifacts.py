@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.errors import UserError
 from nemotron.cli.main import app
 
 
@@ -103,3 +104,82 @@ def test_lineage_fails_when_a_record_on_the_way_was_changed(published: dict[str,
     done = run("lineage some-model")
     assert done.exit_code == 1
     assert "broken: some-data:1" in done.output
+
+
+def left(tmp_path: Path) -> dict[str, list[int]]:
+    registry = Registry(tmp_path / "store")
+    return {name: registry.versions(name) for name in registry.names()}
+
+
+def test_rm_refuses_what_others_were_made_from_and_gives_no_number_twice(
+    published: dict[str, Version], tmp_path: Path
+) -> None:
+    refused = run("rm some-data:1")
+    assert isinstance(refused.exception, UserError) and refused.exception.message == (
+        "some-data:1 is needed by some-model:1, some-model:2"
+    )
+    assert run("rm some-model:2").output == "removed some-model:2 (6 B); the latest is now some-model:1\n"
+    assert left(tmp_path) == {"some-data": [1], "some-model": [1]}
+    assert not list((tmp_path / "store" / ".aside").glob("*"))
+    source = tmp_path / "again"
+    source.write_text("third")
+    assert Registry(tmp_path / "store").publish("some-model", source, {}).ref == "some-model:3"
+    assert isinstance(run("rm some-model:2").exception, UserError)  # no such version
+    # All versions of a name together with what they were made from need no force.
+    assert run("rm some-model some-data:1").output.splitlines()[-1] == "2.51 kB freed"
+    assert left(tmp_path) == {}
+    assert Registry(tmp_path / "store").publish("some-model", source, {}).ref == "some-model:4"
+
+
+def test_rm_with_force_says_whose_lineage_ends(published: dict[str, Version], tmp_path: Path) -> None:
+    done = run("rm --force some-data")
+    assert done.exit_code == 0
+    assert "the lineage of some-model:1, some-model:2 ends at some-data:1, which is removed" in done.output
+    assert "broken: some-data:1" in run("lineage some-model").output
+
+
+def test_gc_keeps_the_latest_of_each_name_and_all_that_they_come_from(
+    published: dict[str, Version], tmp_path: Path
+) -> None:
+    registry = Registry(tmp_path / "store")
+    source = tmp_path / "payload.bin"
+    source.write_text("newer")
+    registry.publish("some-data", source, {})  # some-data:1 is not the latest, and the latest model was made from it
+    registry.publish("third", source, {"fields": {"near": "art://some-model:1/payload.bin"}})  # a field counts, too
+    assert run("gc --dry-run").output.startswith("nothing to remove")
+    registry.publish("third", source, {})
+    assert run("gc --dry-run").output.splitlines() == ["some-model:1  5 B", "third:1  5 B", "2 versions, 10 B"]
+    refused = run("gc")
+    assert isinstance(refused.exception, UserError) and refused.exception.message.startswith("nothing was removed")
+    assert sum(map(len, left(tmp_path).values())) == 6
+    assert run("gc --yes").output.splitlines()[-1] == "10 B freed"
+    assert left(tmp_path) == {"some-data": [1, 2], "some-model": [2], "third": [2]}
+    assert run("lineage some-model").exit_code == 0
+
+
+def test_show_config_and_diff_read_what_the_versions_carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "store"))
+    registry, source = Registry(tmp_path / "store"), tmp_path / "w"
+    source.write_text("w")
+
+    def publish(lr: float, loss: float, module: str) -> None:
+        files = {
+            "config.yaml": f"optimizer: {{lr: {lr}}}\ntrain: {{steps: 5}}\n",
+            "code.json": json.dumps({"lab.losses": module * 64}),
+            "environment.json": json.dumps({"packages": {"torch": "2.13"}}),
+        }
+        record = {"type": "Model", "metrics": {"loss": loss}, "created_at": str(loss)}
+        registry.publish("m", source, record, run_files={name: text.encode() for name, text in files.items()})
+
+    publish(0.1, 2.5, "a")
+    publish(0.2, 2.25, "b")
+    assert run("show m:1 --config").output == "optimizer: {lr: 0.1}\ntrain: {steps: 5}\n"
+    assert [line.split() for line in run("diff m:1 m").output.splitlines()] == [
+        ["m:1", "m:2"],
+        ["config.optimizer.lr", "0.1", "0.2"],
+        ["metrics.loss", "2.5", "2.25"],
+        ["code.lab.losses", "a" * 12, "b" * 12],
+    ]
+    assert run("diff m:1 m:1").output == "m:1 and m:1: no difference\n"
+    registry.publish("bare", source, {})
+    assert "bare:1 carries no config" in str(run("show bare --config").exception)

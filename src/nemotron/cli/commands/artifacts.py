@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
-from nemo_runspec.artifacts.listing import describe, list_entries
+from nemo_runspec.artifacts import removal
+from nemo_runspec.artifacts.listing import compare, describe, list_entries
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, did_you_mean
 
-artifacts = typer.Typer(help="Published artifacts: list, show, add, trace back, verify.", no_args_is_help=True)
+artifacts = typer.Typer(
+    help="Published artifacts: list, show, compare, add, trace back, verify, remove.", no_args_is_help=True
+)
 
 
 @artifacts.command("list")
@@ -45,12 +49,19 @@ def list_artifacts(
 def show(
     ref: Annotated[str, typer.Argument(help="NAME, NAME:VERSION or art://NAME:VERSION.")],
     as_json: Annotated[bool, typer.Option("--json", help="The record as it is stored.")] = False,
+    config: Annotated[bool, typer.Option("--config", help="The config of the run that made it, nothing else.")] = False,
 ) -> None:
     """Show the record of an artifact.
 
     Fields, metrics, who made it from what, its files and their checksums.
     """
     version = Registry.default().resolve(ref)
+    if config:
+        text = version.run_file("config.yaml")
+        if text is None:
+            raise UserError(f"{version.ref} carries no config", "it was published outside a run")
+        typer.echo(text, nl=False)
+        return
     if as_json:
         typer.echo(json.dumps(version.record, indent=2))
         return
@@ -88,6 +99,91 @@ def add(
     from nemotron.kit.model_folder import artifact_name
 
     typer.echo(add_dataset(place, name or artifact_name(place)).ref)
+
+
+@artifacts.command("diff")
+def diff(
+    first: Annotated[str, typer.Argument(help="NAME, NAME:VERSION or art://NAME:VERSION.")],
+    second: Annotated[str, typer.Argument(help="As the first.")],
+) -> None:
+    """Show what differs between two artifacts.
+
+    Payload, config, metrics, inputs, code, environment and who made them, a line a key.
+    """
+    from nemo_runspec.config.yaml_text import read_yaml
+    from nemotron.kit.tables import aligned
+
+    registry = Registry.default()
+    versions = registry.resolve(first), registry.resolve(second)
+    differences = compare(*versions, lambda text: read_yaml(text, "config.yaml")[0])
+    rows = [("", versions[0].ref, versions[1].ref), *differences]
+    typer.echo("\n".join(aligned(rows, "<<<")) if len(rows) > 1 else f"{rows[0][1]} and {rows[0][2]}: no difference")
+
+
+@artifacts.command("rm")
+def rm(
+    refs: Annotated[list[str], typer.Argument(help="NAME:VERSION, or NAME for all of its versions.")],
+    force: Annotated[bool, typer.Option("--force", help="Also what other versions were made from.")] = False,
+) -> None:
+    """Remove versions.
+
+    Refuses those that others were made from. The number of a removed version is never given again.
+    """
+    registry = Registry.default()
+    chosen = removal.chosen(registry, refs)
+    users = removal.needed_by(registry, chosen)
+    if users and not force:
+        ref, needing = next(iter(users.items()))
+        more = f"; {len(users) - 1} more are needed" if len(users) > 1 else ""
+        raise UserError(
+            f"{ref} is needed by {', '.join(needing)}{more}", "--force removes it; their lineage then ends there"
+        )
+    _remove(registry, chosen)
+    for ref, needing in users.items():
+        typer.echo(f"the lineage of {', '.join(needing)} ends at {ref}, which is removed", err=True)
+
+
+@artifacts.command("gc")
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List them, remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove the versions that nothing needs.
+
+    Those that are not the latest of their name, and that no latest one was made from. Lists them and asks first.
+    """
+    registry = Registry.default()
+    refs = removal.unneeded(registry)
+    if not refs:
+        typer.echo("nothing to remove: every version is the latest of its name, or one was made from it")
+        return
+    if not yes:
+        for ref in refs:
+            typer.echo(f"{ref}  {human_size(removal.size_of(registry, ref))}")
+        count = f"{len(refs)} version{'' if len(refs) == 1 else 's'}"
+        total = human_size(sum(removal.size_of(registry, ref) for ref in refs))
+        if dry_run:
+            typer.echo(f"{count}, {total}")
+            return
+        if not sys.stdin.isatty():
+            raise UserError("nothing was removed: nobody is there to ask", "--yes removes what is listed above")
+        if not typer.confirm(f"remove {count}, {total}?"):
+            return
+    _remove(registry, refs)
+
+
+def _remove(registry: Registry, refs: list[str]) -> None:
+    freed = 0
+    for ref in refs:
+        size, latest = removal.size_of(registry, ref), registry.versions(ref.partition(":")[0])[-1]
+        registry.remove(ref)
+        freed += size
+        name, _, number = ref.partition(":")
+        left = registry.versions(name)
+        note = f"; the latest is now {name}:{left[-1]}" if left and latest == int(number) else ""
+        typer.echo(f"removed {ref} ({human_size(size)}){note}")
+    if len(refs) > 1:
+        typer.echo(f"{human_size(freed)} freed")
 
 
 @artifacts.command("lineage")

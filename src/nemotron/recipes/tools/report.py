@@ -1,10 +1,10 @@
 """One HTML page from the records of a recipe: python report.py nano3-eval-results-tiny --output report.html
 
 Everything is read from records: the results of the evaluation, the models and data behind it, and the metrics of the
-runs that made them. The family's `report.yaml` says what is shown of its training, `report.html.jinja` how the page
-looks. The page needs no network and no script; it follows the reader's dark or light setting. A record that is no
-longer there, such as a deleted run directory, leaves its figure out. This is a tool and no step of a recipe: it carries
-no runspec block. Unlike the other tools it has no command of its own and takes plain options.
+runs that made them, which the versions carry wherever they are moved. The family's `report.yaml` says what is shown of
+its training, `report.html.jinja` how the page looks. The page needs no network and no script; it follows the reader's
+dark or light setting. A record that is no longer there leaves its figure out. This is a tool and no step of a recipe:
+it carries no runspec block. Unlike the other tools it has no command of its own and takes plain options.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.kit.chat import END_THINK, parse_response
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import format_lineage, walk
-from nemotron.kit.metrics import format_seconds, read_metrics
+from nemotron.kit.metrics import format_seconds, parse_metrics, read_metrics
 from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart, smooth
 
 RECIPES = Path(__file__).resolve().parents[1]
@@ -84,10 +84,20 @@ def run_dir(version: Version) -> Path | None:
     return next(output_root().joinpath(producer["name"]).glob(f"*-{producer['fingerprint']}"), None)
 
 
+def run_lines(version: Version, name: str) -> list[dict[str, Any]]:
+    """The lines of a JSONL file of the run that made a version; once its directory is gone, those that the version has.
+
+    The version has what there was when it was published: of the wall times, not those of what came after.
+    """
+    folder = run_dir(version)
+    if folder is not None and (folder / name).is_file():
+        return read_metrics(folder / name)
+    return parse_metrics(version.run_file(name) or "", f"{version.ref}: {name}")
+
+
 def wall_time(version: Version) -> str:
     """Time of all phases of the run that made a version; empty when its records are gone."""
-    folder = run_dir(version)
-    seconds = sum(line["seconds"] for line in read_metrics(folder / "phases.jsonl")) if folder else 0.0
+    seconds = sum(line["seconds"] for line in run_lines(version, "phases.jsonl"))
     return format_seconds(seconds) if seconds else ""
 
 
@@ -116,8 +126,7 @@ def curves(records: Records) -> list[Markup]:
     figures = []
     for curve in records.family["curves"]:
         model = records.models.get(curve["model"])
-        folder = None if model is None else run_dir(model)
-        log = read_metrics(folder / "metrics.jsonl") if folder else []
+        log = [] if model is None else run_lines(model, "metrics.jsonl")
         lines: dict[str, list[tuple[float, float]]] = {}
         for line in log:
             for label, value in labelled(line, curve["metrics"]):

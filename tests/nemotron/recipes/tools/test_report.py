@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.artifacts.build import OWN_KEYS
 from nemo_runspec.errors import UserError
 from nemotron.recipes.tools import report
 
@@ -200,6 +202,20 @@ def test_curves_come_from_the_runs_that_made_the_models_and_a_run_that_is_gone_i
     assert not [title for title in titles if title and title.startswith("RL")]
     dashed = [attrs["points"] for tag, attrs in page.tags if tag == "polyline" and attrs["class"] == "dashed"]
     assert len(dashed) == 1
+
+
+def test_what_a_version_carries_serves_when_its_run_is_gone(registry: Registry, tmp_path: Path) -> None:
+    version = registry.resolve("nano3-rl-model-t")
+    lines = "".join(json.dumps({"step": step, "reward": step / 5}) + "\n" for step in range(1, 4))
+    files = {"metrics.jsonl": lines.encode(), "phases.jsonl": b'{"phase": "train", "seconds": 75.0}\n'}
+    record = {key: value for key, value in version.record.items() if key not in OWN_KEYS}
+    again = registry.publish("nano3-rl-model-t", version.path, record, run_files=files)
+    evaluation = registry.resolve("nano3-eval-results-t").record
+    inputs = {**evaluation["inputs"], "rl": again.pinned}
+    publish(registry, "nano3-eval-results-t", "nano3/eval", "ffff", inputs, METRICS)
+    page = read(Registry(shutil.move(registry.root, tmp_path / "moved")))
+    assert "RL: reward of the rollouts" in {attrs["aria-label"] for tag, attrs in page.tags if tag == "svg"}
+    assert "1:15" in page.text
 
 
 def test_a_figure_takes_single_metrics_dictionaries_and_whole_groups() -> None:

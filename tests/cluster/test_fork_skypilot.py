@@ -13,17 +13,15 @@ import re
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from . import sshd
-from .slurm import Slurm, free_ports, missing
+from .slurm import Slurm, die_with_parent, free_ports, missing
 from .sshd import LoginNode
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +78,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def sky_environment(home: Path, login_node: LoginNode) -> Iterator[dict[str, str]]:
-    """The environment of a `sky` that knows one place, the cluster `test`; nothing of it is left afterwards."""
+    """The environment of a `sky` that knows one place, the cluster `test`; no file of it is left afterwards."""
     assert SKY is not None
     (home / ".slurm").mkdir(parents=True)
     hosts = (login_node.client_home / ".ssh" / "config").read_text()
@@ -97,29 +95,20 @@ def sky_environment(home: Path, login_node: LoginNode) -> Iterator[dict[str, str
     environment.pop("PYTHONPATH", None)
     try:
         yield environment
-    finally:
-        # Its ssh connections have a title in place of an environment, and their sockets in /tmp, whatever TMPDIR says.
-        end_all(f"HOME={home}", f"ssh: /tmp/sky_ssh_{user}/")
+    finally:  # sockets of its ssh connections, whatever TMPDIR says
         shutil.rmtree(f"/tmp/sky_ssh_{user}", ignore_errors=True)
 
 
-def end_all(variable: str, title: str) -> None:
-    """End every process with this variable (the API server, its workers) or with a title that begins like this."""
-    for look in range(60):
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                variables = (process / "environ").read_bytes().split(b"\0")
-                words = (process / "cmdline").read_bytes()
-                if variable.encode() in variables or words.startswith(title.encode()):
-                    found.append(int(process.name))
-        if not found:
-            return
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM if look < 30 else signal.SIGKILL)
-        time.sleep(0.1)
-    raise RuntimeError(f"still running: {found}")
+def processes_with(folder: str) -> list[str]:
+    """Command lines of processes that work in `folder`, have it in their environment or among their words."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            told = words + (process / "environ").read_bytes() + os.fsencode((process / "cwd").readlink())
+            if int(process.name) != os.getpid() and folder.encode() in told:
+                lines.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return lines
 
 
 @pytest.mark.skipif(SKY is None, reason="no program sky: `make test-cluster` installs it")
@@ -156,10 +145,14 @@ def test_a_real_job_on_two_nodes_of_slurm(fork: Path, tmp_path: Path, startup_co
     inside = "import sys; from cluster.test_fork_skypilot import on_slurm; on_slurm(*sys.argv[1:])"
     mounts = f"mount --bind {tmp_path}/passwd /etc/passwd; mount --bind {tmp_path}/curl {shutil.which('curl')}"
     command = shlex.join([sys.executable, "-c", inside, str(tmp_path), str(fork)])
+    # SkyPilot's server, its workers and connections are daemons that ignore SIGTERM and hide their environment behind a
+    # title. In a PID namespace they end with its first process, bash, which also reaps them.
+    namespace = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
     done = subprocess.run(
-        ["unshare", "--mount", "bash", "-ec", f"{mounts}; exec {command}"],
-        cwd=ROOT / "tests", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        [*namespace, "bash", "-ec", f"{mounts}; {command}; exit 0"],
+        cwd=ROOT / "tests", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent,
     )  # fmt: skip
+    assert processes_with(str(tmp_path)) == []
     assert done.returncode == 0, done.stdout
     well, failed, left = json.loads(done.stdout.splitlines()[-1])
     assert well["code"] == 0, well["said"]

@@ -56,11 +56,14 @@ _BUGS = (TypeError, AttributeError, LookupError, AssertionError)
 class FsspecStore:
     """A folder of versions behind a URL, and its mirror on this machine."""
 
-    def __init__(self, root: str, cache: Path) -> None:
-        """`root` as `parse_root` gives it; `cache` is the folder of the mirrors."""
+    def __init__(self, root: str, cache: Path, place: tuple[Any, str] | None = None) -> None:
+        """`root` as `parse_root` gives it; `cache` is the folder of the mirrors.
+
+        `place`: the file system and the path in it, where fsspec does not know the URL.
+        """
         self.root = root
         self.local_root = cache / hashlib.sha256(root.encode()).hexdigest()[:16]
-        self.fs, self.path = _file_system(root)
+        self.fs, self.path = place or _file_system(root)
 
     def names(self) -> list[str]:
         """The names that have at least one version, sorted."""
@@ -101,7 +104,7 @@ class FsspecStore:
     def check_writable(self) -> None:
         """Write a small object; RunFailed where that is refused."""
         with self._answering(missing="there is no such bucket"):
-            self.fs.pipe_file(f"{self.path}/{CLAIMS_DIR}/.writable", f"{_who()}\n".encode())
+            self.fs.pipe_file(f"{self.path}/{CLAIMS_DIR}/.writable", f"{publisher_line()}\n".encode())
 
     def publish(self, name: str, draft: Draft) -> int:
         """Publish a version; its number. The mirror has it then, too."""
@@ -234,7 +237,7 @@ class FsspecStore:
 
     def _create(self, file: str) -> bool:
         """Create a small object; False where there is one of that name."""
-        path, data = f"{self.path}/{file}", f"{_who()}\n".encode()
+        path, data = f"{self.path}/{file}", f"{publisher_line()}\n".encode()
         try:
             stream = self.fs.open(path, "xb")
         except FileExistsError:
@@ -401,7 +404,7 @@ def _is_good(version: StoredVersion) -> Callable[[str], bool]:
     return is_good
 
 
-def _who() -> str:
+def publisher_line() -> str:
     """A line that no other process writes."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return f"{socket.gethostname()} {os.getpid()} {now} {secrets.token_hex(8)}"

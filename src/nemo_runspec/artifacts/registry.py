@@ -1,7 +1,7 @@
 """The artifact registry: names, numbered versions, each immutable, with a record and a sha256 of every file.
 
 The registry is the same wherever it lies; how versions get there and are read is the business of its store:
-`local_store` for a folder, `fsspec_store` for a URL. `latest` is the highest number.
+`local_store` for a folder, `fsspec_store` for a URL, `wandb_store` for a W&B project. `latest` is the highest number.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ class Registry:
         self.store: LocalStore | FsspecStore
         if isinstance(place, Path):
             self.store = LocalStore(place)
+        elif place.startswith("wandb://"):
+            from nemo_runspec.artifacts.wandb_store import WandbStore
+
+            self.store = WandbStore(place, cache_folder())
         else:
             from nemo_runspec.artifacts.fsspec_store import FsspecStore
 

@@ -16,7 +16,7 @@ from nemo_runspec.installation import imported_from_extras
 from nemo_runspec.profile import Env, Ssh
 from nemo_runspec.runspec import Runspec
 
-_STORES = {"s3": "s3fs", "gs": "gcsfs"}
+_STORES = {"s3": "s3fs", "gs": "gcsfs", "wandb": "wandb"}
 _MISSING = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if not importlib.util.find_spec(name)])"
 
 

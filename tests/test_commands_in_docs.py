@@ -35,6 +35,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES += sorted(SOURCE.rglob("*.md"))
+PAGES.remove(ROOT / "docs/guides/fork.md")  # its commands are of forks: tests/test_fork_guide.py
 SCRIPTS = sorted(SOURCE.rglob("*.py"))
 # A command stands on a line of its own (a fenced block, a docstring), or between backticks.
 COMMAND = re.compile(r"^ *((?:nemotron|python \S*\.py) [^`\n]+)$|`((?:nemotron|python \S*\.py) [^`]+)`", re.MULTILINE)

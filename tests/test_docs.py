@@ -17,6 +17,9 @@ PAGES += sorted(path for folder in ("docs", *CODE) for path in (ROOT / folder).r
 MODULES = [f"/{path.relative_to(ROOT)}" for folder in CODE for path in (ROOT / folder).rglob("*.py")]
 # Of a user's own, and misspelt ones.
 EXAMPLES = {"path/to/script.py", "garden/beds/dig.py", "trian.py", "schma.py"}
+# Those that docs/guides/fork.md makes; tests/test_fork_guide.py does it.
+EXAMPLES |= {"select.py", "select_documents.py", "stage0_pretrain/select_documents.py"}
+EXAMPLES |= {"src/nemotron/recipes/nano3/stage0_pretrain/select_documents.py"}
 FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

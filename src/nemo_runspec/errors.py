@@ -102,8 +102,8 @@ class Preempted(RunspecError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that looks most like `word` (case ignored), or None when nothing is close."""
-    by_lower = {choice.lower(): choice for choice in choices}
+    """The choice that looks most like `word` (case ignored) and is not `word` itself, or None when nothing is close."""
+    by_lower = {choice.lower(): choice for choice in choices if choice != word}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[matches[0]] if matches else None
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from nemo_runspec.bundle import Bundle, create_bundle, published_dir
 from nemo_runspec.display import display_job
 from nemo_runspec.env.keys import EXECUTORS
-from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, RunFailed, UserError, did_you_mean
+from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, REFUSED, RunFailed, UserError, did_you_mean
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.execution.ray import jobs as ray
@@ -125,7 +125,7 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
 
     Raises:
         UserError: a step's config, script or input is refused; then no step has run.
-        RunFailed: a step ended well and yet did not publish what its config names.
+        RunFailed: a step ended well and yet did not publish what its config names, or not as its own.
     """
     plan = plan_pipeline(steps, cfg)
     if cfg.dry_run:
@@ -145,7 +145,10 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
         else:
             results.append(_run(step, job))
             if results[-1].exit_code != DONE:
-                _say(f"{title}: {ended(results[-1].exit_code)}; the same command goes on from here")
+                # What failed after publishing, such as numbers outside their bands, would fail again.
+                is_over = results[-1].exit_code == REFUSED or published(job)
+                goes_on = "" if is_over else "; the same command goes on from here"
+                _say(f"{title}: {ended(results[-1].exit_code)}{goes_on}")
                 break
         produced.update({name: version.ref for name, version in results[-1].versions.items()})
     return results
@@ -339,15 +342,18 @@ def _run(step: Step, job: Job) -> StepResult:
     display_job(job, spec, job.env, show_config=False)
     job_dir = save_configs(job, spec)
     started = time.monotonic()
-    code = execute_local(spec, job_dir, build_env_vars(job, job.env))
+    try:
+        code = execute_local(spec, job_dir, build_env_vars(job, job.env))
+    except RunFailed as error:
+        raise error.at(f"step {step.name}") from None
     seconds = time.monotonic() - started
     if code != DONE:
         return StepResult(step, "failed", code, seconds, job_dir)
     versions = published(job)
     if job.resolved.outputs and not versions:
         raise RunFailed(
-            f"step {step.name} ended well but did not publish {' and '.join(job.resolved.outputs)}",
-            f"its records: {job_dir}",
+            f"step {step.name} published {' and '.join(job.resolved.outputs)} without the fingerprint of its run",
+            f"the producer in its record has to name {job.run.fingerprint}, as nemo_runspec.publish does",
         )
     return StepResult(step, "done", DONE, seconds, job_dir, versions)
 

@@ -231,6 +231,11 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
         file = script.parent / config.schema.partition(":")[0]
         if not file.is_file():
             raise _fault(toml, ("config", "schema"), f'= "{config.schema}": no such file: {file}')
+    config_dir = Path(os.path.normpath(script.parent / config.dir))
+    if "dir" in tables["config"] and not config_dir.is_dir():
+        folder = nearest(config_dir.name, [entry.name for entry in script.parent.iterdir() if entry.is_dir()])
+        near_folder = f"did you mean ./{folder}?" if folder else None
+        raise _fault(toml, ("config", "dir"), f'= "{config.dir}": no such folder: {config_dir}', near_folder)
     workdir = tables["run"].get("workdir")
     workdir = None if workdir is None else Path(os.path.normpath(script.parent / workdir))
     run = Run(**{**tables["run"], "workdir": workdir})
@@ -238,7 +243,7 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
     return Runspec(
         **{key: value for key, value in block.items() if key in _TOP},
         script_path=script,
-        config_dir=Path(os.path.normpath(script.parent / config.dir)),
+        config_dir=config_dir,
         run=run,
         config=config,
         resources=Resources(**tables["resources"]),

@@ -84,6 +84,7 @@ from nemo_runspec import parse
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import run_main
 from nemo_runspec.fingerprint import run_dir_for
+from nemo_runspec.publish import publish
 
 
 def main() -> None:
@@ -96,6 +97,8 @@ def main() -> None:
         "stdin_is_null": os.fstat(0).st_rdev == os.stat(os.devnull).st_rdev,
         "tokens": os.environ.get("DEMO"),
     }
+    if cfg.run.output:
+        publish(cfg, __file__, __file__)
     print(json.dumps(record))
 
 

@@ -54,6 +54,19 @@ def test_validate_checks_block_schema_and_configs_without_artifacts(project: Pat
             ["run", "train.py"],
             "error: no config was chosen, and there is no config 'default'",
         ),
+        (["run", "train.py", "-c", "tniy.yaml"], "error: no file tniy.yaml here, nor in config\ndid you mean tiny?\n"),
+        (
+            ["run", "train.py", "-c", "config/tniy.yaml"],
+            "error: no such config file: config/tniy.yaml\ndid you mean config/tiny.yaml?\n",
+        ),
+        (
+            ["run", "train.py", "-c", "config/tiny.json"],
+            "error: config/tiny.json: a config of this script ends in .yaml or .yml\n",
+        ),
+        (
+            ["run", "train.py", "-c", "tiny", "run.model=base"],
+            "error: command line: unknown key run.model = 'base'\ninput artifacts: run.data\n",
+        ),
         (["run", "train.py", "-c", "tniy"], "error: no config 'tniy' in config\ndid you mean tiny?\n"),
         (["shwo", "train.py"], "error: No such command 'shwo'."),
         (["show"], "error: Missing argument"),
@@ -66,6 +79,27 @@ def test_bad_input_is_one_or_two_lines_and_exit_2(project: Path, words: list[str
     assert done.stdout == ""
     assert done.stderr.startswith(message.format(project=project))
     assert 1 <= done.stderr.count("\n") <= 2
+
+
+def test_what_the_config_names_is_published_or_the_run_has_failed(project: Path) -> None:
+    done = runspec(project, "run", "train.py", "-c", "tiny")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((project / "output/artifacts/demo-train-model-tiny/1/artifact.json").read_text())
+    (run_dir,) = (project / "output/demo/train").iterdir()
+    assert record["producer"]["name"] == "demo/train" and run_dir.name == f"tiny-{record['producer']['fingerprint']}"
+    script = project / "train.py"
+    text = script.read_text()
+    # A run that goes on after it has published need not publish again: the version with its fingerprint is there.
+    script.write_text(text.replace("    if cfg.run.output:", "    if cfg.run.output and not Path('done').exists():"))
+    script.write_text(script.read_text().replace("import sys\n", "import sys\nfrom pathlib import Path\n"))
+    assert runspec(project, "run", "train.py", "-c", "tiny").returncode == 0
+    (project / "done").touch()
+    assert runspec(project, "run", "train.py", "-c", "tiny").returncode == 0
+    script.write_text(text.replace("        publish(", "        print("))
+    done = runspec(project, "run", "train.py", "-c", "tiny")
+    assert done.returncode == 1
+    message = "error: train.py ended well but did not publish demo-train-model-tiny, which its config names\n"
+    assert done.stderr.startswith(message)
 
 
 def test_debug_shows_the_traceback(project: Path) -> None:

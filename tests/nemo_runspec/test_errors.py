@@ -86,6 +86,8 @@ def test_only_rank_0_speaks_and_leaves_its_exit_code(
 
 
 def test_nearest_word() -> None:
+    assert nearest("tiny", ["tiny", "zzz"]) is None  # nobody means what he has said already
+    assert nearest("tiny", ["tiny", "Tiny"]) == "Tiny"
     assert nearest("trian_iters", ["train_iters", "lr"]) == "train_iters"
     assert nearest("TINY", ["tiny", "small"]) == "tiny"
     assert nearest("zzz", ["tiny", "small"]) is None

@@ -160,7 +160,7 @@ def test_the_first_failure_stops_the_rest(project: Path, steps: list[Step], capf
 
 
 def test_a_step_that_publishes_nothing_is_not_done(project: Path, steps: list[Step]) -> None:
-    with pytest.raises(RunFailed, match="step one ended well but did not publish demo-one"):
+    with pytest.raises(RunFailed, match=r"step one: one\.py ended well but did not publish demo-one"):
         run_pipeline(with_overrides(steps, 0, "silent=true"), CFG)
 
 

@@ -62,6 +62,7 @@ name = "demo"
 
 def test_every_field_is_read(write: Write, tmp_path: Path) -> None:
     write("stage/schema.py", "")
+    (tmp_path / "configs").mkdir()
     spec = parse(write("stage/train.py", FULL))
     assert (spec.schema, spec.docs, spec.name, spec.image) == (
         "1",
@@ -109,6 +110,7 @@ def bad(write: Write, body: str) -> UserError:
     ("body", "line", "words", "hint"),
     [
         (MINIMAL + 'imag = "x"', 5, "unknown runspec key 'imag'", "image"),
+        (MINIMAL + '[tool.runspec.config]\ndir = "./cfg"', 6, 'config.dir = "./cfg": no such folder', None),
         (MINIMAL + '[tool.runspec.run]\nlaunch = "torchrn"', 6, "torchrun, ray, direct", "torchrun"),
         (MINIMAL + "[tool.runspec.run]\nlauncher = 1", 6, "unknown runspec key 'launcher' in [run]", "launch"),
         (MINIMAL + '[tool.runspec.run]\ncmd = "python {scrip} {config}"', 6, "unknown placeholder {scrip}", "{script}"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.loader import LoadedConfig
-from nemo_runspec.config.schema import item_of, leaf_keys, optional_group
+from nemo_runspec.config.schema import RESERVED_RUN_KEYS, item_of, leaf_keys, optional_group
 from nemo_runspec.config.yaml_text import KeyPath, dotted, value_at
 from nemo_runspec.errors import UserError, nearest
 
@@ -45,6 +45,8 @@ def first_fault(faults: list[Any], data: dict[str, Any], loaded: LoadedConfig, s
     reason = _plain(fault) if fault["type"] in ("value_error", "assertion_error") else f"must be {rule.text}"
     if fault["type"] == "extra_forbidden":
         reason = "unknown key"
+    elif fault["type"] == "finite_number":
+        reason = "must be a finite number"
     text = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
     text = "" if isinstance(value, dict) else f" = {text}"
     return UserError(f"{at}: {dotted(path)}{text}: {reason}{more}", rule.hint)
@@ -119,6 +121,10 @@ def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel])
     near = nearest(word, siblings)
     if near is not None:
         return f"did you mean {prefix}{near}?"
+    if path[:-1] == ("run",):
+        inputs = [name for name in siblings if name not in RESERVED_RUN_KEYS]
+        declare = f"an input artifact is a field of the schema's run group: {word}: str | None = None"
+        return f"input artifacts: {', '.join(prefix + name for name in inputs)}" if inputs else declare
     elsewhere = [key for key in leaf_keys(schema) if key.rpartition(".")[2] == word]
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere[:3])}?"

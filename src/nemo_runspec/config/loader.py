@@ -25,7 +25,7 @@ from nemo_runspec.config.yaml_text import (
     shown,
     split_key,
 )
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.runspec import Runspec
 
 COMMAND_LINE = "command line"
@@ -97,12 +97,23 @@ def find_config(config_dir: Path, name_or_path: str, fmt: str = "omegaconf") -> 
         UserError: there is none; the hint is the nearest name, or all of them.
     """
     suffixes = _SUFFIXES[fmt]
+    if name_or_path.endswith((".json", ".yaml", ".yml")) and not name_or_path.endswith(suffixes):
+        raise UserError(
+            f"{name_or_path}: a config of this script ends in {' or '.join(suffixes)}",
+            f'its block says format = "{fmt}"',
+        )
     if name_or_path.endswith(suffixes):
         for path in (Path(name_or_path).expanduser(), config_dir / name_or_path):
             if path.is_file():
                 return path.absolute()
         if "/" in name_or_path:
-            raise UserError(f"no such config file: {name_or_path}")
+            near = nearest(Path(name_or_path).name, _files_in(Path(name_or_path).expanduser().parent, suffixes))
+            hint = f"did you mean {Path(name_or_path).with_name(near)}?" if near else None
+            raise UserError(f"no such config file: {name_or_path}", hint)
+        names = list_configs(config_dir, fmt)
+        if name_or_path.rsplit(".", 1)[0] not in names:
+            hint = did_you_mean(name_or_path.rsplit(".", 1)[0], names, "configs")
+            raise UserError(f"no file {name_or_path} here, nor in {shown(config_dir)}", hint)
         name_or_path = name_or_path.rsplit(".", 1)[0]
     for suffix in suffixes:
         if name_or_path and (path := config_dir / f"{name_or_path}{suffix}").is_file():
@@ -110,6 +121,10 @@ def find_config(config_dir: Path, name_or_path: str, fmt: str = "omegaconf") -> 
     names = list_configs(config_dir, fmt)
     hint = did_you_mean(name_or_path, names, "configs") or "the folder has no configs"
     raise UserError(f"no config {name_or_path!r} in {shown(config_dir)}", hint)
+
+
+def _files_in(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
+    return [file.name for file in folder.iterdir() if file.suffix in suffixes] if folder.is_dir() else []
 
 
 def load_config(

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import (
     DONE,
     EXIT_CODE_FILE,
@@ -35,7 +37,7 @@ from nemo_runspec.errors import (
 )
 from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.variables import JOB_DIR, OF_ONE_JOB, OF_ONE_NODE
+from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_NODE
 
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3
@@ -110,6 +112,9 @@ def execute_local(
 
     Returns:
         0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
+
+    Raises:
+        RunFailed: the script ended well and did not publish what its config names.
     """
     command = local_command(spec, job_dir / spec.job_config_name)
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
@@ -118,8 +123,30 @@ def execute_local(
     for name in (JOB_DIR, *OF_ONE_JOB, *OF_ONE_NODE):  # started within a job, this run is still none of its parts
         if name not in env_vars:
             environment.pop(name, None)
+    outputs, fingerprint = _promised(job_dir)
+    before = {name: Registry(environment[ARTIFACTS_ROOT]).versions(name) for name in outputs}
     with tempfile.TemporaryDirectory(prefix="runspec-") as folder:
-        return run_command(command, environment, spec.run.workdir, Path(folder) / "exit_code")
+        code = run_command(command, environment, spec.run.workdir, Path(folder) / "exit_code")
+    for name in outputs if code == DONE else ():
+        registry = Registry(environment[ARTIFACTS_ROOT])
+        # A run that goes on after it has published makes no further version.
+        if registry.versions(name) == before[name] and not (fingerprint and registry.find_published(name, fingerprint)):
+            raise RunFailed(
+                f"{shown(spec.script_path)} ended well but did not publish {name}, which its config names",
+                f"its records: {job_dir}; how to publish: docs/runspec/v1/spec.md, Publishing",
+            )
+    return code
+
+
+def _promised(job_dir: Path) -> tuple[list[str], str | None]:
+    """Names of the artifacts that the job in `job_dir` is to publish, and its fingerprint, by its record."""
+    record = job_dir / "job.yaml"
+    if not record.is_file():
+        return [], None
+    import yaml
+
+    job = yaml.safe_load(record.read_text(encoding="utf-8"))
+    return list(job["outputs"]), job["fingerprint"]
 
 
 def run_command(

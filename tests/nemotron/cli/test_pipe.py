@@ -232,6 +232,7 @@ def test_a_number_outside_its_band_fails_the_command_but_not_the_report(
     out = capfd.readouterr().out
     assert "outside" in out[out.index("What each stage reached") :]
     assert (tmp_path / "output/nano3/report-t.html").exists()
+    assert "failed with exit code 1" in out and "goes on" not in out  # it would fail again
     assert done(outside) == 1  # published by now, and still outside
 
 
@@ -268,6 +269,7 @@ def test_a_step_that_fails_ends_it_with_its_exit_code(
     assert done("rl:fail=true") == 1
     out = capfd.readouterr().out
     assert started(out) == ["rl"]
+    assert "rl: failed with exit code 1; the same command goes on from here" in out
     assert "What each stage reached" not in out
     assert done("eval:fail=true") == 1  # the evaluation of before is not passed off as this one's
     assert "What each stage reached" not in capfd.readouterr().out

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.limits import LimitConfig
 
 Label = Literal["low", "medium-low", "medium", "medium-high", "high"]
@@ -64,7 +64,7 @@ class MinHashSettings(Settings):
         le=1,
         description="estimated Jaccard similarity that makes a candidate a near duplicate; 0: every one is (Curator)",
     )
-    seed: int = Field(42, ge=0, description="of the permutations (Curator: 42)")
+    seed: Seed = Field(42, description="of the permutations (Curator: 42)")
 
     @property
     def num_permutations(self) -> int:
@@ -109,7 +109,7 @@ class ClassifierSettings(Settings):
 class TrainSettings(ClassifierSettings):
     """The same with the seed of the trees."""
 
-    seed: int = Field(0, ge=0, description="of the trees")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="of the trees")
 
 
 class FiltersConfig(Group):
@@ -229,5 +229,5 @@ class RephrasingSettings(Settings):
     styles: StylesConfig
     temperature: float = Field(0.5, ge=0, le=2, description="of sampling (Curator: 0.5)")
     top_p: float = Field(0.9, gt=0, le=1, description="of sampling (Curator: 0.9)")
-    seed: int = Field(0, ge=0, description="each request's seed follows from it, the document and the style")
+    seed: Seed = Field(0, description="each request's seed follows from it, the document and the style")
     min_words: int = Field(30, ge=1, description="of a text that is worth a request (Curator: 30 tokens)")

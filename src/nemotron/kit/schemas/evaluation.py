@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from nemotron.kit.schemas.difficulty import DifficultyConfig
-from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.group import Group, Seed
 
 
 class ResponsesConfig(Group):
@@ -17,7 +17,7 @@ class ResponsesConfig(Group):
     samples: int = Field(4, ge=0, description="sampled responses a task at temperature 1, beside the greedy one")
     max_new_tokens: int = Field(64, ge=1, description="tokens a response, at most")
     batch_size: int = Field(256, ge=1, description="responses generated at once")
-    seed: int = Field(0, ge=0, description="of the tasks drawn and of sampling")
+    seed: Seed = Field(0, description="of the tasks drawn and of sampling")
 
 
 class EvaluationConfig(ResponsesConfig):

@@ -38,12 +38,14 @@ def _published(path: Path) -> Path:
 ModelPath: TypeAlias = Annotated[Path, AfterValidator(_published)]
 
 Scale = Literal["tiny", "small", "medium", "full"]
+# What every generator of random numbers takes, an offset for a rank or an epoch included.
+Seed: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Group(BaseModel):
-    """A group of keys; an unknown key is an error."""
+    """A group of keys; an unknown key is an error, and so is a number that is infinite or none."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class RunConfig(Group):

@@ -19,7 +19,7 @@ from nemo_runspec.config.inputs import FieldOfArtifact
 from nemo_runspec.errors import nearest
 from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere
 from nemotron.kit.schemas.difficulty import FAMILIES, DifficultyConfig, Family
-from nemotron.kit.schemas.group import Group, RunConfig, Scale
+from nemotron.kit.schemas.group import Group, RunConfig, Scale, Seed
 
 SCHEMES = ("hf://", "s3://", "gs://", "https://", "http://")
 _HUB_NAME = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:[:/@].*)?")
@@ -84,12 +84,18 @@ class StepRunConfig(DataRunConfig):
     data: str = Field(description="artifact read: documents")
 
 
+class PrepRunConfig(DataRunConfig):
+    """A run that prepares the data of a stage."""
+
+    data: str | None = Field(None, description="artifact with data of your own, for ${art:data,path} in sources")
+
+
 class DataPrepConfig(Group):
     """What every data preparation of a recipe has."""
 
-    run: DataRunConfig
+    run: PrepRunConfig
     scale: Scale = Field("full", description="share of the generated counts to use")
-    seed: int = Field(1234, ge=0, description="of every random choice")
+    seed: Seed = Field(1234, description="of every random choice")
 
 
 # --- The user's files -------------------------------------------------------------------------------------------------
@@ -140,7 +146,7 @@ class TasksConfig(Group):
     families: list[Family] = Field(list(FAMILIES), description="which; [] for none")
     num_tasks: int = Field(ge=1, description="training tasks of each family at scale full")
     num_valid_tasks: int = Field(ge=1, description="validation tasks of each family at scale full")
-    seed: int = Field(ge=0, description="of the generators; the split goes by the task, not by this")
+    seed: Seed = Field(description="of the generators; the split goes by the task, not by this")
     difficulty: DifficultyConfig = Field(
         default_factory=DifficultyConfig, description="per family, of the tasks; {} for the defaults"
     )

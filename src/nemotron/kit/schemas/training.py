@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import Group, ModelRunConfig
+from nemotron.kit.schemas.group import Group, ModelRunConfig, Seed
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 
 MixedPrecision: TypeAlias = Annotated[Literal["fp32", "bf16_mixed"], Field(description="type of the matrix products")]
@@ -104,7 +104,7 @@ class LoggerConfig(TrackersConfig):
 class RngConfig(Group):
     """Randomness."""
 
-    seed: int = Field(1234, ge=0, description="of the data order and, in pretraining, of initial weights")
+    seed: Seed = Field(1234, description="of the data order and, in pretraining, of initial weights")
 
 
 class TrainingConfig(Group):

@@ -10,7 +10,7 @@ from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.kit.schemas import conversations
 from nemotron.kit.schemas import sources as shared
 from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource, ReasoningConfig
-from nemotron.kit.schemas.group import Group, Scale
+from nemotron.kit.schemas.group import Group, Scale, Seed
 from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
 
@@ -35,7 +35,7 @@ class ExampleConfig(Group):
     """Conversations made up by `example.py`: two or three turns, reasoning, a tool or none."""
 
     num_conversations: int = Field(0, ge=0, description="how many, at scale full; 0: none")
-    seed: int = Field(7, ge=0, description="of what they are about")
+    seed: Seed = Field(7, description="of what they are about")
 
 
 class PackingConfig(conversations.PackingConfig):
@@ -52,7 +52,7 @@ class PackConfig(SourcesConfig):
     """`nemotron data pack`."""
 
     scale: Scale = Field("full", description="share of the made-up conversations to use")
-    seed: int = Field(1234, ge=0, description="of packing order, held-out splits and reasoning control")
+    seed: Seed = Field(1234, description="of packing order, held-out splits and reasoning control")
     chat_template: ChatTemplate = "nano3"
     sources: list[SourceConfig] = Field(
         [], description="conversations, source by source; a plain string is a path and becomes a source"

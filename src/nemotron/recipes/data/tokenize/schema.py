@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.user_files import no_such_file
 from nemotron.kit.schemas import sources as shared
+from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.sources import (
     PhaseConfig,
     SourcesConfig,
@@ -81,7 +82,7 @@ class TokenizeConfig(SourcesConfig):
         None, ge=1, description="tokens that the model is to be trained on; null: as many as the sources hold"
     )
     seq_length: int = Field(8192, ge=1, description="tokens a training sequence, what the loader draws at a time")
-    seed: int = Field(1234, ge=0, description="of the split into training, validation and test documents")
+    seed: Seed = Field(1234, description="of the split into training, validation and test documents")
 
     @model_validator(mode="before")
     @classmethod

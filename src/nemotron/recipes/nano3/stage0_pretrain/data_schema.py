@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.conversations import ChatTemplate
 from nemotron.kit.schemas.difficulty import DifficultyConfig
-from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
@@ -37,7 +37,7 @@ class TasksConfig(Group):
     """Worked tasks from the environments' generators as plain text; training split only."""
 
     num_tasks: int = Field(400_000, ge=0, description="tasks of each family at scale full; 0: no source tasks")
-    seed: int = Field(1, ge=0, description="of the generators; the split goes by the task, not by this")
+    seed: Seed = Field(1, description="of the generators; the split goes by the task, not by this")
     difficulty: DifficultyConfig = Field(
         default_factory=DifficultyConfig, description="per family, of the tasks; {} for the defaults"
     )
@@ -120,7 +120,7 @@ class TokenizerConfig(Group):
 class PretrainDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep pretrain`."""
 
-    seed: int = Field(1234, ge=0, description="of document order, held-out split and MinHash")
+    seed: Seed = Field(1234, description="of document order, held-out split and MinHash")
     stdlib: StdlibConfig = Field(default_factory=StdlibConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own documents; a path alone is a source of weight 0.2")

@@ -8,18 +8,19 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
 from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource
+from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
-    DataRunConfig,
     Fraction,
     OwnSourceConfig,
+    PrepRunConfig,
     TokenizerLocation,
     check_names,
 )
 
 
-class RunConfig(DataRunConfig):
+class RunConfig(PrepRunConfig):
     """Names of what is read and written."""
 
     tokenizer: str | None = Field(None, description="artifact that holds the tokenizer: the pretraining data")
@@ -30,7 +31,7 @@ class TasksConfig(sources.TasksConfig):
 
     num_tasks: int = Field(500_000, ge=1, description="training conversations of each family at scale full")
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
-    seed: int = Field(2, ge=0, description="of the generators; the split goes by the task, not by this")
+    seed: Seed = Field(2, description="of the generators; the split goes by the task, not by this")
 
 
 class SourceConfig(ConversationSource, OwnSourceConfig):
@@ -59,7 +60,7 @@ class SFTDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep sft`."""
 
     run: RunConfig
-    seed: int = Field(1234, ge=0, description="of packing order, held-out split and reasoning control")
+    seed: Seed = Field(1234, description="of packing order, held-out split and reasoning control")
     tokenizer: TokenizerLocation
     chat_template: ChatTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)

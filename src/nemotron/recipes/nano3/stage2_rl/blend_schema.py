@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from nemotron.kit.schemas.group import Group
+from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.sources import DataRunConfig, Location, OnError
 
 
@@ -43,7 +43,7 @@ class BlendConfig(Group):
     valid_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of the prompts that is for validation, by their hash; or valid_rows"
     )
-    seed: int = Field(1234, ge=0, description="of the hash of valid_fraction")
+    seed: Seed = Field(1234, description="of the hash of valid_fraction")
     check_fields: bool = Field(
         True, description="check what the known resources servers ask for; false: only prompt and agent"
     )

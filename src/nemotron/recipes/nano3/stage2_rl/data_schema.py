@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
+from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_names
 
@@ -16,7 +17,7 @@ class TasksConfig(sources.TasksConfig):
 
     num_tasks: int = Field(200_000, ge=1, description="different prompts of each family, at most, at scale full")
     num_valid_tasks: int = Field(10_000, ge=1, description="different validation prompts of each family, as above")
-    seed: int = Field(3, ge=0, description="of the generators; the split goes by the task, not by this")
+    seed: Seed = Field(3, description="of the generators; the split goes by the task, not by this")
 
 
 class SourceConfig(OwnSourceConfig):
@@ -32,7 +33,7 @@ class SourceConfig(OwnSourceConfig):
 class RLDataConfig(DataPrepConfig):
     """`nemotron nano3 data prep rl`."""
 
-    seed: int = Field(1234, ge=0, description="of the order of the prompts")
+    seed: Seed = Field(1234, description="of the order of the prompts")
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own task records; a path alone is a source, too")
     questions: Questions = Field([])

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import optimizer, training
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelPath, ModelRunConfig
+from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelPath, ModelRunConfig, Seed
 
 
 class GRPOConfig(Group):
@@ -125,7 +125,7 @@ class RLConfig(Group):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
-    seed: int = Field(42, ge=0, description="of the prompt order and of sampling")
+    seed: Seed = Field(42, description="of the prompt order and of sampling")
     mixed_precision: training.MixedPrecision = "bf16_mixed"
     resume: training.Resume = None
 

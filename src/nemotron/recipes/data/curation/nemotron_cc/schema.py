@@ -116,7 +116,9 @@ class QualityConfig(Group):
     """`nemotron data curate quality`."""
 
     run: CrawlRun
-    seed: int = Field(0, ge=0, description="of the split into training and held-out pages, and of the trees")
+    seed: int = Field(
+        0, ge=0, le=2**32 - 1, description="of the split into training and held-out pages, and of the trees"
+    )
     training: TrainingConfig
     labels: dict[Label, int] = Field(
         {"low": 0, "medium-low": 7, "medium": 12, "medium-high": 18, "high": 19},

@@ -1,0 +1,154 @@
+"""docs/guides/fork.md, done in a copy of the project: as many files as it says, and its commands run.
+
+The page is the test: code blocks become files or are put where the line before them says, `bash` blocks are run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/guides/fork.md"
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n?\n```(?P<language>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
+NEW = re.compile(r"`(?P<path>[^`]+)`, (?:new|in the folder that you work in):$")
+EDIT = re.compile(r"In `(?P<path>[^`]+)`, (?P<how>above|in place of) `(?P<line>[^`]+)`:$")
+
+
+class Fork:
+    """A copy of the project, a folder to work in, and what a section of the page has done so far."""
+
+    def __init__(self, root: Path) -> None:
+        self.project, self.work = root / "project", root / "work"
+        for name in ("src", "examples"):
+            shutil.copytree(ROOT / name, self.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (self.work / "my-folder").mkdir(parents=True)
+        long = (
+            "In plot {} of the garden they planted {} rows of beans, of which most came up before the rain in May did."
+        )
+        documents = ["A short one.", *(long.format(number, number * 7) for number in range(40))]
+        lines = [json.dumps({"text": document}) for document in documents]
+        (self.work / "my-folder" / "a.jsonl").write_text("\n".join(lines))
+        dialogs = [["Which plot?", f"Plot {number}.", "How many rows?", f"{7 * number} rows."] for number in range(40)]
+        (self.work / "dialogs.jsonl").write_text("\n".join(json.dumps({"dialog": dialog}) for dialog in dialogs))
+        self.registry = Registry(self.work / "output" / "artifacts")
+        self.before = self.files()
+
+    def files(self) -> dict[str, bytes]:
+        """Every file of the project."""
+        paths = (path for path in self.project.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return {path.relative_to(self.project).as_posix(): path.read_bytes() for path in paths}
+
+    def changed(self) -> set[str]:
+        """The files that are new or other than in the project."""
+        return {name for name, content in self.files().items() if self.before.get(name) != content}
+
+    def run(self, command: str, cwd: Path | None = None) -> str:
+        """Run a command line of the page with the code of the copy; what it printed."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNSPEC_")}
+        environment |= {"PYTHONPATH": str(self.project / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+        program = f'{sys.executable} -c "from nemotron.cli.main import main; main()"'
+        line = re.sub(r"^nemotron ", lambda _: f"{program} ", command, flags=re.MULTILINE)
+        done = subprocess.run(
+            ["bash", "-ec", line], cwd=cwd or self.work, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def do(self, title: str, *, but: tuple[str, ...] = ()) -> dict[str, str]:
+        """Do a section of the page, the commands in `but` left out; command -> what it printed."""
+        section = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+        printed: dict[str, str] = {}
+        for block in BLOCK.finditer(section):
+            before, text = block["before"], block["text"]
+            if match := NEW.search(before):
+                path = (self.project if match["path"].startswith("src/") else self.work) / match["path"]
+                assert not path.exists()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            elif match := EDIT.search(before):
+                path = self.project / match["path"]
+                lines = path.read_text().splitlines(keepends=True)
+                assert lines.count(f"{match['line']}\n") == 1, match["line"]
+                at = lines.index(f"{match['line']}\n")
+                lines[at : at + (match["how"] == "in place of")] = [text]
+                path.write_text("".join(lines))
+            elif block["language"] == "bash" and text.startswith("nemotron "):
+                for command in text.splitlines():
+                    if command not in but:
+                        printed[command] = self.run(command)
+            elif block["language"] == "bash":
+                self.run(text, self.project)
+            else:
+                assert block["language"] == "json", f"what is to be done with this? {before}"
+        return printed
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Fork:
+    return Fork(tmp_path)
+
+
+def lint(fork: Fork) -> subprocess.CompletedProcess[str]:
+    """The part of `make lint` that compares the command files."""
+    environment = os.environ | {"PYTHONPATH": str(fork.project / "src")}
+    command = [sys.executable, str(ROOT / "tests/lint_commands.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_format_for_sft(fork: Fork) -> None:
+    printed = fork.do("A format of your own for SFT")
+    assert fork.changed() == {"src/nemotron/kit/chat_records.py"}
+    assert len(fork.changed()) <= 4
+    prepared = printed["nemotron nano3 data prep sft -c smoke 'sources=[dialogs.jsonl]'"]
+    assert re.search(r"^ *dialogs +read +40$", prepared, re.MULTILINE), prepared
+
+
+@pytest.mark.slow
+def test_a_data_stage(fork: Fork) -> None:
+    printed = fork.do("A data stage of your own")
+    assert len(fork.changed()) == 5
+    plan = printed["nemotron nano3 pipe -c smoke --dry-run"]
+    assert re.findall(r"^\[\d/8\] ([\w-]+)", plan, re.MULTILINE)[:3] == ["select", "data-pretrain", "pretrain"]
+    assert "kept 40 of 41" in printed["nemotron nano3 data select -c smoke"]
+    record = fork.registry.resolve("nano3-pretrain-data-smoke").record
+    assert record["inputs"]["data"].startswith("nano3-select-data-smoke:1@")
+    assert "nano3-select-data-smoke:1" in printed["nemotron artifacts lineage nano3-pretrain-data-smoke"]
+    assert "Keep the documents that a function accepts" in fork.run("nemotron nano3 data --help")
+    assert "Steps: select, data-pretrain" in fork.run("nemotron nano3 pipe --help")
+    shutil.rmtree(fork.work / "output")
+    with pytest.raises(AssertionError, match="make it: nemotron nano3 data select -c smoke"):
+        fork.run("nemotron nano3 data prep pretrain -c smoke")
+    assert lint(fork).returncode == 0, lint(fork).stdout
+
+
+@pytest.mark.slow
+def test_another_launcher_for_one_command(fork: Fork) -> None:
+    printed = fork.do("Another launcher for one command")
+    assert fork.changed() == {"src/nemotron/cli/commands/nano3/pretrain.py"}
+    assert "sky launch" in printed["nemotron nano3 pretrain -c smoke --run sky --dry-run"]
+
+
+@pytest.mark.slow
+def test_a_family(fork: Fork) -> None:
+    printed = fork.do("A family of your own")
+    changed = fork.changed()
+    copies = ("src/nemotron/recipes/mine/", "src/nemotron/cli/commands/mine/")
+    assert {name for name in changed if not name.startswith(copies)} == {"src/nemotron/cli/main.py"}
+    before = fork.before["src/nemotron/cli/main.py"].decode().splitlines()
+    after = (fork.project / "src/nemotron/cli/main.py").read_text().splitlines()
+    assert len(before) == len(after) and sum(a != b for a, b in zip(before, after, strict=True)) == 1
+    plan = printed["nemotron mine pipe -c smoke --dry-run"]
+    assert "writes    mine-rl-model-smoke" in plan and "nano3" not in plan
+    assert fork.registry.names() == ["mine-pretrain-data-smoke"]
+    assert lint(fork).returncode == 0, lint(fork).stdout

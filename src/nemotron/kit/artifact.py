@@ -207,8 +207,9 @@ class Artifact(BaseModel):
         root = registry.local_root
         paths = {field: encode_path(path, base, root) for field, path in self._paths().items()}
         fields = self.model_dump(mode="json", exclude={"metrics", "sources"}) | paths
-        if (wrong := next((name for name, value in fields.items() if _without_nan(value) != value), None)) is not None:
-            raise UserError(f"{type(self).__name__}.{wrong} is {fields[wrong]}, which is no number to publish")
+        for name, value in fields.items():
+            if _without_nan(value) != value:
+                raise UserError(f"{type(self).__name__}.{name} is {value}: a field is a finite number")
         return {
             "type": type_name(type(self)),
             "types": [type_name(cls) for cls in type(self).__mro__ if issubclass(cls, Artifact)],
@@ -248,8 +249,9 @@ class Artifact(BaseModel):
             run.add_input(version)
         else:
             version.registry.resolve_verified(version.ref)
-            add_input(_loaded, version, None)
         kind: type[Self] = next((sub for sub in _subclasses(cls) if type_name(sub) == record["type"]), cls)
+        if run is None:
+            add_input(_loaded, version, kind.role())
         # A recipe's own kind, loaded where its class is not imported, comes as the type that was asked for.
         values = {name: value for name, value in record["fields"].items() if name in kind.model_fields}
         try:

@@ -36,7 +36,7 @@ from nemo_runspec.runspec import Runspec, parse, recipe_name
 from nemo_runspec.variables import ATTEMPT, FRESH
 from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
-from nemotron.kit.lineage import use_configured_tracker, write_json
+from nemotron.kit.lineage import use_configured_tracker, warn, write_json
 from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
 from nemotron.kit.producer import Producer, producer_of
 
@@ -66,11 +66,15 @@ class Run:
     `name`: what it is a run of, as in `nano3/sft`. `dir`: the run directory. `inputs`: role -> verified version.
     `resumed`: a run of the same fingerprint was stopped here, so its checkpoints are to be used. `output_dir`: a folder
     to fill and publish, empty unless resumed.
+    `code`: sha256 of the modules that the script imports, by name.
     `metrics`: the log (rank 0's; other ranks have one of their own). `rank`: torchrun's RANK, 0 without it.
     """
 
-    def __init__(self, spec: Runspec, config: dict[str, Any], directory: Path, fingerprint: str) -> None:
+    def __init__(
+        self, spec: Runspec, config: dict[str, Any], directory: Path, fingerprint: str, code: dict[str, str]
+    ) -> None:
         self.spec = spec
+        self.code = code
         self.name = recipe_name(config["run"], spec)
         self.config = config
         self.dir = directory
@@ -237,7 +241,7 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     directory = run_dir_for(config, spec, fingerprint)
     if resume:
         directory = _resume_dir(Path(resume), cfg, fingerprint, code)
-    run = Run(spec, config, directory, fingerprint)
+    run = Run(spec, config, directory, fingerprint, code)
     if run.rank == 0:
         for role, version in inputs.items():
             run.add_input(version, role)
@@ -318,6 +322,8 @@ def _take_over(run: Run, *, resume: bool) -> None:
             if entry.name in _KEPT or entry.suffix == ".log":
                 continue
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    if not run.resumed:
+        _mention_stopped_run(run)
     run.output_dir.mkdir(exist_ok=True)
     run.write_state(
         "running",
@@ -330,6 +336,22 @@ def _take_over(run: Run, *, resume: bool) -> None:
         script_sha256=sha256_file(run.spec.script_path),
         launch=_launch(),
     )
+
+
+def _mention_stopped_run(run: Run) -> None:
+    """Say where an unfinished run of the same config is that this one does not go on with, as its code is another."""
+    name = run.dir.name.rpartition("-")[0]
+    for folder in sorted(run.dir.parent.glob(f"{name}-*")):
+        if folder == run.dir or read_state(folder).get("state") != "running":
+            continue
+        config = folder / CONFIG_FILE
+        if not config.is_file() or config.read_text(encoding="utf-8") != dump_yaml(run.config, escape=True):
+            continue
+        code = read_json(folder / CODE_FILE)
+        modules = [module for module in sorted({*run.code, *code}) if run.code.get(module) != code.get(module)]
+        what = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+        warn(f"starting afresh: {folder} has an unfinished run of this config, of other code ({what or 'the script'})")
+        return
 
 
 def _afresh() -> bool:

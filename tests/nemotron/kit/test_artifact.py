@@ -212,7 +212,10 @@ def test_a_script_without_a_run_has_names_inputs_and_an_environment(out, tmp_pat
         path=weights, step=3, dataset_path=read.path, tokenizer_path=Dataset.load("held-out").path
     ).save()
     assert model.ref == "training-model:1" and model.producer.argv == ["training.py", "--steps", "3"]
-    assert {ref.partition("@")[0] for ref in model.inputs.values()} == {"data_curation-data:1", "held-out:1"}
+    assert {role: ref.partition("@")[0] for role, ref in model.inputs.items()} == {
+        "data": "data_curation-data:1",
+        "held-out:1": "held-out:1",
+    }
     monkeypatch.setattr(artifact, "_loaded", {})
     # Nothing was loaded, but a field points into an artifact.
     again = Checkpoint(path=weights, step=3, dataset_path=data.train_path).save()
@@ -323,7 +326,7 @@ def test_a_field_that_is_no_number_is_refused_and_a_metric_becomes_null(out):
     class Scored(Dataset):
         score: float
 
-    with pytest.raises(UserError, match=r"Scored\.score is nan"):
+    with pytest.raises(UserError, match=r"Scored\.score is nan: a field is a finite number"):
         Scored(path=out, num_examples=1, score=math.nan).save("x")
     assert dataset(out, metrics={"loss": math.nan}).save("x").version.record["metrics"] == {"loss": None}
 

@@ -146,6 +146,19 @@ def test_a_stopped_run_resumes_and_a_finished_one_starts_afresh(script, raw):
         assert not any(third.output_dir.iterdir())
 
 
+def test_an_unfinished_run_of_other_code_is_mentioned(script, raw, capsys):
+    stopped = opened(script)
+    stopped.close(finished=False)
+    opened(script, "lr=0.3").close(finished=False)  # another config: nothing to mention
+    assert "starting afresh" not in capsys.readouterr().err
+    (script.parent / "schema.py").write_text((script.parent / "schema.py").read_text() + "\n# edited\n")
+    edited = opened(script)
+    edited.close()
+    assert edited.dir != stopped.dir and not edited.resumed
+    expected = f"starting afresh: {stopped.dir} has an unfinished run of this config, of other code (schema.py)"
+    assert expected in capsys.readouterr().err
+
+
 def test_another_config_or_another_input_is_another_run(script, raw, out):
     names = set()
     for overrides in ([], ["lr=0.3"]):

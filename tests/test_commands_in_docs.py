@@ -127,6 +127,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     for stage in ("pretrain", "sft"):
         (tmp_path / "output" / FAMILIES[0] / stage / "tiny-0123456789").mkdir(parents=True)
         (tmp_path / "output" / FAMILIES[0] / stage / "tiny-0123456789" / "run.json").write_text("{}")
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
     monkeypatch.setenv("RUNSPEC_ENV_FILE", str(ROOT / "env.example.toml"))
@@ -181,8 +182,8 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
         if "# /// script" in script.read_text(encoding="utf-8"):  # else a tool with a command line of its own
             load_script_config(script, words[2:])
         return
-    # `nemotron nano3 sft` is its name, not a command line.
-    if all(word.replace("_", "").isalpha() or word == "nano3" for word in words):
+    # `nemotron nano3 sft` is its name, not a command line; an option of `nemotron` itself may change the user's shell.
+    if words[1].startswith("-") or all(word.replace("_", "").isalpha() or word == "nano3" for word in words):
         words.append("--help")
     elif runs_steps(words):
         words.append("--dry-run")

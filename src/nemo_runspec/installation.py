@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
 import shlex
 from pathlib import Path
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import CODE_DIGEST
 
 DISTRIBUTION = "nemotron-cookbook"
@@ -16,8 +18,11 @@ DISTRIBUTION = "nemotron-cookbook"
 _PACKAGES = Path(__file__).resolve().parents[1]
 # NeMo-Run needs older versions of a few libraries than the other extras are tested with.
 _CLUSTER_EXTRAS = ("launch", "ray", "s3", "gs")
-# What scripts import at their top, and the extra that brings it.
-_BROUGHT_BY = {"torch": "train"}
+# What scripts import at their top or list as dependencies, and the extra that brings it.
+_BROUGHT_BY = {
+    "torch": "train",
+    **dict.fromkeys(("warcio", "trafilatura", "py3langid", "scikit-learn", "openai"), "curation"),
+}
 
 
 def install_line(extra: str) -> str:
@@ -50,6 +55,23 @@ def imported_from_extras(script: Path) -> list[str]:
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
         names |= {module.partition(".")[0] for module in modules} & _BROUGHT_BY.keys()
     return sorted(names)
+
+
+def check_dependencies(spec: Runspec) -> None:
+    """Refuse a script that lists a distribution under `dependencies` that is not installed here.
+
+    Raises:
+        UserError: naming the script, the distribution and what installs it.
+    """
+    for name in spec.dependencies:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            if name == DISTRIBUTION:
+                continue  # this very code, which need not be installed to run
+            extra = _BROUGHT_BY.get(name)
+            hint = install_line(extra) if extra else f"pip install {name}"
+            raise UserError(f"{spec.script_path.name} needs {name}, which is not installed", hint) from None
 
 
 def check_imports(script: Path) -> None:

@@ -36,7 +36,7 @@ from nemo_runspec.errors import DEBUG, UserError, debugging
 from nemo_runspec.execution.needs import check_needs
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
-from nemo_runspec.installation import check_imports
+from nemo_runspec.installation import check_dependencies, check_imports
 from nemo_runspec.options import parse_words
 from nemo_runspec.profile import Env, executor_of, parse_env
 from nemo_runspec.runspec import Runspec, find_script
@@ -188,6 +188,7 @@ def build_job_config(
     """
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
+        check_dependencies(spec)
     elif env.executor != "local":
         check_needs(spec, env, dry_run="--dry-run" in argv)
     resolved = resolve_config(

@@ -28,6 +28,7 @@ _START = re.compile(r"^# /// script[ \t]*$", re.MULTILINE)
 # PEP 723: the last `# ///` of the comment ends the block.
 _BLOCK = re.compile(r"\n(?P<comments>(?:#(?: .*)?\n)*)# ///[ \t]*$", re.MULTILINE)
 
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"  # of a script, its family or its stage
 
 _TOP = {
@@ -82,7 +83,10 @@ class Resources:
 
 @dataclass(frozen=True)
 class Runspec:
-    """What a script says about itself. `script_path` and `config_dir` are absolute."""
+    """What a script says about itself. `script_path` and `config_dir` are absolute.
+
+    `dependencies` are the names of the distributions that PEP 723's key of this name lists, without versions.
+    """
 
     name: str
     script_path: Path
@@ -95,6 +99,7 @@ class Runspec:
     config: ConfigLayout = field(default_factory=ConfigLayout)
     resources: Resources = field(default_factory=Resources)
     env: dict[str, str] = field(default_factory=dict)
+    dependencies: tuple[str, ...] = ()
 
     @property
     def family(self) -> str:
@@ -130,6 +135,7 @@ class Runspec:
         """All fields, paths as text: what `nemo-runspec show --json` prints."""
         fields = asdict(self)
         fields["script_path"], fields["config_dir"] = str(self.script_path), str(self.config_dir)
+        fields["dependencies"] = list(self.dependencies)
         fields["run"]["workdir"] = None if self.run.workdir is None else str(self.run.workdir)
         return fields | {"family": self.family, "stage": self.stage}
 
@@ -248,7 +254,16 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
         config=config,
         resources=Resources(**tables["resources"]),
         env=tables["env"],
+        dependencies=_dependencies(toml),
     )
+
+
+def _dependencies(toml: TomlText) -> tuple[str, ...]:
+    """The names in PEP 723's list; a requirement with a marker is for some machines only, and is passed over."""
+    listed = toml.data.get("dependencies", [])
+    texts = [text for text in listed if isinstance(text, str)] if isinstance(listed, list) else []
+    names = (_DISTRIBUTION.match(text) for text in texts if ";" not in text)
+    return tuple(name[0] for name in names if name)
 
 
 def _check_table(

@@ -10,7 +10,8 @@ import pytest
 
 from nemo_runspec import installation
 from nemo_runspec.errors import UserError
-from nemo_runspec.installation import check_imports, install_line
+from nemo_runspec.installation import check_dependencies, check_imports, install_line
+from nemo_runspec.runspec import Runspec, parse
 
 
 @pytest.fixture
@@ -75,3 +76,21 @@ def test_a_script_whose_imports_are_not_installed_is_refused(
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name))
+
+
+def test_a_script_whose_dependencies_are_not_installed_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "clean.py"
+
+    def listing(dependencies: str) -> Runspec:
+        script.write_text(
+            f'# /// script\n# dependencies = {dependencies}\n# [tool.runspec]\n# name = "mine/clean"\n# ///\n'
+        )
+        return parse(script)
+
+    check_dependencies(
+        listing('["pydantic>=2", "nemotron-cookbook[curation]", "no-such-thing; python_version < \'3\'"]')
+    )
+    with pytest.raises(UserError) as refused:
+        check_dependencies(listing('["pydantic", "no-such.thing[all]>=3"]'))
+    assert refused.value.message == "clean.py needs no-such.thing, which is not installed"
+    assert refused.value.hint == "pip install no-such.thing"

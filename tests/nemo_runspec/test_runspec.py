@@ -82,6 +82,7 @@ def test_every_field_is_read(write: Write, tmp_path: Path) -> None:
     assert spec.schema_path == tmp_path / "stage" / "schema.py"
     assert (spec.resources.nodes, spec.resources.gpus_per_node) == (4, 0)
     assert spec.env == {"NCCL_DEBUG": "INFO"}
+    assert spec.dependencies == ("torch",) and spec.to_dict()["dependencies"] == ["torch"]
 
 
 def test_defaults_are_those_of_the_specification(write: Write, tmp_path: Path) -> None:

@@ -12,18 +12,27 @@ import shlex
 from nemo_runspec.errors import RunspecError, UserError
 from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.slurm.remote import Completed, last_line, shell_for
-from nemo_runspec.installation import imported_from_extras
+from nemo_runspec.installation import DISTRIBUTION, imported_from_extras
 from nemo_runspec.profile import Env, Ssh
 from nemo_runspec.runspec import Runspec
 
 _STORES = {"s3": "s3fs", "gs": "gcsfs", "wandb": "wandb"}
-_MISSING = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if not importlib.util.find_spec(name)])"
+# Prints those of its arguments that are neither modules nor distributions.
+_MISSING = """\
+import importlib.metadata as metadata, importlib.util, sys
+installed = {distribution.metadata["Name"] for distribution in metadata.distributions()}
+print(*[name for name in sys.argv[1:] if name not in installed and not importlib.util.find_spec(name)])
+"""
 
 
 def needs_of(spec: Runspec, env: Env) -> list[str]:
-    """The modules of extras that the job imports: those of the script, the client of the registry's store, and Ray
-    where it makes one over several nodes."""
+    """What the job needs and not every environment has.
+
+    Modules of extras that the script imports at its top, what it lists as dependencies, the client of the registry's
+    store, and Ray where the job makes one over several nodes.
+    """
     names = imported_from_extras(spec.script_path) if spec.run.cmd.startswith("python") else []
+    names += [name for name in spec.dependencies if name not in (*names, DISTRIBUTION)]
     nodes = env.table.get("nodes", 1) if env.slurm is None else env.slurm.nodes
     if spec.run.launch == "ray" and nodes > 1:
         names.append("ray")

@@ -23,6 +23,7 @@ BARE_PYTHON = f'#!/bin/sh\nexec {sys.executable} -S "$@"\n'
 @pytest.fixture(autouse=True)
 def script(project: Path, write: Callable[[str, str], Path], tmp_path: Path) -> None:
     text = (project / "train.py").read_text(encoding="utf-8").replace("import json\n", "import json\nimport torch\n", 1)
+    text = text.replace('dependencies = ["pydantic"]', 'dependencies = ["nemotron-cookbook", "scikit-learn>=1"]')
     write("train.py", text.replace('launch = "torchrun"', 'launch = "ray"'))
     write("venv/bin/python", BARE_PYTHON).chmod(0o755)
     needs._answer.cache_clear()
@@ -67,10 +68,10 @@ job_dir = "/lustre/me"
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [
-        ("plain", "torch, ray (not checked: the profile names no venv)"),
-        ("image", "torch, ray (in the image nvcr.io/nvidia/nemo:25.11; not checked)"),
-        ("one", "torch, gcsfs (not checked: the profile names no venv)"),
-        ("head", "torch (in the environment of the Ray cluster; not checked)"),
+        ("plain", "torch, scikit-learn, ray (not checked: the profile names no venv)"),
+        ("image", "torch, scikit-learn, ray (in the image nvcr.io/nvidia/nemo:25.11; not checked)"),
+        ("one", "torch, scikit-learn, gcsfs (not checked: the profile names no venv)"),
+        ("head", "torch, scikit-learn (in the environment of the Ray cluster; not checked)"),
     ],
 )
 def test_what_is_not_checked_is_listed(write: Callable[[str, str], Path], profile: str, expected: str) -> None:
@@ -82,7 +83,7 @@ def test_what_is_not_checked_is_listed(write: Callable[[str, str], Path], profil
 def test_an_image_is_not_asked(write: Callable[[str, str], Path]) -> None:
     write("env.toml", PROFILES)
     job = job_of("image")
-    assert "  needs     torch, ray (in the image" in job_text(job, job.resolved.spec, job.env)
+    assert "  needs     torch, scikit-learn, ray (in the image" in job_text(job, job.resolved.spec, job.env)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -93,14 +94,18 @@ def test_an_environment_that_lacks_something_is_refused(
     with pytest.raises(UserError) as caught:
         job_of("venv", dry_run=dry_run)
     venv = tmp_path / "venv"
-    assert caught.value.message == f"demo/train needs torch, ray, and {venv} on this machine does not have it"
-    assert caught.value.hint == f"install it there: {venv}/bin/python -m pip install torch ray"
+    assert (
+        caught.value.message
+        == f"demo/train needs torch, scikit-learn, ray, and {venv} on this machine does not have it"
+    )
+    assert caught.value.hint == f"install it there: {venv}/bin/python -m pip install torch scikit-learn ray"
     for module in ("torch", "ray"):
         write(f"modules/{module}.py", "")
+    write("modules/scikit_learn-1.7.dist-info/METADATA", "Metadata-Version: 2.1\nName: scikit-learn\nVersion: 1.7\n")
     needs._answer.cache_clear()
     write("venv/bin/python", f'#!/bin/sh\nPYTHONPATH={tmp_path}/modules exec {sys.executable} -S "$@"\n')
     job = job_of("venv", dry_run=dry_run)
-    assert f"  needs     torch, ray (in {venv})" in job_text(job, job.resolved.spec, job.env).splitlines()
+    assert f"  needs     torch, scikit-learn, ray (in {venv})" in job_text(job, job.resolved.spec, job.env).splitlines()
     assert job.env.startup_commands == (f"source {venv}/bin/activate",)
 
 
@@ -121,7 +126,9 @@ def test_a_dry_run_without_the_login_node_says_what_it_did_not_ask(
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     assert job_of("far", dry_run=True).env.venv == "/no/venv"
     said = capsys.readouterr().err
-    assert said.startswith("not asked, since the login node does not answer: whether /no/venv has torch, ray (cannot")
+    assert said.startswith(
+        "not asked, since the login node does not answer: whether /no/venv has torch, scikit-learn, ray (cannot"
+    )
     with pytest.raises(UserError, match=r"cannot reach me@login\.invalid"):
         job_of("far")
 

@@ -1,4 +1,6 @@
 # /// script
+# dependencies = ["warcio"]
+#
 # [tool.runspec]
 # docs = "Publish the small crawl that comes with this recipe, for the steps to read"
 # name = "data/curate/crawl"

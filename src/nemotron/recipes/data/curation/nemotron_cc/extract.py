@@ -1,4 +1,6 @@
 # /// script
+# dependencies = ["warcio", "trafilatura"]
+#
 # [tool.runspec]
 # docs = "Find the main text of crawled pages"
 # name = "data/curate/extract"

@@ -1,4 +1,6 @@
 # /// script
+# dependencies = ["py3langid"]
+#
 # [tool.runspec]
 # docs = "Tell the language of every document and keep the wanted ones"
 # name = "data/curate/language"

@@ -1,4 +1,6 @@
 # /// script
+# dependencies = ["scikit-learn"]
+#
 # [tool.runspec]
 # docs = "Score documents with an ensemble of quality classifiers, in buckets 0 to 19"
 # name = "data/curate/quality"

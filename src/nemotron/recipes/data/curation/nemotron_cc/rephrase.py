@@ -1,4 +1,6 @@
 # /// script
+# dependencies = ["openai"]
+#
 # [tool.runspec]
 # docs = "Let a language model behind an OpenAI-compatible endpoint reword documents, by quality"
 # name = "data/curate/rephrase"

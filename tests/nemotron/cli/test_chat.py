@@ -56,6 +56,14 @@ def test_another_model_is_an_artifact_or_a_directory(start: Tool, tmp_path: Path
     }.items()  # fmt: skip
 
 
+def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_path: Path) -> None:
+    for name, reasoning in (("plain", False), ("reasoner", True), ("unknown", None)):
+        record = {"type": "Model", "fields": {"reasoning": reasoning}, "producer": {"name": "mine/sft"}}
+        Registry(tmp_path / "artifacts").publish(name, tmp_path / "payload", record)
+    asked = [start("-m", name)[1]["thinking"] for name in ("plain", "reasoner", "unknown")]
+    assert asked == [False, True, True] and start("-m", "plain", "--thinking")[1]["thinking"]
+
+
 def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:
     refused = nemotron("nano3 chat -m x -c small hello")
     assert refused.returncode == 2 and "--config and --model both name a model" in refused.stderr

@@ -56,6 +56,7 @@ from nemotron.kit import Checkpoint, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.training.distributed import (
     Ranks,
     clip_gradients,
@@ -68,6 +69,7 @@ from nemotron.stack.training.distributed import (
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.loaders import PackedLoader
 from nemotron.stack.training.losses import selected_loss_sum
+from nemotron.stack.training.memory import check_memory
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 from nemotron.stack.training.publish import publish_model
 from nemotron.stack.training.session import Session, open_session
@@ -142,6 +144,8 @@ class Best:
 def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best]:
     """The training loop. Returns the model, on rank 0 whole with the best weights, and the record of validations."""
     ranks, loader, batch_size = session.ranks, data.loader, cfg.train.global_batch_size
+    tokens = cfg.train.micro_batch_size * data.pack.seq_len
+    check_memory(session, load_config(data.base.path), tokens, cfg.model, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
     model = NemotronH.from_pretrained(data.base.path)
     place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=session.bf16)

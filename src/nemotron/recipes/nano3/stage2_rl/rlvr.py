@@ -65,6 +65,7 @@ from nemotron.stack.environments import Task, verify
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.advantages import leave_one_out_advantages
 from nemotron.stack.rl.losses import grpo_loss, token_logprobs
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
@@ -78,6 +79,7 @@ from nemotron.stack.training.distributed import (
     sum_over_ranks,
 )
 from nemotron.stack.training.flops import training_flops_per_token
+from nemotron.stack.training.memory import check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.publish import publish_model
 from nemotron.stack.training.session import Session, open_session
@@ -142,6 +144,8 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
 def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
     ranks, steps = session.ranks, cfg.grpo.max_num_steps
+    tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
+    check_memory(session, load_config(data.initial.path), tokens, None, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
     model = NemotronH.from_pretrained(data.initial.path).to(ranks.device)
     if cfg.policy.freeze_moe_router:

@@ -268,8 +268,9 @@ def evaluate_role(
             show_progress=True,
         )  # fmt: skip
 
-    evaluation = score(cfg.tasks.base_samples if template is None else cfg.tasks.samples, thinking=True)
-    without = score(0, thinking=False) if cfg.tasks.reasoning_off and template is not None else None
+    reasons = artifact.reasoning is not False  # a model trained without is asked without
+    evaluation = score(cfg.tasks.base_samples if template is None else cfg.tasks.samples, thinking=reasons)
+    without = score(0, thinking=False) if cfg.tasks.reasoning_off and reasons and template is not None else None
     if held_out.text and (artifact.path / "tokenizer.json").read_bytes() != held_out.tokenizer:
         print(f"{role}: no bits per byte: the held-out text has tokens of another tokenizer", file=sys.stderr)
         return evaluation, without, {}

@@ -11,7 +11,7 @@ from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.training import TrainedModelConfig
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.published.memory import training_bytes
+from nemotron.stack.models.published.memory import training_bytes, weight_bytes
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
 from nemotron.stack.training.session import Session
 
@@ -36,8 +36,10 @@ def check_memory(
     available, ranks = available_bytes(), session.ranks
     if ranks.device.type != "cpu" or available is None:
         return
-    state = training_bytes(count_parameters(config).total + count_mtp_parameters(config).total)
-    activations = tokens * activation_bytes_per_token(config, settings, session.bf16)
+    parameters = count_parameters(config).total + count_mtp_parameters(config).total
+    state = training_bytes(parameters) + (weight_bytes(parameters, "bf16") if session.bf16 else 0)  # autocast's copies
+    logits_gradient = 4 * config.vocab_size  # beside the kept ones, when the backward pass begins
+    activations = tokens * (activation_bytes_per_token(config, settings, session.bf16) + logits_gradient)
     needed = (state + activations) * ranks.world_size
     if needed <= available:
         return

@@ -30,6 +30,9 @@ WAIT_FOR_RANK_0 = 600
 # Seconds after a signal in which another one is the same, on its way through a launcher.
 SAME_SIGNAL = 5
 
+# What a file system refuses to this user: nothing is wrong with the program or with the file.
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 DEBUG = "RUNSPEC_DEBUG"
 
 
@@ -174,7 +177,8 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     """Run `fn` (a script's main, a command line) and return the exit code that its outcome stands for.
 
     `fn` returns None or 0 for done, or its own exit code. A `RunspecError` is printed to stderr as `error: message`
-    and its hint; a full disk as one line. Every other exception is a bug and keeps its traceback.
+    and its hint; a full disk, and a path that may not be read or written, as one line. Every other exception is a bug
+    and keeps its traceback.
     `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too.
 
     Args:
@@ -198,6 +202,11 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DENIED and error.filename:
+            code = REFUSED
+            report(error, f"{error.filename}: {error.strerror}")
+            _leave_exit_code(code)
+            return code
         if not _disk_full(error):
             raise
         code = FAILED

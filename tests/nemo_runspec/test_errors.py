@@ -39,6 +39,8 @@ def raising(error: BaseException) -> int:
         (Interrupted(), 130, "error: interrupted\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (Preempted("ckpt/7"), 143, "error: stopped on a signal; checkpoint saved: ckpt/7\nthe same command"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "error: /x: Permission denied\n"),
+        (OSError(errno.EROFS, "Read-only file system", "/x"), 2, "error: /x: Read-only file system\n"),
         (OSError(errno.ENOSPC, "full", "/x"), 1, "error: no space left on device: /x\n"),
         (RuntimeError("Io error: No space left on device (os error 28)"), 1, "error: no space left on device\n"),
     ],

@@ -43,6 +43,7 @@ from nemotron.data_prep.work.shards import (
     restore,
     run_shards,
 )
+from nemotron.kit.tables import counted
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -459,7 +460,7 @@ class StepRun:
         )
         dataset.save(move=True)
         shutil.rmtree(self.work_dir, ignore_errors=True)
-        print(f"{dataset.ref}: {dataset.num_examples} documents", file=sys.stderr)
+        print(f"{dataset.ref}: {counted(table.kept.documents, 'document')}", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.step import StepTable
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.tokens.mixture import SourceTokens, plan_mixture
@@ -302,3 +303,17 @@ def test_shown_is_one_printable_line(text: str) -> None:
     assert line.isprintable()
     whole = "".join(c if c.isprintable() else " " for c in text).split()
     assert line.endswith("…") or line.split() == whole
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0)
+    user = os.geteuid()
+    if user == 0:  # who may read everything
+        os.seteuid(65534)
+    try:
+        assert run_main(lambda: print(inspect(str(shut)))) == 2
+    finally:
+        os.seteuid(user)
+    assert "shut" in (message := capsys.readouterr().err) and "Permission denied" in message
+    assert message.count("\n") == 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -47,6 +47,7 @@ from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
 from nemotron.kit.schemas.curation import MinHashSettings
+from nemotron.kit.tables import counted
 
 REASON = "near duplicate"
 ANCHORS = 32
@@ -318,6 +319,15 @@ def deduplicate(
     losers, keepers, sizes = _choose(clusters, columns, keys)
     report = {"comparisons": asdict(comparisons), "clusters": sizes, "s_curve": s_curve(settings)}
     return remove_duplicates(files, about, work_dir, columns, losers, keepers, REASON, engine), report
+
+
+def found_text(report: Mapping[str, Any]) -> str:
+    """The clusters and comparisons of `deduplicate` for people, one line."""
+    clusters = report["clusters"].items()
+    sizes = ", ".join(f"{counted(count, 'cluster')} of {counted(int(size), 'document')}" for size, count in clusters)
+    pairs = report["comparisons"]
+    skipped = f", {pairs['skipped']:,} not compared" if pairs["skipped"] else ""
+    return f"{sizes or 'no clusters'}; {counted(pairs['compared'], 'pair')} compared, {pairs['near']:,} near{skipped}"
 
 
 def _sign(shard: DocumentShard, settings: MinHashSettings, output: ShardOutput) -> Rows:

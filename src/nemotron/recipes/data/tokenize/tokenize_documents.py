@@ -65,6 +65,7 @@ from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
+from nemotron.kit.tables import counted
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.tokenize.schema import TokenizeConfig
@@ -162,10 +163,12 @@ def main() -> None:
         }
         write_json(run.output_dir / "counts.json", counts)
         tokenizer_files.copy_to(run.output_dir / "tokenizer")
+        num_documents = sum(source["documents"] for source in files.values())
+        num_tokens = sum(source["tokens"] for source in files.values())
         dataset = PretrainBlend(
             path=run.output_dir,
-            num_examples=sum(source["documents"] for source in files.values()),
-            num_tokens=sum(source["tokens"] for source in files.values()),
+            num_examples=num_documents,
+            num_tokens=num_tokens,
             tokenizer_path=run.output_dir / "tokenizer",
             blend_path=run.output_dir / BLEND_FILE,
             metrics={
@@ -198,7 +201,7 @@ def main() -> None:
         )
         dataset.save(move=True)
         shutil.rmtree(work_dir)
-        print(f"{dataset.ref}: {dataset.num_examples} documents, {dataset.num_tokens} tokens", file=sys.stderr)
+        print(f"{dataset.ref}: {counted(num_documents, 'document')}, {counted(num_tokens, 'token')}", file=sys.stderr)
         print_complete({"data": dataset})
 
 

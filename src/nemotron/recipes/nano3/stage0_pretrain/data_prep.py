@@ -78,6 +78,7 @@ from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
+from nemotron.kit.tables import counted
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def main() -> None:
         for name, table in tables.items():
             if MORE in table.noted:
                 print(
-                    f"max_documents: the first {table.read.documents} documents of {name}; more are there",
+                    f"max_documents: the first {counted(table.read.documents, 'document')} of {name}; more are there",
                     file=sys.stderr,
                 )
 
@@ -230,10 +231,12 @@ def main() -> None:
         tokenizer_files.copy_to(run.output_dir / "tokenizer")
         # Which tasks the model may have met: what evaluation checks for leaks and measures novelty against.
         write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in tasks))
+        num_documents = sum(source["documents"] for source in written["sources"].values())
+        num_tokens = sum(source["tokens"] for source in written["sources"].values())
         dataset = PretrainBlend(
             path=run.output_dir,
-            num_examples=sum(source["documents"] for source in written["sources"].values()),
-            num_tokens=sum(source["tokens"] for source in written["sources"].values()),
+            num_examples=num_documents,
+            num_tokens=num_tokens,
             tokenizer_path=run.output_dir / "tokenizer",
             blend_path=run.output_dir / BLEND_FILE,
             metrics={
@@ -247,7 +250,7 @@ def main() -> None:
         )
         dataset.save(move=True)
         shutil.rmtree(work)
-        print(f"{dataset.ref}: {dataset.num_examples} documents, {dataset.num_tokens} tokens", file=sys.stderr)
+        print(f"{dataset.ref}: {counted(num_documents, 'document')}, {counted(num_tokens, 'token')}", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -53,6 +53,7 @@ from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.difficulty import Difficulty
+from nemotron.kit.tables import counted
 from nemotron.stack.environments import (
     FAMILIES,
     Split,
@@ -160,7 +161,8 @@ def main() -> None:
             ],
         )
         dataset.save(move=True)
-        print(f"{dataset.ref}: {len(tasks['train'])} prompts, {len(tasks['valid'])} for validation", file=sys.stderr)
+        prompts = counted(len(tasks["train"]), "prompt")
+        print(f"{dataset.ref}: {prompts}, {len(tasks['valid']):,} for validation", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -72,7 +72,7 @@ from nemotron.data_prep.work.shards import Plan, Receipt, Shard, freeze, run_sha
 from nemotron.kit import RLPrompts, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
-from nemotron.kit.tables import aligned
+from nemotron.kit.tables import aligned, counted
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
@@ -226,7 +226,8 @@ def main() -> None:
         )
         dataset.save(move=True)
         shutil.rmtree(work)
-        print(f"{dataset.ref}: {totals['train']} prompts, {totals['valid']} for validation", file=sys.stderr)
+        prompts = counted(totals["train"], "prompt")
+        print(f"{dataset.ref}: {prompts}, {totals['valid']:,} for validation", file=sys.stderr)
         print_complete({"data": dataset})
 
 

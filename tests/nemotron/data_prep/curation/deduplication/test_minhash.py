@@ -251,3 +251,10 @@ def test_empty_shards_and_empty_texts(tmp_path: Path) -> None:
     for options in (WORDS5, MinHashSettings()):
         kept, _, _ = run(tmp_path / options.unit, documents, 7, options)
         assert sorted(kept.values()) == ["", "one", "two"]
+
+
+def test_what_was_found_is_said_in_words() -> None:
+    report = {"clusters": {"2": 1, "5": 12}, "comparisons": {"compared": 1, "near": 1, "skipped": 0}}
+    assert minhash.found_text(report) == "1 cluster of 2 documents, 12 clusters of 5 documents; 1 pair compared, 1 near"
+    report = {"clusters": {}, "comparisons": {"compared": 2000, "near": 0, "skipped": 7}}
+    assert minhash.found_text(report) == "no clusters; 2,000 pairs compared, 0 near, 7 not compared"

@@ -43,6 +43,7 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import read_records
 from nemotron.kit import Dataset, Source, open_run, print_complete
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.tables import counted
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import CrawlConfig
@@ -74,7 +75,7 @@ def main() -> None:
             sources=[Source(name=DEMO_CRAWL.name, sha256=cfg.sha256, detail="comes with the recipe")],
         )
         dataset.save(move=True)
-        print(f"{dataset.ref}: {num_pages} pages", file=sys.stderr)
+        print(f"{dataset.ref}: {counted(num_pages, 'page')}", file=sys.stderr)
         print_complete({"data": dataset})
 
 

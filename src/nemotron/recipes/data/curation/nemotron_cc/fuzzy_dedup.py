@@ -53,8 +53,7 @@ def main() -> None:
     with open_step(cfg, __file__) as step:
         with step.run.phase("deduplicate"):  # sign, find clusters, write what stays
             table, report = minhash.deduplicate(step.documents(), cfg.minhash, step.work_dir, step.engine)
-        sizes = ", ".join(f"{count} of {size}" for size, count in report["clusters"].items())
-        print(f"clusters: {sizes or 'none'}; {report['comparisons']}", file=sys.stderr)
+        print(minhash.found_text(report), file=sys.stderr)
         step.publish(table, {"minhash": report})
 
 

@@ -8,17 +8,19 @@ from pydantic import Field
 
 from nemotron.kit.schemas.sources import OwnSourceConfig
 
+Match: TypeAlias = Literal["exact", "contains", "regex", "choice"]
+MATCH = (
+    "exact: the response is the answer; contains: the answer stands in it; regex: the answer is a pattern found in it; "
+    "choice: `choices` are offered, and the answer is a letter or one of them"
+)
+
 
 class QuestionsConfig(OwnSourceConfig):
     """Files of questions with their answers. A path alone may stand for it."""
 
     fields: ClassVar[tuple[str, ...]] = ("question", "answer", "choices")
 
-    match: Literal["exact", "contains", "regex", "choice"] = Field(
-        "exact",
-        description="exact: the response is the answer; contains: the answer stands in it; regex: the answer is a "
-        "pattern found in it; choice: `choices` are offered, and the answer is a letter or one of them",
-    )
+    match: Match = Field("exact", description=MATCH)
     max_questions: int | None = Field(None, ge=1, description="questions read at most, the first ones; null: all")
 
 

@@ -19,7 +19,8 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.commands import command_hint
-from nemotron.stack.environments import generate_tasks, split_of
+from nemotron.stack.environments import generate_tasks, split_of, verify
+from nemotron.stack.rl.prompts import PromptSource
 
 from ..scripts import RECIPES, published, run, start
 
@@ -173,6 +174,34 @@ def test_own_tasks_stay_where_the_generators_make_the_same_and_come_back_from_wh
     assert (again.path / "train.jsonl").read_bytes() == (version.path / "train.jsonl").read_bytes()
 
 
+def test_questions_with_answers_are_tasks_that_rl_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"What is {i} and {i}?,{2 * i}" for i in range(60)]
+    (tmp_path / "sums.csv").write_text("\n".join(["q,a", *rows, rows[0]]))
+    script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
+
+    def prepare_here(source: str) -> Version:
+        monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", "tasks.families=[]", source])
+        assert run_main(script.main, command_hint) == 0
+        output = capsys.readouterr()
+        assert "env.families={questions/sums: 1}" in output.err
+        return Registry(tmp_path / "output" / "artifacts").resolve(json.loads(output.out)["data"])
+
+    own = "{name: sums, paths: [sums.csv], columns: {question: q, answer: a}, match: contains}"
+    version = prepare_here(f"sources=[{own}]")
+    assert outcomes(version, "sums") == {"read": 61, "kept": 60, "exact duplicate": 1}  # none is for evaluation
+    prompts = PromptSource(version.path / "train.jsonl", {"questions/sums": 1.0}, 4, 0)
+    for task in prompts.batch(0):
+        number = int(task.prompt.split()[2])
+        assert verify(task, f"That is {2 * number}.").score == 1.0
+        assert verify(task, f"That is {2 * number}0.").score == 0.0
+    again = prepare_here(f"sources=[{{name: other, paths: [{version.path}/train.jsonl]}}]")
+    train = (again.path / "train.jsonl").read_bytes()
+    assert train == (version.path / "train.jsonl").read_bytes()
+
+
 def _train_label() -> str:
     """A canonical form that lands in the training split."""
     return next(name for i in range(100) if split_of(name := f"math|relabelled {i}") == "train")
@@ -250,7 +279,7 @@ def _handles(pid: int, number: signal.Signals) -> bool:
             ["sources=[{name: own, paths: [eval.jsonl]}]"],
             "source 'own': nothing is left of 5 read: 5 belongs",
         ),
-        ("stage2_rl", ["sources=[{name: own, paths: [body.jsonl]}]"], "spec, solution missing; fields there: body"),
+        ("stage2_rl", ["sources=[{name: own, paths: [body.jsonl]}]"], "columns: {question: FIELD, answer: FIELD}"),
         ("stage2_rl", ["sources=[{name: own, paths: [wrong.jsonl]}]"], "wrong.jsonl:2: solution.answer is wrong"),
         ("stage2_rl", ["sources=[{name: own, paths: [family.jsonl]}]"], "family.jsonl:2: unknown task family 'maths'"),
     ],

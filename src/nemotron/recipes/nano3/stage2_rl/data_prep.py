@@ -22,8 +22,9 @@
     python data_prep.py --config tiny 'sources=[{name: mine, paths: [tasks.jsonl]}]'
 
 One line a prompt: `messages` up to where the model answers, and `task`, the record that its answer is verified against.
-No task occurs twice, and none of the evaluation split occurs at all. A record of your own must pass its own check, and
-is dropped where its prompt is that of an evaluation task.
+No task occurs twice, and none of the evaluation split occurs at all. A record of your own is such a task, or a question
+with its answer (`match` says how a response is held against it); it must pass its own check, and is dropped where its
+prompt is that of an evaluation task.
 
 Simplified against the paper (tech report 3.2): four generated families instead of its collections of math, code,
 science, instruction, long-context and tool-use prompts. The curriculum by pass rate needs the model, so it belongs to
@@ -65,6 +66,8 @@ from nemotron.stack.environments import (
     split_of,
     verify,
 )
+from nemotron.stack.environments.questions import PREFIX as QUESTIONS
+from nemotron.stack.environments.questions import make_task
 
 READ, KEPT = "read", "kept"
 EVALUATION_SPLIT, EVALUATION_PROMPT = "belongs to the evaluation split", "equals evaluation prompt"
@@ -163,6 +166,9 @@ def main() -> None:
         dataset.save(move=True)
         prompts = counted(len(tasks["train"]), "prompt")
         print(f"{dataset.ref}: {prompts}, {len(tasks['valid']):,} for validation", file=sys.stderr)
+        if own := [family for family in dataset.families if family.startswith(QUESTIONS)]:
+            shares = ", ".join(f"{family}: 1" for family in own)
+            print(f"nemotron nano3 rl draws of them with 'env.families={{{shares}}}'", file=sys.stderr)
         print_complete({"data": dataset})
 
 
@@ -198,20 +204,22 @@ def _check_own(name: str, outcomes: Mapping[str, int]) -> None:
 
 def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
     """(source, split, task) of the records of one source; `report` counts what is skipped."""
-    columns = {name: source.columns.get(name, name) for name in TASK_FIELDS} if source.columns else {}
+    columns = {name: source.columns.get(name, name) for name in source.fields} if source.columns else {}
     reading = Reading(source.on_error, columns=columns, required=())
     for piece in map(whole, files):
         for row in read_piece(piece, reading, report):
             try:
                 # A line of this preparation's own train.jsonl holds its record under `task`.
-                task = _own_task(row_id(piece, row.index), row.value.get("task", row.value))
+                task = _own_task(row_id(piece, row.index), row.value.get("task", row.value), source)
             except UserError as error:
                 if source.on_error == "stop":
                     raise
                 report.records -= 1
                 report.skip("not a valid task", row_id(piece, row.index), error.message)
                 continue
-            yield source.name, split_of(task.canonical), task
+            split = split_of(task.canonical)
+            # The third split is what the generators' evaluation asks; of questions it asks those of eval's own files.
+            yield source.name, "train" if split == "eval" and task.family.startswith(QUESTIONS) else split, task
 
 
 def _generate(order: tuple[str, Split, int], shared: tuple[int, dict[str, Difficulty]]) -> list[Task]:
@@ -220,15 +228,25 @@ def _generate(order: tuple[str, Split, int], shared: tuple[int, dict[str, Diffic
     return list(islice(iter_tasks(family, split, seed, difficulties[family], distinct=True), count))
 
 
-def _own_task(place: str, row: Any) -> Task:
+def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
     """A user's record as a task; UserError with file and line unless its own solution passes its own check."""
+    if isinstance(row, dict) and "question" in row and "family" not in row:
+        try:
+            return make_task(
+                source.name, str(row["question"]), row.get("answer"), source.match, row.get("choices") or ()
+            )
+        except UserError as error:
+            raise UserError(f"{place}: {error.message}", error.hint) from error
     if isinstance(row, dict) and (missing := [name for name in TASK_FIELDS if name not in row]):
         raise UserError(
             f"{place}: not a task record: {', '.join(missing)} missing; fields there: {', '.join(row)}",
-            f"a source's `columns: {{{missing[0]}: FIELD}}` names another field; a published train.jsonl shows them",
+            "questions with an answer are tasks, too: `columns: {question: FIELD, answer: FIELD}` in the source",
         )
     try:
-        task = Task.from_dict(row)
+        # Where columns rename, `{prompt: question}` reads one field under both names.
+        task = Task.from_dict({name: row[name] for name in TASK_FIELDS} if source.columns else row)
+        if task.family.startswith(QUESTIONS):  # whose answer may be a pattern, which does not match itself
+            return task
         make_difficulty(task.family)  # knows the families
     except UserError as error:
         raise UserError(f"{place}: {error.message}", error.hint) from error

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
 from nemotron.kit.schemas.group import Seed
-from nemotron.kit.schemas.questions import Questions
+from nemotron.kit.schemas.questions import MATCH, Match, Questions
 from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_names
 
 
@@ -21,9 +21,13 @@ class TasksConfig(sources.TasksConfig):
 
 
 class SourceConfig(OwnSourceConfig):
-    """Task records of your own, as `Task.to_dict()`: family, prompt, canonical, spec and solution."""
+    """Tasks of your own: question and answer, or records as `Task.to_dict()` writes them."""
 
-    fields: ClassVar[tuple[str, ...]] = ("family", "prompt", "canonical", "spec", "solution")
+    fields: ClassVar[tuple[str, ...]] = (
+        "question", "answer", "choices", "family", "prompt", "canonical", "spec", "solution"
+    )  # fmt: skip
+
+    match: Match = Field("exact", description=MATCH)
 
     max_tasks: int | None = Field(
         None, ge=1, description="records read at most, the first ones, at every scale; null: all"

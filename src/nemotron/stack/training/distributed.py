@@ -11,7 +11,10 @@ which would no longer be bit-exact. Where communication costs much, shard instea
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -66,13 +69,20 @@ def start_distributed() -> Ranks:
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
+        if not cuda:  # a sharded model keeps the group for as long as a script holds it
+            atexit.register(stop_distributed)
     return Ranks(rank, world_size, device)
 
 
 def stop_distributed() -> None:
-    """Leave the process group, if any."""
+    """Leave the process group, if any. Its threads end with it, unless a sharded model is still held."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:  # caches of FSDP2's tensors, which keep the group
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+    gc.collect()  # FSDP2's modules refer to each other in circles
 
 
 def sum_over_ranks(tensors: Iterable[torch.Tensor]) -> None:

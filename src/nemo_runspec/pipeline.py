@@ -23,6 +23,7 @@ from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.execution.ray import jobs as ray
 from nemo_runspec.execution.ray.following import follow as follow_ray_job
+from nemo_runspec.installation import install_line
 from nemo_runspec.job import (
     Job,
     RecipeConfig,
@@ -238,6 +239,8 @@ def submit_to_ray(bundle: Bundle, cfg: RecipeConfig) -> int:
     job_id = ray.new_job_id(bundle.job.run.name)
     runtime_env = ray.ray_runtime_env(env, job_id, bundle.folder, bundle.plan.python_path, bundle.variables)
     if cfg.dry_run:
+        if not ray.is_installed():
+            _say(f"# Ray is not installed here. Submitting needs it: {install_line('ray')}")
         _say(ray.submission_text(env, job_id, runtime_env))
         return DONE
     job = ray.hand_over(env, job_id, runtime_env)

@@ -244,5 +244,14 @@ def test_on_a_ray_cluster_each_step_is_submitted_when_the_one_before_has_succeed
     assert events == [(what, name) for name in names[:submitted] for what in ("submitted", "ended")]
     rest = f"soup-tiny: {', '.join(names[submitted:])} not submitted"
     assert (rest in capsys.readouterr().out) is (submitted < 3)
+    dry = dataclasses.replace(cfg, dry_run=True)
+    monkeypatch.setattr(pipeline.ray, "is_installed", lambda: False)
+    assert submit_pipeline("soup", steps, dry, submit_each_to_ray, executor="ray") == 0
+    text = capsys.readouterr().out
+    assert (
+        text.count("# Ray is not installed here. Submitting needs it: pip install")
+        == text.count("submitted as by")
+        == 3
+    )
     with pytest.raises(UserError, match="--batch head: a Ray cluster starts every job at once, and these 3 wait"):
         submit_pipeline("soup", steps, dataclasses.replace(cfg, batch=True), submit_each_to_ray, executor="ray")

@@ -124,6 +124,11 @@ def how_to_follow(job: RayJob) -> str:
     )
 
 
+def is_installed() -> bool:
+    """Whether Ray is here, without importing it."""
+    return importlib.util.find_spec("ray") is not None
+
+
 def connect(address: str) -> JobSubmissionClient:
     """Ray's client for the cluster at `address`, which answers.
 
@@ -131,7 +136,7 @@ def connect(address: str) -> JobSubmissionClient:
         UserError: Ray is not installed here.
         ConnectionError: nothing answers at the address, or nothing that takes jobs.
     """
-    if importlib.util.find_spec("ray") is None:
+    if not is_installed():
         raise UserError("executor ray needs Ray, which is not installed", install_line("ray"))
     where = urllib.parse.urlsplit(address)
     port = where.port or (443 if where.scheme == "https" else 80)

@@ -32,6 +32,7 @@ def preview_text(title: str, bundles: Mapping[str, Path], env: Env) -> str:
         UserError: NeMo-Run could not work with the profile's job folder.
     """
     submit.check_job_dir(env)
+    submit.note_missing_sbatch(env)
     slurm = env.slurm
     assert slurm is not None, "the profile's executor is slurm"
     folder = f"{slurm.job_dir}/experiments/{title}/{title}_<id>"

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.errors import PREEMPTED, RunspecError, UserError
+from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.execution.slurm.remote import Shell, shell_for
 from nemo_runspec.installation import install_line
@@ -152,6 +153,12 @@ def check_job_dir(env: Env) -> None:
         raise UserError(at, f"give profile {env.profile} a job_dir without")
 
 
+def note_missing_sbatch(env: Env) -> None:
+    """Say in a dry run that nothing can be submitted from this machine, where that is so."""
+    if _slurm(env).ssh is None and shutil.which("sbatch") is None:
+        say('no program sbatch here: submit on a login node, or through one (tunnel = "ssh" in the profile)')
+
+
 def srun_args(slurm: SlurmSettings) -> list[str]:
     """Options of srun, which starts one task a node; that starts the processes."""
     words = ["--wait=0"]  # the first node to be done does not end the others
@@ -221,6 +228,8 @@ def setup_lines(max_restarts: int, folders: list[str] | None = None) -> str:
 @contextlib.contextmanager
 def open_experiment(name: str, env: Env, *, dry_run: bool = False) -> Iterator[Experiment]:
     """A new experiment of NeMo-Run, which prints nothing and, where submitting fails, leaves nothing behind."""
+    if dry_run:
+        note_missing_sbatch(env)
     with load_nemo_run(env).Experiment(
         name,
         base_dir=str(_scratch() if dry_run else _staging(env)),

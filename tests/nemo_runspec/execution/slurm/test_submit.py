@@ -195,6 +195,25 @@ def test_without_nemo_run_one_line_says_how_to_get_it(bundle: Path, monkeypatch:
     assert error.value.hint == install_line("launch")
 
 
+@pytest.mark.parametrize(
+    ("env", "programs", "said"), [(ENV, [], True), (ENV, ["sbatch"], False), (CASES["ssh"], [], False)]
+)
+def test_a_dry_run_says_that_nothing_can_be_submitted_from_here(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    env: Env,
+    programs: list[str],
+    said: bool,
+) -> None:
+    for name in programs:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preview_text("demo", {"train": bundle}, env)
+    assert ("no program sbatch here: submit on a login node" in capsys.readouterr().err) is said
+
+
 def test_the_preview_refuses_what_nemo_run_would(bundle: Path) -> None:
     with pytest.raises(UserError, match="NeMo-Run cannot work with"):
         preview_text("demo", {"train": bundle}, env_with(job_dir="/a b/jobs"))

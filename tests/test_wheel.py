@@ -43,7 +43,7 @@ def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     assert "torch>=2.13; extra == 'train'" in torch
     assert all("; extra == " in line for line in torch)
     programs = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
-    assert "nemotron = nemotron.cli.main:main" in programs
+    assert "nemotron = nemotron.cli.entry:main" in programs
     assert "nemo-runspec = nemo_runspec.cli:main" in programs
 
 

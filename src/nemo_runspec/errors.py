@@ -157,18 +157,18 @@ def end_on_signals() -> None:
         signal.signal(number, _end)
 
 
-_main_began = False
+main_began = False
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGINT and _main_began:
+    if number == signal.SIGINT and main_began:
         raise KeyboardInterrupt
     code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
     if os.environ.get("RANK", "0") == "0":
         say_in_handler(number, f"error: {what}\nthe same command starts again\n")
     _leave_exit_code(code)
-    if _main_began:
+    if main_began:
         raise SystemExit(code)  # which no `except Exception` stops
     os._exit(code)
 
@@ -184,8 +184,8 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     Args:
         hint_for: a better hint for an error than its own, if the caller has one: the command that makes an artifact.
     """
-    global _main_began
-    _main_began = True
+    global main_began
+    main_began = True
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

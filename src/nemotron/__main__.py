@@ -1,6 +1,6 @@
 """`python -m nemotron` is the `nemotron` command."""
 
-from nemotron.cli.main import main
+from nemotron.cli.entry import main
 
 if __name__ == "__main__":
     main()

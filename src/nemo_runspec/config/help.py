@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import ast
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.explain import allowed
 from nemo_runspec.config.inputs import references_of
 from nemo_runspec.config.loader import list_configs, load_config
-from nemo_runspec.config.schema import RESERVED_RUN_KEYS, leaf_keys, load_schema
+from nemo_runspec.config.schema import (
+    LISTS,
+    RESERVED_RUN_KEYS,
+    group_of,
+    leaf_keys,
+    load_schema,
+    members,
+    optional_group,
+)
 from nemo_runspec.config.yaml_text import split_key
 from nemo_runspec.errors import UserError
-from nemo_runspec.runspec import Runspec, parse
+from nemo_runspec.runspec import Runspec, find_script, parse
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from typer.core import TyperCommand
 
 _WIDTH = 18
@@ -87,10 +97,28 @@ def key_lines(spec: Runspec) -> list[str]:
         group, _, last = key.rpartition(".")
         if group == "run" and last in RESERVED_RUN_KEYS:
             continue
-        rule = allowed(schema, split_key(key))
-        about = "" if rule.hint is None else f": {rule.hint.partition(': ')[2]}"
-        lines.append(f"  {key:<{2 * _WIDTH}} {rule.text}{about}")
+        path = split_key(key)
+        lines.append(_key_line(schema, path))
+        if (item := _group_of_items(schema, path)) is not None:  # a list of groups: the keys of the first one
+            lines += [_key_line(schema, (*path, 0, *split_key(below))) for below in leaf_keys(item)]
     return lines
+
+
+def _key_line(schema: type[BaseModel], path: tuple[str | int, ...]) -> str:
+    rule = allowed(schema, path)
+    about = "" if rule.hint is None else f": {rule.hint.partition(': ')[2]}"
+    return f"  {'.'.join(map(str, path)):<{2 * _WIDTH}} {rule.text}{about}"
+
+
+def _group_of_items(schema: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel] | None:
+    """The group that each item of the list at `path` is; None where it is no list of groups."""
+    annotation: Any = schema
+    for part in path:
+        group = optional_group(annotation)
+        assert group is not None
+        annotation = group.model_fields[str(part)].annotation
+    is_list = any(typing.get_origin(member) in LISTS for member in members(annotation))
+    return group_of(annotation) if is_list else None
 
 
 def option_lines(options: dict[str, str]) -> list[str]:
@@ -137,6 +165,7 @@ def recipe_help(spec: Runspec, command: str, about: str) -> str:
                 "--dry-run": "check everything and print what would run",
                 "--force": "start afresh instead of going on with an unfinished run",
                 "--debug": "show tracebacks",
+                "--keys": "list every key of the config: type, limits, what it is",
                 "key=value": "set a key of the config, as in optimizer.lr=1e-3",
             }
         ),
@@ -148,6 +177,18 @@ def recipe_help(spec: Runspec, command: str, about: str) -> str:
     return "\n".join(lines)
 
 
+def _script_of(spec: Runspec, words: list[str]) -> Runspec:
+    """The script of the config that `-c` chooses among `words`, which may be another one than that of `spec`."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name = (
+            following if word in ("-c", "--config") else word.partition("=")[2] if word.startswith("--config=") else ""
+        )
+        if name:
+            run = vars(load_config(spec.config_dir, name, (), spec.config.format).run)
+            return parse(find_script(spec.script_path.parent, run.get("script") or spec.script_path.name))
+    return spec
+
+
 def recipe_command(script: Path) -> type[TyperCommand]:
     """The class for `app.command(cls=…)` whose `--help` is `recipe_help`, with the configs that the block of `script`
     names; nothing is read before it is asked for."""
@@ -156,6 +197,13 @@ def recipe_command(script: Path) -> type[TyperCommand]:
 
     class RecipeCommand(TyperCommand):
         """A typer command with the help page of a recipe."""
+
+        def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+            """Answer `--keys`, which needs no more than a script; everything else is the command's."""
+            if "--keys" in args:
+                typer.echo("\n".join(key_lines(_script_of(parse(script), args)) or ["this script declares no schema"]))
+                raise typer.Exit
+            return super().parse_args(ctx, args)
 
         def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
             """The whole page."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,24 @@ def test_what_reads_configs_loads_nothing_heavy_and_writes_nothing(
     assert "nano3-pretrain-data-tiny" in out
     assert loaded == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_command_is_loading_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import pathlib, time\npathlib.Path('loading').touch()\ntime.sleep(100)\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nemotron", "nano3", "pipe", "-c", "tiny"], cwd=tmp_path, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )  # fmt: skip
+    while not (tmp_path / "loading").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, "", "error: interrupted\n")
+
+
+def test_the_command_is_the_one_that_the_package_installs() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts["nemotron"] == "nemotron.cli.entry:main"

@@ -1,0 +1,28 @@
+"""Entry point of the `nemotron` command, which loads next to nothing itself: Ctrl-C is one line from the beginning.
+
+What the command line imports takes a few tenths of a second, and an interrupt there would print a page of traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is to be ignored
+        signal.signal(signal.SIGINT, _interrupted)
+    from nemotron.cli.main import main as run
+
+    run()
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    errors = sys.modules.get("nemo_runspec.errors")
+    if getattr(errors, "main_began", False):  # from then on `run_main` has the words, and there may be work to end
+        raise KeyboardInterrupt
+    os.write(2, b"error: interrupted\n")
+    os._exit(130)

@@ -6,6 +6,7 @@ End-of-document tokens are predicted and cost bits, but have no bytes. N windows
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from nemotron.kit.metrics import Progress
 from nemotron.stack.evaluation.trigram import InterpolatedTrigram
 from nemotron.stack.training.losses import token_losses
 
@@ -46,6 +48,7 @@ def model_bits_per_byte(
     seq_len: int,
     batch_size: int = 16,
     poll: Callable[[], None] = lambda: None,
+    label: str | None = None,
 ) -> float:
     """Bits per byte of a model on one held-out token stream.
 
@@ -57,6 +60,7 @@ def model_bits_per_byte(
         tokens: [T] documents joined as in training, end-of-document tokens included.
         byte_lengths: [V] bytes of each token (`token_byte_lengths`).
         poll: called before each batch; raises to stop.
+        label: where given, a line on stderr with this name says how many windows are done, tokens/s and the time left.
     """
     stream = np.asarray(tokens, dtype=np.int64)
     if len(stream) < 2:
@@ -70,6 +74,8 @@ def model_bits_per_byte(
     batches = [np.stack(windows[i : i + batch_size]) for i in range(0, full, batch_size)]
     if (len(stream) - 1) % seq_len:
         batches.append(stream[None, full * seq_len :])
+    progress = Progress(sum(map(len, batches)), label=label or "", stream=sys.stderr if label else io.StringIO())
+    done = 0
     try:
         with torch.inference_mode():
             for batch in batches:
@@ -78,7 +84,10 @@ def model_bits_per_byte(
                 logits_NLV = model(ids_NL[:, :-1]).logits
                 # Summed in fp64: a sum of many thousand fp32 losses loses digits.
                 total += float(token_losses(logits_NLV, ids_NL[:, 1:]).double().sum())
+                done += len(batch)
+                progress.update(done, tokens=ids_NL[:, 1:].numel())
     finally:
+        progress.close()
         model.train(was_training)
     return bits_per_byte_of(total, int(byte_lengths[stream[1:]].sum()))
 
@@ -115,7 +124,9 @@ def score_text(
         fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]
         stream = np.concatenate(scored or fit)
         num_bytes = int(byte_lengths[stream[1:]].sum())
-        bits = model_bits_per_byte(model, stream, byte_lengths, seq_len=seq_len, batch_size=batch_size, poll=poll)
+        bits = model_bits_per_byte(
+            model, stream, byte_lengths, seq_len=seq_len, batch_size=batch_size, poll=poll, label=source
+        )
         text[source] = {"bits_per_byte": bits, "tokens": len(stream) - 1, "bytes": num_bytes}
         line = f"{source}: {bits:.3f} bits per byte"
         if trigram is not None and scored:

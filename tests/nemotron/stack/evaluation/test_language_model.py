@@ -51,6 +51,14 @@ def test_every_token_is_predicted_once_however_the_stream_is_cut(seq_len: int, b
     assert model.training
 
 
+def test_a_label_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = np.arange(101) % 16
+    for label in (None, "web"):
+        model_bits_per_byte(Bigram(torch.zeros(16, 16)), tokens, np.full(16, 2), seq_len=8, batch_size=5, label=label)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("web   5/13") and "ETA" in first and last.startswith("web  13/13  100%")
+
+
 def text_scores(trained: np.ndarray | None, poll: Callable[[], None] = lambda: None) -> dict[str, dict[str, float]]:
     """Two sources: ten documents of five tokens, and a single one."""
     held_out = {"many": [np.arange(5) + i for i in range(10)], "one": [np.arange(9)]}

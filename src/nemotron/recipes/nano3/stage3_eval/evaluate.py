@@ -277,10 +277,11 @@ def evaluate_role(
     byte_lengths = token_byte_lengths(load_tokenizer(artifact.path))
     bits = {
         source: model_bits_per_byte(
-            model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=stop.poll
+            model, stream, byte_lengths, seq_len=cfg.text.seq_length, batch_size=cfg.text.batch_size, poll=stop.poll,
+            label=source,
         )
         for source, stream in held_out.text.items()
-    }
+    }  # fmt: skip
     return evaluation, without, bits
 
 

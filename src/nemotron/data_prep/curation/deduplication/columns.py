@@ -6,11 +6,11 @@ documents in the first one. Files are `.npy` and are never unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from nemotron.data_prep.curation.step import SAMPLE_CHARS, Document
 from nemotron.data_prep.work.batches import batches
-from nemotron.data_prep.work.shards import ShardOutput
+from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
+from nemotron.data_prep.work.shards import Plan, Receipt, Shard, ShardOutput, freeze, run_shards
+
+Work = TypeVar("Work")
+Shared = TypeVar("Shared")
 
 BATCH_CHARS = 1 << 18  # of text that are hashed at once: arrays of some 2 MB each
 LEAST_MAPPED = 4096  # bytes of a file; an empty array cannot be mapped
@@ -31,6 +36,28 @@ class Rows:
     """What a task says of the columns that it wrote: how long they are."""
 
     rows: int
+
+
+def write_columns(
+    plan: Plan[Work],
+    folder: Path,
+    function: Callable[[Shard[Work], Shared, ShardOutput], Rows],
+    shared: Shared,
+    engine: Engine,
+) -> list[Receipt[Rows]]:
+    """Do the shards of a plan that writes columns to `folder`, and return their receipts in its order.
+
+    Shows on stderr how far it is, by the number of shards: the settings name the step and its pass.
+    """
+    freeze(plan, folder)
+    total_bytes, count = sum(file.size for file in plan.inputs), len(plan.shards)
+    receipts = []
+    with Progress(f"{plan.settings['step']}: {plan.settings['pass']}", total_bytes) as progress:
+        for i, (receipt, was_done) in enumerate(run_shards(plan, folder, function, shared, engine, Rows)):
+            share = total_bytes * (i + 1) // count - total_bytes * i // count
+            progress.add(rows=receipt.counts.rows, bytes=share, was_done=was_done)
+            receipts.append(receipt)
+    return receipts
 
 
 def text_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import RunFailed
-from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, save_array
+from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, save_array, write_columns
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups, remove_duplicates
 from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step, read_documents
 from nemotron.data_prep.work.engines import Engine
-from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import ShardOutput
 
 Normalisation = Literal["none", "whitespace"]
 REASON = "exact duplicate"
@@ -64,9 +64,8 @@ def hash_documents(
 ) -> Columns:
     """The first pass: columns `high` and `low`, halves of the text's hash, and those of `Names`."""
     plan = plan_step(files, {**settings, "pass": "hashes"})
-    freeze(plan, folder)
-    receipts = run_shards(plan, folder, _hash, normalisation, engine, Rows)
-    return Columns(folder, {receipt.shard: receipt.counts.rows for receipt, _ in receipts})
+    receipts = write_columns(plan, folder, _hash, normalisation, engine)
+    return Columns(folder, {receipt.shard: receipt.counts.rows for receipt in receipts})
 
 
 def _hash(shard: DocumentShard, normalisation: Normalisation, output: ShardOutput) -> Rows:

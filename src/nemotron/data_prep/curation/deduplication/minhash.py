@@ -30,7 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rensa import RMinHash
 
-from nemotron.data_prep.curation.deduplication.columns import Columns, Names, Rows, save_array, text_batches
+from nemotron.data_prep.curation.deduplication.columns import (
+    Columns,
+    Names,
+    Rows,
+    save_array,
+    text_batches,
+    write_columns,
+)
 from nemotron.data_prep.curation.deduplication.exact import check_ids
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups, remove_duplicates
 from nemotron.data_prep.curation.deduplication.text_hashes import (
@@ -45,7 +52,7 @@ from nemotron.data_prep.curation.deduplication.text_hashes import (
 )
 from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step, read_documents
 from nemotron.data_prep.work.engines import Engine
-from nemotron.data_prep.work.shards import ShardOutput, freeze, run_shards
+from nemotron.data_prep.work.shards import ShardOutput
 from nemotron.kit.schemas.curation import MinHashSettings
 from nemotron.kit.tables import counted
 
@@ -301,9 +308,8 @@ def deduplicate(
     about = {"step": "fuzzy_dedup", **settings.model_dump(), "rensa": RMinHash.ALGORITHM_VERSION}
     folder = work_dir / "signatures"
     plan = plan_step(files, {**about, "pass": "signatures"})
-    freeze(plan, folder)
-    receipts = run_shards(plan, folder, _sign, settings, engine, Rows)
-    columns = Columns(folder, {receipt.shard: receipt.counts.rows for receipt, _ in receipts})
+    receipts = write_columns(plan, folder, _sign, settings, engine)
+    columns = Columns(folder, {receipt.shard: receipt.counts.rows for receipt in receipts})
 
     def estimate(ones: I64, others: I64) -> Any:
         return (columns.gather("signatures", ones) == columns.gather("signatures", others)).mean(axis=1)

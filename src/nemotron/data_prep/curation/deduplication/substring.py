@@ -40,6 +40,7 @@ from nemotron.data_prep.curation.deduplication.columns import (
     excerpt,
     save_array,
     text_batches,
+    write_columns,
 )
 from nemotron.data_prep.curation.deduplication.exact import check_ids
 from nemotron.data_prep.curation.deduplication.removal import first_of_groups
@@ -64,6 +65,7 @@ from nemotron.data_prep.curation.step import (
 )
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.engines import Engine
+from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, run_shards
 from nemotron.kit.schemas.curation import SubstringSettings
 
@@ -129,8 +131,7 @@ def deduplicate(
     # Index: tokens, and windows in the order of their hashes.
     folder = work_dir / INDEX
     plan = plan_step(files, {**about, "pass": INDEX})
-    freeze(plan, folder)
-    indexed = [receipt for receipt, _ in run_shards(plan, folder, _index, settings.min_tokens, engine, Rows)]
+    indexed = write_columns(plan, folder, _index, settings.min_tokens, engine)
     columns = Columns(folder, {receipt.shard: receipt.counts.rows for receipt in indexed})
     _check_keys(columns)
     made = hashlib.sha256("".join(r.outputs[f"{r.shard}.high.npy"].sha256 for r in indexed).encode())
@@ -139,8 +140,7 @@ def deduplicate(
     count = max(1, -(-sum(path.stat().st_size for path in files) // settings.range_bytes))
     ranges = [Shard(f"range-{number:05d}", HashRange(number, count)) for number in range(count)]
     match_plan = Plan({**about, "pass": MATCHES, "index": made.hexdigest()}, plan.inputs, ranges)
-    freeze(match_plan, work_dir / MATCHES)
-    matched = [receipt for receipt, _ in run_shards(match_plan, work_dir / MATCHES, _match, columns, engine, Rows)]
+    matched = write_columns(match_plan, work_dir / MATCHES, _match, columns, engine)
     matches = Columns(work_dir / MATCHES, {receipt.shard: receipt.counts.rows for receipt in matched})
     made.update("".join(str(sorted(receipt.outputs.items())) for receipt in matched).encode())
 
@@ -148,9 +148,12 @@ def deduplicate(
     plan = plan_step(files, {**about, "pass": "cut", "matches": made.hexdigest()})
     freeze(plan, work_dir)
     table, cuts = StepTable(), Cuts()
-    for receipt, _ in run_shards(plan, work_dir, _cut, (columns, matches, settings), engine, CutCounts):
-        table.merge(receipt.counts.table)
-        cuts.add(receipt.counts.cuts)
+    with Progress("substring_dedup", sum(file.size for file in plan.inputs), "documents") as progress:
+        receipts = run_shards(plan, work_dir, _cut, (columns, matches, settings), engine, CutCounts)
+        for file, (receipt, was_done) in zip(plan.inputs, receipts, strict=True):
+            progress.add(rows=receipt.counts.table.read.documents, bytes=file.size, was_done=was_done)
+            table.merge(receipt.counts.table)
+            cuts.add(receipt.counts.cuts)
     return table, cuts
 
 

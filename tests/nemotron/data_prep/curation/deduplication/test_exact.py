@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.curation.deduplication import exact
 from nemotron.data_prep.work.engines import SerialEngine
@@ -61,3 +62,14 @@ def test_two_documents_that_nothing_tells_apart(tmp_path: Path) -> None:
     files = write_shards(tmp_path / "in", [{"id": "same", "text": "a"}] * 2, 2)
     with pytest.raises(RunFailed, match="two documents have the id 'same'"):
         exact.deduplicate(files, "none", tmp_path / "work", SerialEngine())
+
+
+def test_every_pass_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_shards(tmp_path / "in", [{"id": f"{i}", "text": f"text {i}"} for i in range(7)], 3)
+    size = human_size(sum(path.stat().st_size for path in files))
+    exact.deduplicate(files, "none", tmp_path / "work", SerialEngine())
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[:3] for line in lines] == [
+        ["exact_dedup: hashes", "7 rows", size],
+        ["exact_dedup", "7 documents", size],
+    ]

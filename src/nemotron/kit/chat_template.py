@@ -4,7 +4,7 @@ The families' templates are `chat_templates/NAME.jinja`; any other is taken by p
 engines render them: sandboxed, with the filter `tojson` and the functions of Hugging Face transformers. What stands
 between `{% generation %}` and `{% endgeneration %}` is what the model writes (transformers reads the same marks for its
 assistant mask), and all that training and decoding need besides the text follows from it: loss mask, stop string, how
-earlier turns look.
+earlier turns look. Of a template without marks, as most tokenizers have, it is what follows the prompt for an answer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class ChatTemplate:
         self.name, self.source, self.tokens = name, source, dict(tokens)
         environment = _environment()
         try:
-            self._variables = meta.find_undeclared_variables(environment.parse(source))
+            parsed = environment.parse(source)
+            self._variables = meta.find_undeclared_variables(parsed)
+            self._has_marks = parsed.find(nodes.ExtensionAttribute) is not None
             self._template = environment.from_string(source)
             self._globals: dict[str, Any] = {**self._template.globals, **tokens}
         except jinja2.TemplateSyntaxError as error:
@@ -58,6 +60,51 @@ class ChatTemplate:
 
     def segments(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[Segment]:
         """The conversation in order, neighbours of one kind in one segment. UserError where the template refuses it."""
+        segments = self._as_marked(messages, **variables)
+        if self._has_marks or variables.get("add_generation_prompt"):
+            return segments
+        return self._by_prompts("".join(text for text, _ in segments), messages, **variables)
+
+    def _by_prompts(self, whole: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[Segment]:
+        """`segments` of a template without marks: trained is what follows the prompt for an answer, to the end of turn.
+
+        An answer that looks otherwise in the whole conversation (its reasoning was dropped) is context only; so is one
+        that does not begin as its prompt does.
+        """
+        segments: list[Segment] = []
+        done = 0  # characters of `whole` that are in segments
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            upto, begin = "", None
+            with suppress(UserError):  # a template may refuse a conversation that ends here
+                upto, before = self._text(messages[: i + 1], variables), self._text(messages[:i], variables)
+                # Whether the prompt opens reasoning is a switch, and the same switch may hide that of earlier turns.
+                prompts = (
+                    before + self._opening(messages[:i], variables | {"enable_thinking": thinking})
+                    for thinking in dict.fromkeys((variables.get("enable_thinking", True), False, True))
+                )
+                begin = next((len(prompt) for prompt in prompts if upto.startswith(prompt)), None)
+            if begin is None:
+                continue
+            end = begin + len(upto[begin:].rstrip())
+            if self.stop is not None:
+                end = upto.rfind(self.stop) + len(self.stop)
+            if begin < end and done <= begin and whole.startswith(upto[:end]):
+                segments += [(whole[done:begin], False), (whole[begin:end], True)]
+                done = end
+        return [segment for segment in [*segments, (whole[done:], False)] if segment[0]]
+
+    def _opening(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """What a prompt for an answer adds to the conversation."""
+        prompt = self._text(messages, {**variables, "add_generation_prompt": True})
+        return prompt.removeprefix(self._text(messages, variables))
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        return "".join(text for text, _ in self._as_marked(messages, **variables))
+
+    def _as_marked(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[Segment]:
+        """`segments` by the marks alone."""
         segments: list[Segment] = []
         parts: list[str] = []
         trained = False
@@ -105,9 +152,13 @@ class ChatTemplate:
             for trained, neighbours in groupby(segments, key=itemgetter(1))
         ]
 
+    def has_switch(self, switch: str) -> bool:
+        """Whether the template reads the variable `switch`."""
+        return switch in self._variables
+
     def check_switch(self, switch: str) -> None:
         """UserError if the template does not read the variable `switch`."""
-        if switch not in self._variables:
+        if not self.has_switch(switch):
             raise UserError(f"chat template {self.name} has no switch {switch}")
 
     @cached_property
@@ -117,7 +168,7 @@ class ChatTemplate:
         text = self.source
         for messages in (talk, talk[1:]):  # some templates refuse a system turn
             with suppress(UserError):
-                text += "".join(part for part, _ in self.segments(messages, add_generation_prompt=True))
+                text += self._text(messages, {"add_generation_prompt": True})
         return tuple(sorted(set(_TURN_TOKEN.findall(text))))
 
     @cached_property
@@ -126,7 +177,7 @@ class ChatTemplate:
 
         Of a template without generation marks, the first turn token after the answer; None where there is none.
         """
-        segments = self._conversation(1)
+        segments = self._as_marked(_probe(1))
         marked = [text for text, is_trained in segments if is_trained]
         after = "".join(marked or [text for text, _ in segments]).rpartition(_PROBE)[2]
         if marked:
@@ -144,20 +195,21 @@ class ChatTemplate:
         """Whether an earlier answer with reasoning looks as it was written."""
         return len(self._trained(2, reasoning_content="because")) == 2
 
-    def _conversation(self, turns: int, **fields: str) -> list[Segment]:
-        """A conversation of `turns` answers, `fields` in the first of them."""
-        user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}
-        return self.segments([user, {**answer, **fields}] + [user, answer] * (turns - 1))
-
     def _trained(self, turns: int, **fields: str) -> list[str]:
-        """Trained segments of `_conversation`. UserError for a template without generation marks."""
-        trained = [text for text, is_trained in self._conversation(turns, **fields) if is_trained]
+        """What is trained of a conversation of `turns` answers, `fields` in the first of them. UserError: nothing."""
+        trained = [text for text, is_trained in self.segments(_probe(turns, **fields)) if is_trained]
         if not trained:
             raise UserError(
-                f"chat template {self.name} does not mark what the model writes",
+                f"chat template {self.name} does not show what the model writes",
                 "put {% generation %} and {% endgeneration %} around the answer, its end-of-turn token included",
             )
         return trained
+
+
+def _probe(turns: int, **fields: str) -> list[dict[str, str]]:
+    """A conversation of `turns` answers, `fields` in the first of them."""
+    user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}
+    return [user, {**answer, **fields}] + [user, answer] * (turns - 1)
 
 
 @lru_cache(maxsize=8)

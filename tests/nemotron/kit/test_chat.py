@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from nemotron.kit.chat import (
     response_of,
 )
 from nemotron.kit.chat_records import normalize_tools, to_messages
-from nemotron.kit.chat_template import load_template
+from nemotron.kit.chat_template import ChatTemplate, load_template
 from nemotron.kit.chat_templates import TEMPLATES
 
 USER = {"role": "user", "content": "2+2?"}
@@ -186,6 +187,28 @@ def test_text_and_mask_are_those_of_transformers(
         length += len(segment)
     assert marked == spans
     assert "".join(segment for segment, _ in segments) == render(messages, template=template, **options)
+
+
+@pytest.mark.parametrize("template", ["nano3", "super3"])
+@settings(max_examples=25)
+@given(conversation, declared)
+def test_marks_and_prompts_say_the_same_of_what_is_trained(
+    template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> None:
+    source = load_template(template).source
+    unmarked = ChatTemplate("unmarked", re.sub(r"{%- (end)?generation -%}", "", source), {})
+    assert unmarked.source != source
+    variables = {"tools": tools, "enable_thinking": True, "low_effort": False}
+    by_prompts = unmarked.segments(messages, **variables)
+    by_marks = load_template(template).segments(messages, **variables)
+    asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if any(message.get("reasoning_content") for message in messages[: asked[-1] if asked else 0]):
+        # Behind a turn whose reasoning is dropped later, no prompt was what now stands there: context only.
+        words = iter(text for text, is_trained in by_marks if is_trained)
+        assert all(text in words for text, is_trained in by_prompts if is_trained)  # in this order
+        assert "".join(text for text, _ in by_prompts) == "".join(text for text, _ in by_marks)
+    else:
+        assert by_prompts == by_marks
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -10,9 +10,13 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask
+from nemotron.kit.chat_records import normalize_messages, normalize_tools
 from nemotron.kit.chat_template import load_template, stop_tokens
 from nemotron.kit.chat_templates import TEMPLATES
 
+RELEASED = json.loads((Path(__file__).parent / "released_super3.json").read_text(encoding="utf-8"))
+"""What the released template of Nemotron 3 Super prints, and its assistant mask, by transformers: see `source`. Of the
+declaration of tools without the prose around it, which is this project's own."""
 OWN = """{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
 {% if message.role == "assistant" %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}
 {% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}
@@ -102,12 +106,51 @@ def test_a_template_that_fails_is_refused(source: str, complaint: str, tmp_path:
         render(TALK, template=str(tmp_path / "own.jinja"))
 
 
-def test_a_template_that_is_missing_or_unmarked_is_refused(tmp_path: Path) -> None:
+def test_the_mask_of_a_template_without_marks_follows_from_its_prompts(tmp_path: Path) -> None:
+    """As a tokenizer of the Hub has it: {% generation %} is unknown there, the prompt for an answer is not."""
+    (tmp_path / "own.jinja").write_text(UNMARKED, encoding="utf-8")
+    form = load_template(str(tmp_path / "own.jinja"))
+    talk = [*TALK, {"role": "user", "content": "3+3?"}, {"role": "assistant", "content": "6"}]
+    assert form.segments(talk) == [
+        ("<|user|>\n2+2?<|end|><|assistant|>\n", False),
+        ("{% generation %}4<|end|>", True),
+        ("\n<|user|>\n3+3?<|end|><|assistant|>\n", False),
+        ("6<|end|>", True),
+        ("\n", False),
+    ]
+    assert (form.keeps_turns, form.keeps_reasoning, form.stop) == (True, True, "<|end|>")
+    assert "".join(text for text, _ in form.segments(talk, add_generation_prompt=True)).endswith("<|assistant|>\n")
+    first = [talk[0], {**talk[1], "weight": 0}, *talk[2:]]
+    assert [text for text, trained in render_with_mask(first, template=form.name) if trained] == ["6<|end|>"]
+
+
+def test_a_template_that_is_missing_or_shows_no_answer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jinja cannot be read"):
         load_template(str(tmp_path / "none.jinja"))
     with pytest.raises(UserError, match="the tokenizer there has none"):
         load_template(str(tmp_path))
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
-    with pytest.raises(UserError, match="does not mark what the model writes") as raised:
+    (tmp_path / "chat_template.jinja").write_text("{{ messages | length }}", encoding="utf-8")
+    with pytest.raises(UserError, match="does not show what the model writes") as raised:
         _ = load_template(str(tmp_path)).keeps_turns
     assert raised.value.hint is not None and "{% generation %}" in raised.value.hint
+
+
+@pytest.mark.parametrize("case", RELEASED["cases"], ids=[case["about"] for case in RELEASED["cases"]])
+def test_super3_is_the_released_template_to_the_character(case: dict[str, Any]) -> None:
+    messages, tools = normalize_messages(case["messages"]), normalize_tools(case["tools"])
+    segments = render_with_mask(messages, tools=tools, template="super3", **case["options"])
+    text = "".join(part for part, _ in segments)
+    if tools:
+        before, _, rest = text.partition("# Tools\n\n")
+        declared, _, rest = rest.partition("<tools>\n")[2].partition("</tools>")
+        text = f"{before}<tools>\n{declared}</tools><|im_end|>{rest.partition('<|im_end|>')[2]}"
+    assert text == case["text"]
+    # Its mask has all of every turn: here without the prompt, the line break behind it, and what was cut.
+    last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    turns = [(i, message) for i, message in enumerate(messages) if message["role"] == "assistant"]
+    expected = [
+        whole.removeprefix("<think></think>").removeprefix("<think>\n").removesuffix("\n")
+        for (i, message), whole in zip(turns, case["assistant"], strict=True)
+        if i > last_user or not message.get("reasoning_content", "").strip()
+    ]
+    assert [part for part, trained in segments if trained] == expected

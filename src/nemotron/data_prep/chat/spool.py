@@ -41,6 +41,7 @@ from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, run_shards
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
 from nemotron.kit.chat_records import normalize_tools, to_messages, unused_keys
+from nemotron.kit.chat_template import load_template
 from nemotron.kit.record_fields import CONVERSATION
 
 SPLITS = ("train", "valid", "test")
@@ -255,8 +256,13 @@ class Spool:
     longest: Counter[str] = field(default_factory=Counter)
     reasoning: int = 0
 
-    def reasons(self) -> bool:
-        """Whether most sequences have reasoning before their last answer: how the model is to be asked."""
+    def reasons(self, template: str) -> bool | None:
+        """Whether most sequences have reasoning before their last answer: how the model is to be asked.
+
+        None: of `template` it cannot be asked.
+        """
+        if not load_template(template).has_switch("enable_thinking"):
+            return None
         kept = sum(outcomes.get(KEPT, 0) for outcomes in self.table.counts.values())
         return 2 * self.reasoning > kept
 
@@ -268,6 +274,15 @@ class Spool:
             for name, keys in self.unused_keys.items()
             if keys
         ]
+
+    def _examples(self, source: str) -> dict[str, str]:
+        """Of each reason for which records of a source could not be read, one that shows it."""
+        return {
+            reason: f"as {sample['where']}: {sample['reason']}"
+            for sample in reversed(self.samples)
+            for reason in self.errors[source]
+            if sample["reason"].startswith(f"{reason}: ")
+        }
 
     def check_own(self, source: str, settings: ChatSettings) -> None:
         """Say where most of a source of the user's was dropped; UserError where nothing is left of it."""
@@ -281,6 +296,7 @@ class Spool:
             kept=kept,
             dropped={outcome: count for outcome, count in outcomes.items() if outcome not in no_drop},
             remedies={
+                **self._examples(source),
                 TOO_LONG: f"the longest has {self.longest[source]:,} tokens, a row {settings.seq_len:,}: raise "
                 "packing.seq_length, or keep their beginnings by packing.too_long=cut",
                 CONTROL_TOKEN: f"{', '.join(control_tokens(settings.template))} may not stand in a message, where the "

@@ -22,7 +22,8 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.hub import what_failed
 from nemotron.kit.chat import required_tokens
-from nemotron.kit.chat_template import load_template, special_token
+from nemotron.kit.chat_template import has_template, load_template, special_token
+from nemotron.kit.chat_templates import OF_TOKENIZER, TEMPLATES
 
 NUM_SPECIAL = 16
 _NAMED = {
@@ -203,6 +204,23 @@ def find_tokenizer(location: str) -> TokenizerFiles:
     if not (path / "tokenizer.json").is_file():
         raise UserError(f"no tokenizer at {path / 'tokenizer.json'}")
     return TokenizerFiles(location, None, {name: path / name for name in FILES if (path / name).is_file()})
+
+
+def template_with(tokenizer: TokenizerFiles, chat_template: str) -> str:
+    """A chat template as `kit.chat` takes it: `chat_template`, or where it says so the folder of the tokenizer.
+
+    UserError: the tokenizer has no template, or not the tokens that the template needs.
+    """
+    if chat_template == OF_TOKENIZER:
+        folder = tokenizer.files["tokenizer.json"].parent
+        if not (tokenizer.files.keys() & {"tokenizer_config.json", "chat_template.jinja"} and has_template(folder)):
+            raise UserError(
+                f"tokenizer {tokenizer.location} comes without a chat template",
+                f"chat_template={', '.join(TEMPLATES)}, or the path of a Jinja file",
+            )
+        chat_template = str(folder)
+    check_template_tokens(tokenizer_from(tokenizer.json_text()), tokenizer.location, chat_template)
+    return chat_template
 
 
 def _on_hub(location: str) -> TokenizerFiles:

@@ -9,6 +9,9 @@ from nemo_runspec.errors import nearest
 FOLDER = Path(__file__).parent
 TEMPLATES = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 
+OF_TOKENIZER = "tokenizer"
+"""The template that lies with the tokenizer, where one is read."""
+
 
 def is_path(template: str) -> bool:
     """Whether a template is meant by its path: it has a slash or a dot."""

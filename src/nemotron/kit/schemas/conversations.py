@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from nemo_runspec.user_files import TO_COME, UserFiles, local_path
-from nemotron.kit.chat_templates import CHOICES, TEMPLATES, is_path, unknown
+from nemotron.kit.chat_templates import CHOICES, OF_TOKENIZER, TEMPLATES, is_path, unknown
 from nemotron.kit.record_fields import ABOUT_IT, CONVERSATION
 from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.sources import Fraction, UserSource
@@ -27,6 +27,12 @@ ChatTemplate: TypeAlias = Annotated[
     AfterValidator(_check_template),
     UserFiles(names=TEMPLATES),
     Field(description=f"how messages become text: {CHOICES}"),
+]
+PackTemplate: TypeAlias = Annotated[
+    str,
+    AfterValidator(lambda template: template if template == OF_TOKENIZER else _check_template(template)),
+    UserFiles(names=(*TEMPLATES, OF_TOKENIZER)),
+    Field(description=f"how messages become text: {CHOICES}; {OF_TOKENIZER}: the tokenizer's own"),
 ]
 BinPacking = Literal[
     "best_fit",

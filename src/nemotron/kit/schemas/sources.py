@@ -129,7 +129,7 @@ class UserSource(Group):
             if name in self.fields:
                 continue
             near = nearest(name, self.fields)
-            if column in self.fields:
+            if column in self.fields and near in (None, column):
                 meant = f"; the wanted field comes first: {{{column}: {name}}}"
             else:
                 meant = f", did you mean `{near}`?" if near else f"; there is {', '.join(self.fields)}"

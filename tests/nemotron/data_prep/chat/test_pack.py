@@ -541,6 +541,11 @@ def test_a_source_that_is_mostly_dropped_says_why_and_what_helps(
         spooled(tmp_path / "b", path, how).check_own("own", how)
     spooled(tmp_path / "c", path, replace(how, seq_len=1024)).check_own("own", how)
     assert "dropped" not in capsys.readouterr().err
+    path = write(tmp_path / "other.jsonl", [{"q": "2?", "a": "2"}] * 3)
+    how = replace(how, sources={"own": replace(source, reading=chat_spool.chat_reading({}, "skip"))})
+    with pytest.raises(UserError, match="nothing is left of 3 read: 3 no conversation in it") as raised:
+        spooled(tmp_path / "d", path, how).check_own("own", how)
+    assert "other.jsonl:1: no conversation in it: its fields are 'q', 'a'" in (raised.value.hint or "")
 
 
 def test_keys_that_are_not_used_are_listed_and_reasoning_is_known(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -549,9 +554,12 @@ def test_keys_that_are_not_used_are_listed_and_reasoning_is_known(tokenizer: Tok
     path = write(tmp_path / "own.jsonl", [{"messages": talk}, {"question": "2?", "answer": "2", "reasoning": "it is"}])
     spool = spooled(tmp_path / "a", path, settings_of(tokenizer, source=source))
     assert spool.notes() == ["own: keys of messages that the chat template does not show: 'mood' (1)"]
-    assert spool.reasons() and spool.reasoning == 2
+    assert spool.reasons("nano3") and spool.reasoning == 2
     path = write(tmp_path / "own.jsonl", [asked(n) for n in range(3)] + [{"messages": talk}])
-    assert not spooled(tmp_path / "b", path, settings_of(tokenizer, source=source)).reasons()
+    spool = spooled(tmp_path / "b", path, settings_of(tokenizer, source=source))
+    assert spool.reasons("nano3") is False
+    (tmp_path / "own.jinja").write_text("{{ messages }}", encoding="utf-8")  # cannot be asked to reason, or not to
+    assert spool.reasons(str(tmp_path / "own.jinja")) is None
 
 
 def test_columns_say_which_fields_are_the_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:

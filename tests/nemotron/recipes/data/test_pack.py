@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,17 @@ def test_a_template_of_your_own_travels_with_the_rows(tokenizer: Path, tmp_path:
     write_example(tmp_path / "chats.jsonl", 40, 1)
     (tmp_path / "own.jinja").write_text(load_template("nano3").source, encoding="utf-8")
     words = own(tokenizer, "sources=[chats.jsonl]")
-    named, own_one = (published(tmp_path, pack(tmp_path, *words, f"chat_template={t}")) for t in ("nano3", "own.jinja"))
+    named, own_one, tokenizers = (
+        published(tmp_path, pack(tmp_path, *words, f"chat_template={name}"))
+        for name in ("nano3", "own.jinja", "tokenizer")
+    )
     assert named.record["fields"]["chat_template"] == "nano3"
     copy = own_one.path / "chat_template"
     assert own_one.record["fields"]["chat_template"] == str(copy)
     assert load_template(str(copy)).source == load_template("nano3").source
-    loss_tokens = [version.record["fields"]["num_loss_tokens"] for version in (named, own_one)]
-    assert loss_tokens[0] == loss_tokens[1]
+    loss_tokens = {version.record["fields"]["num_loss_tokens"] for version in (named, own_one, tokenizers)}
+    assert len(loss_tokens) == 1  # the tokenizer came with that of nano3
+    assert [version.record["fields"]["reasoning"] for version in (named, own_one, tokenizers)] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -115,10 +120,14 @@ def test_a_template_of_your_own_travels_with_the_rows(tokenizer: Path, tmp_path:
         (["sources=[{name: a, paths: [.], weight: 1}, {name: b, paths: [.]}]"], "no weight for 'b'"),
         (["sources=[.]", "chat_template=nano2"], "has no token <SPECIAL_10>, which chat_template nano2 needs"),
         (["sources=[.]", "num_tokens=100"], "num_tokens goes with weights"),
+        (["sources=[chats.jsonl]", "chat_template=tokenizer", "tokenizer=bare"], "comes without a chat template"),
+        (["sources=[{paths: [.], train_on: first}]"], "must be one of 'all', 'last'"),
     ],
 )
 def test_a_mistake_is_refused(overrides: list[str], said: str, tokenizer: Path, tmp_path: Path) -> None:
     write_example(tmp_path / "chats.jsonl", 3, 1)
+    (tmp_path / "bare").mkdir()
+    shutil.copyfile(tokenizer / "tokenizer.json", tmp_path / "bare" / "tokenizer.json")
     result = pack(tmp_path, *own(tokenizer, *overrides))
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) <= 3

@@ -77,6 +77,16 @@ def test_every_preparation_has_the_same_keys_for_the_files_of_the_user(source: s
         config.model_validate(values | {"columns": {"zzz": "x"}})
 
 
+@pytest.mark.parametrize("source", ["nano3.stage1_sft.data_schema", "data.pack.schema"])
+def test_both_preparations_of_conversations_say_the_same_of_a_source(source: str) -> None:
+    config = importlib.import_module(f"nemotron.recipes.{source}").SourceConfig
+    values = {"name": "a", "paths": ["own.jsonl"]}
+    asked = {"train_on": "last", "loss_weights": {"hard": 2.0}, "max_conversations": 3}
+    assert config.model_validate(values | asked).model_dump().items() >= asked.items()
+    with pytest.raises(ValidationError, match="unknown field `message`, did you mean `messages`"):
+        config.model_validate(values | {"columns": {"message": "conversations"}})
+
+
 @pytest.mark.parametrize(
     ("weights", "enabled", "fits"),
     [

@@ -47,7 +47,7 @@ from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import check_kept, check_skipped
-from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
+from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete
@@ -65,10 +65,10 @@ def main() -> None:
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here
         tokenizer = find_tokenizer(cfg.tokenizer)
-        settings = _settings(cfg, tokenizer.json_text())
-        check_template_tokens(tokenizer_from(settings.tokenizer), cfg.tokenizer, cfg.chat_template)
+        template = template_with(tokenizer, cfg.chat_template)
+        settings = _settings(cfg, tokenizer.json_text(), template)
         if any(source.low_effort for source in cfg.sources):
-            load_template(cfg.chat_template).check_switch("low_effort")
+            load_template(template).check_switch("low_effort")
 
         # --- Files ----------------------------------------------------------------------------------------------------
         with run.phase("list"):
@@ -130,7 +130,7 @@ def main() -> None:
         # --- Publish --------------------------------------------------------------------------------------------------
         shutil.rmtree(run.output_dir)
         tokenizer.copy_to(run.output_dir / "tokenizer")
-        _set_template(run.output_dir / "tokenizer", cfg.chat_template)
+        _set_template(run.output_dir / "tokenizer", template)
         paths = chat_pack.publish_rows(packed, work, run.output_dir)
         dataset = SFTPack(
             path=run.output_dir,
@@ -142,7 +142,7 @@ def main() -> None:
             test_path=paths.get("test"),
             tokenizer_path=run.output_dir / "tokenizer",
             seq_len=packing.seq_len,
-            chat_template=keep_template(cfg.chat_template, run.output_dir),
+            chat_template=keep_template(template, run.output_dir),
             metrics={
                 "curation": table.rows(),
                 "duplicates": chosen.duplicates,
@@ -150,7 +150,7 @@ def main() -> None:
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
                 "samples": samples[:100],
             },
-            reasoning=spool.reasons(),
+            reasoning=spool.reasons(template),
             sources=[_source(name, listed) for name, listed in files.items()],
         )
         dataset.save(move=True)
@@ -158,7 +158,7 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-def _settings(cfg: PackConfig, tokenizer: str) -> chat_spool.ChatSettings:
+def _settings(cfg: PackConfig, tokenizer: str, template: str) -> chat_spool.ChatSettings:
     """The part of the config that decides how records become sequences."""
     sources = {
         source.name: chat_spool.ChatSource(
@@ -186,7 +186,7 @@ def _settings(cfg: PackConfig, tokenizer: str) -> chat_spool.ChatSettings:
         )
     return chat_spool.ChatSettings(
         tokenizer=tokenizer,
-        template=cfg.chat_template,
+        template=template,
         seq_len=cfg.packing.seq_length,
         too_long=cfg.packing.too_long,
         reasoning_off=cfg.reasoning.off_share,

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.kit.schemas import conversations
 from nemotron.kit.schemas import sources as shared
-from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource, ReasoningConfig
+from nemotron.kit.schemas.conversations import BinPacking, ConversationSource, PackTemplate, ReasoningConfig
 from nemotron.kit.schemas.group import Group, Scale, Seed
 from nemotron.kit.schemas.sources import SourcesConfig, check_weights, named
 
@@ -53,7 +53,7 @@ class PackConfig(SourcesConfig):
 
     scale: Scale = Field("full", description="share of the made-up conversations to use")
     seed: Seed = Field(1234, description="of packing order, held-out splits and reasoning control")
-    chat_template: ChatTemplate = "nano3"
+    chat_template: PackTemplate = "nano3"
     sources: list[SourceConfig] = Field(
         [], description="conversations, source by source; a plain string is a path and becomes a source"
     )

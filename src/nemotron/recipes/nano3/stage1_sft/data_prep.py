@@ -48,7 +48,7 @@ from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reading import Reading, check_kept
-from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
+from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
@@ -70,7 +70,7 @@ def main() -> None:
     difficulties = {family: make_difficulty(family, cfg.tasks.difficulty.get(family)) for family in FAMILIES}
     tokenizer_files = find_tokenizer(cfg.tokenizer)
     tokenizer = tokenizer_files.json_text()
-    check_template_tokens(tokenizer_from(tokenizer), cfg.tokenizer, cfg.chat_template)
+    template = template_with(tokenizer_files, cfg.chat_template)
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
@@ -88,7 +88,7 @@ def main() -> None:
             files = _write_generated(tasks, work / "generated") | own_files
             settings = ChatSettings(
                 tokenizer=tokenizer,
-                template=cfg.chat_template,
+                template=template,
                 seq_len=cfg.packing.seq_length,
                 too_long=cfg.packing.too_long,
                 # Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole.
@@ -148,14 +148,14 @@ def main() -> None:
             valid_path=paths.get("valid"),
             tokenizer_path=tokenizer_dir,
             seq_len=cfg.packing.seq_length,
-            chat_template=keep_template(cfg.chat_template, run.output_dir),
+            chat_template=keep_template(template, run.output_dir),
             metrics={
                 "curation": conversations.table.rows(),
                 "duplicates": chosen.duplicates,
                 "not_read_samples": conversations.samples,
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
-            reasoning=conversations.reasons(),
+            reasoning=conversations.reasons(template),
             sources=list(_lineage(cfg, tasks, own_files)),
         )
         dataset.save(move=True)

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
-from nemotron.kit.schemas.conversations import BinPacking, ChatTemplate, ConversationSource
+from nemotron.kit.schemas.conversations import BinPacking, ConversationSource, PackTemplate
 from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
@@ -62,7 +62,7 @@ class SFTDataConfig(DataPrepConfig):
     run: RunConfig
     seed: Seed = Field(1234, description="of packing order, held-out split and reasoning control")
     tokenizer: TokenizerLocation
-    chat_template: ChatTemplate = "nano3"
+    chat_template: PackTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own conversations; a path alone is a source, too")
     questions: Questions = Field([])

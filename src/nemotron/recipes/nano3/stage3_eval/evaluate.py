@@ -60,6 +60,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.data_prep.sources.questions import read_questions
 from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_complete, read_pipe
+from nemotron.kit.chat_template import load_template
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import iterate, walk
 from nemotron.kit.metrics import Progress
@@ -270,7 +271,8 @@ def evaluate_role(
 
     reasons = artifact.reasoning is not False  # a model trained without is asked without
     evaluation = score(cfg.tasks.base_samples if template is None else cfg.tasks.samples, thinking=reasons)
-    without = score(0, thinking=False) if cfg.tasks.reasoning_off and reasons and template is not None else None
+    can_switch = template is not None and load_template(template).has_switch("enable_thinking")
+    without = score(0, thinking=False) if cfg.tasks.reasoning_off and reasons and can_switch else None
     if held_out.text and (artifact.path / "tokenizer.json").read_bytes() != held_out.tokenizer:
         print(f"{role}: no bits per byte: the held-out text has tokens of another tokenizer", file=sys.stderr)
         return evaluation, without, {}

@@ -132,6 +132,22 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     assert outcomes(mine, "mine") == {"read": 1, "kept": 1, "not read: not a valid task": 1}
 
 
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [("stage2_rl", ("tasks.num_tasks=2000",)), pytest.param(PRETRAIN, QUICK, marks=pytest.mark.slow)],
+)
+def test_stopped_after_publishing_it_goes_on_and_publishes_nothing_twice(
+    tmp_path: Path, stage: str, words: tuple[str, ...]
+) -> None:
+    first = published(tmp_path, prepare(stage, tmp_path, *words))
+    [state] = [path for path in (tmp_path / "output").rglob("run.json") if "artifacts" not in path.parts]
+    # As a kill between publishing and the end of the run leaves it.
+    state.write_text(state.read_text().replace('"finished"', '"running"'))
+    assert published(tmp_path, prepare(stage, tmp_path, *words)).ref == first.ref
+    assert first.registry.versions(first.name) == [1]
+    assert json.loads(state.read_text())["attempts"] == 2
+
+
 def test_own_tasks_that_evaluation_asks_are_dropped_whatever_they_are_called(tmp_path: Path) -> None:
     evaluated = generate_tasks("math", "eval", 2)
     relabelled = [dict(task.to_dict(), canonical=_train_label()) for task in evaluated]

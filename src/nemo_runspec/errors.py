@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
 
 DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
@@ -210,8 +211,8 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         if not _disk_full(error):
             raise
         code = FAILED
-        where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-        report(error, f"no space left on device{where}", "free some space; the same command goes on where it was")
+        where = error.filename if isinstance(error, OSError) and error.filename else _fullest_folder()
+        report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
     _leave_exit_code(code)
     return code
 
@@ -245,6 +246,17 @@ def _disk_full(error: BaseException) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+def _fullest_folder() -> str:
+    """Of the folders that a run writes to, the one with the least space: for an error that names no file."""
+    import shutil
+    import tempfile
+
+    roots = [os.environ.get(OUTPUT_ROOT) or "output", os.environ.get(ARTIFACTS_ROOT, ""), tempfile.gettempdir()]
+    folders = [Path(root).expanduser().absolute() for root in roots if root and "://" not in root]
+    existing = [next(folder for folder in (root, *root.parents) if folder.is_dir()) for root in folders]
+    return str(min(existing, key=lambda folder: shutil.disk_usage(folder).free))
 
 
 def _leave_exit_code(code: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def raising(error: BaseException) -> int:
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "error: /x: Permission denied\n"),
         (OSError(errno.EROFS, "Read-only file system", "/x"), 2, "error: /x: Read-only file system\n"),
         (OSError(errno.ENOSPC, "full", "/x"), 1, "error: no space left on device: /x\n"),
-        (RuntimeError("Io error: No space left on device (os error 28)"), 1, "error: no space left on device\n"),
+        (RuntimeError("Io error: No space left on device (os error 28)"), 1, "error: no space left on device: /"),
     ],
 )
 def test_exit_codes_and_messages(
@@ -53,6 +54,23 @@ def test_exit_codes_and_messages(
     assert captured.err.startswith(text)
     assert captured.err.count("\n") <= 2
     assert captured.out == ""
+
+
+def test_a_full_disk_is_named_where_the_error_names_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow and safetensors do not say which file they were writing."""
+    full = tmp_path / "runs"
+    full.mkdir()
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(full / "not-made-yet"))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0 if path == full else 10))
+
+    def write() -> None:
+        raise RuntimeError("Error writing bytes: No space left on device")
+
+    assert run_main(write) == 1
+    assert capsys.readouterr().err.startswith(f"error: no space left on device: {full}\n")
 
 
 def test_the_outcome_of_main_is_its_exit_code() -> None:

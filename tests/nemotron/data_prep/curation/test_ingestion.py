@@ -60,7 +60,7 @@ def two_files(folder: Path) -> Path:
 
 def test_documents_have_names_of_their_own_and_are_split_by_their_text(tmp_path: Path) -> None:
     paths = every_format(tmp_path / "in", [{"body": f"text {i}"} for i in range(200)])
-    documents, table = ingest(tmp_path / "work", tmp_path / "in", column="body", valid_fraction=0.2)
+    documents, table = ingest(tmp_path / "work", *paths.values(), column="body", valid_fraction=0.2)
     assert len({document["id"] for document in documents}) == len(documents) == 200 * len(paths)
     assert table.read == table.kept and table.dropped == {}
     splits: dict[str, set[str]] = {}

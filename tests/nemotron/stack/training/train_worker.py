@@ -77,7 +77,9 @@ def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
     inputs = script.Data(loader, data, torch.ones(VOCAB_SIZE, dtype=torch.int64))
     directory = out / run.get("directory", run["name"])
     metrics = MetricsLog(directory / f"metrics{ranks.rank}.jsonl")
-    opened: Any = SimpleNamespace(dir=directory, resumed=run.get("resume", False), metrics=metrics)
+    opened: Any = SimpleNamespace(
+        dir=directory, resumed=run.get("resume", False), metrics=metrics, config={}, write_state=lambda *_, **__: None
+    )
     with Checkpoints(directory / "checkpoints", "the same run", cfg.checkpoint.keep_last) as checkpoints:
         stop = StopAfter(metrics, run.get("stop_after"))
         session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, bf16=False)

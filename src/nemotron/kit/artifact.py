@@ -378,6 +378,8 @@ class Checkpoint(Artifact):
 class Model(Checkpoint):
     """A model to use: config.json, model.safetensors and tokenizer in Hugging Face layout."""
 
+    exported_path: Path | None = Field(default=None, description="payload of the artifact that it was exported from")
+
     num_parameters: int | None = Field(default=None, ge=1)
 
     def _check(self) -> None:

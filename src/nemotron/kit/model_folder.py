@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import payload_digest, sha256_file
 from nemo_runspec.errors import UserError
@@ -36,9 +38,10 @@ TOKENIZER_FILES = (
 )
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+ORIGIN_FILE = "nemotron.json"  # which artifact an exported model is, and what went into it
 MANIFEST_FILE = "manifest.sha256"
 # What the manifest of an exported model covers; the card is prose, and for people to edit.
-LISTED_FILES = (CONFIG_FILE, INDEX_FILE, GENERATION_FILE, *TOKENIZER_FILES)
+LISTED_FILES = (CONFIG_FILE, INDEX_FILE, GENERATION_FILE, ORIGIN_FILE, *TOKENIZER_FILES)
 
 
 def is_model_file(name: str) -> bool:
@@ -82,7 +85,7 @@ def adopt_model(place: str, registry: Registry, publish: bool = True) -> Version
         UserError: see `model_folder` and `check_model_folder`.
     """
     if not publish and place.startswith(HUB):  # a dry run downloads nothing
-        _hub_address(place)
+        hub_address(place)
         return None
     folder, where = model_folder(place)
     if folder.is_relative_to(registry.local_root):
@@ -93,7 +96,7 @@ def adopt_model(place: str, registry: Registry, publish: bool = True) -> Version
 
 def artifact_name(place: str) -> str:
     """What an artifact made of this place is called: the last part of its path."""
-    name = _hub_address(place)[0] if place.startswith(HUB) else str(Path(place).expanduser().absolute())
+    name = hub_address(place)[0] if place.startswith(HUB) else str(Path(place).expanduser().absolute())
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(name).name).lstrip("._-") or "model"
 
 
@@ -119,15 +122,51 @@ def publish_folder(
         payload.mkdir()
         for each in names:
             (payload / each).symlink_to((folder / each).resolve())
-        source = Source(name=where, detail="a model from elsewhere")
+        origin, exported = read_origin(folder), None
+        sources = [Source(name=where, detail="a model from elsewhere")]
+        if origin is not None:
+            ref, _, digest = origin.artifact.partition("@")
+            sources = [Source(name=where, detail=f"an export of {ref}")]
+            try:
+                exported = registry.resolve(origin.artifact).path
+            except UserError:  # of another registry
+                sources += [Source(name=ref, sha256=digest, detail="as its export says"), *origin.sources]
+            known = {"step": origin.step, "tokens": origin.tokens, "reasoning": origin.reasoning}
+            fields = {**known, "exported_path": exported, **fields}
+        template = payload if has_template(folder) else family_template
+        if origin is not None and origin.is_base:
+            template = None
         model = Model(
             path=payload,
-            step=0,
             tokenizer_path=payload,
-            chat_template=payload if has_template(folder) else family_template,
-            **{"num_parameters": num_parameters(folder), "sources": [source], **fields},
+            chat_template=template,
+            **{"step": 0, "num_parameters": num_parameters(folder), "sources": sources, **fields},
         )
         return model.save(name).version
+
+
+class Origin(BaseModel):
+    """What an exported model says of the artifact that it was: `artifact` as `name:3@<digest>`."""
+
+    artifact: str = Field(pattern=r"^[^:@]+:[0-9]+@[0-9a-f]{64}$")
+    is_base: bool
+    step: int
+    tokens: int | None
+    reasoning: bool | None
+    sources: list[Source]
+
+    def write(self, folder: Path) -> None:
+        """Put it beside the weights."""
+        (folder / ORIGIN_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Where an exported model comes from; None for one that does not say. UserError: it cannot be read."""
+    path = folder / ORIGIN_FILE
+    try:
+        return Origin.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError as error:
+        raise UserError(f"{path}: not what an export writes: {str(error).splitlines()[0]}") from error
 
 
 def num_parameters(folder: Path) -> int:
@@ -148,7 +187,7 @@ def num_parameters(folder: Path) -> int:
     return total
 
 
-def _hub_address(place: str) -> tuple[str, str | None]:
+def hub_address(place: str) -> tuple[str, str | None]:
     """ORG/NAME and the revision of an address."""
     match = re.fullmatch(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(.+))?", place.removeprefix(HUB))
     if match is None:
@@ -157,7 +196,7 @@ def _hub_address(place: str) -> tuple[str, str | None]:
 
 
 def _from_hub(place: str) -> tuple[Path, str]:
-    name, revision = _hub_address(place)
+    name, revision = hub_address(place)
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

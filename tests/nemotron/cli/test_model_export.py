@@ -59,6 +59,7 @@ def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, nemo
             {
                 "model": "nano3-sft-model-tiny:1",
                 "output": "out",
+                "push": None,
                 "dtype": "bfloat16",
                 "max_shard_size": "1GB",
                 "force": True,

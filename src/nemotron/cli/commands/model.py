@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.config.inputs import is_place
 from nemotron.cli.tool import become_tool
 
 model = typer.Typer(help="Models to and from Hugging Face: export, import.", no_args_is_help=True)
@@ -15,8 +16,14 @@ model = typer.Typer(help="Models to and from Hugging Face: export, import.", no_
 
 @model.command("export")
 def export(
-    ref: Annotated[str, typer.Argument(metavar="NAME", help="A model artifact: NAME, NAME:VERSION or art://NAME.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The directory to write.")],
+    ref: Annotated[
+        str, typer.Argument(metavar="MODEL", help="NAME or NAME:VERSION of an artifact, a directory, hf://ORG/NAME.")
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The directory to write.")] = None,
+    push: Annotated[
+        str | None,
+        typer.Option("--push", help="Upload it to hf://ORG/NAME, with the model card; a new repository is private."),
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="Of the weights: auto (as they are), float32, bfloat16 or float16.")
     ] = "auto",
@@ -32,9 +39,18 @@ def export(
     Examples:
       nemotron nano3 model export nano3-rl-model-tiny -o my-model
       nemotron nano3 model export nano3-sft-model-small:2 -o my-model --dtype bfloat16
+      nemotron nano3 model export nano3-rl-model-tiny --push hf://me/my-model
     """
-    model = Registry.default().resolve(ref).ref
-    become_tool("model_export.py", model=model, output=output, dtype=dtype, max_shard_size=max_shard_size, force=force)
+    model = ref if is_place(ref) else Registry.default().resolve(ref).ref
+    become_tool(
+        "model_export.py",
+        model=model,
+        output=output,
+        push=push,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        force=force,
+    )
 
 
 @model.command("import")

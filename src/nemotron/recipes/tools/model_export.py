@@ -11,20 +11,26 @@ if __name__ == "__main__":  # importing torch takes seconds, in which Ctrl-C is 
 
     end_on_signals()
 
+import contextlib
+import dataclasses
 import json
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nemo_runspec.errors import UserError
-from nemotron.kit import Model
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config.inputs import is_place
+from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.installation import install_line
+from nemotron.kit import Model, Source
 from nemotron.kit.chat_template import load_template, token_text
-from nemotron.kit.lineage import walk
-from nemotron.kit.model_folder import CARD_FILE, GENERATION_FILE, TOKENIZER_FILES
+from nemotron.kit.lineage import raw_sources, walk
+from nemotron.kit.model_folder import CARD_FILE, GENERATION_FILE, TOKENIZER_FILES, Origin, adopt_model, hub_address
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import whole_directory, write_manifest
 from nemotron.recipes.tools.options import run_tool
@@ -49,10 +55,11 @@ KEPT_KEYS = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_tok
 
 @dataclass(frozen=True)
 class Options:
-    """Of `nemotron FAMILY model export`. `model` is an artifact's reference."""
+    """Of `nemotron FAMILY model export`. `model`: an artifact's reference, a directory or an hf:// address."""
 
     model: str
-    output: str
+    output: str | None
+    push: str | None
     dtype: str
     max_shard_size: str
     force: bool
@@ -76,8 +83,17 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     write_generation_config(model, folder, others)
     registry = model.version.registry
     shown_dtype = str(main_dtype).removeprefix("torch.")
-    card = model_card(model.version, walk(model.ref, registry), registry, config, shown_dtype)
+    lineage = walk(model.ref, registry)
+    card = model_card(model.version, lineage, registry, config, shown_dtype)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
+    Origin(
+        artifact=model.version.pinned,
+        is_base=model.template is None,
+        step=model.step,
+        tokens=model.tokens,
+        reasoning=model.reasoning,
+        sources=[Source(**dataclasses.asdict(source)) for source in raw_sources(lineage)],
+    ).write(folder)
     write_manifest(folder)
 
 
@@ -136,13 +152,59 @@ def write_generation_config(model: Model, folder: Path, others: dict[str, Any]) 
     (folder / GENERATION_FILE).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
 
 
+def push(folder: Path, address: str, ref: str) -> None:
+    """Upload the directory, card included, as one commit; a repository that does not exist is made, and is private.
+
+    Raises:
+        UserError: huggingface_hub is not installed, or there is no token.
+        RunFailed: the Hub does not take it.
+    """
+    from huggingface_hub import HfApi
+
+    name = hub_address(address)[0]
+    try:
+        api = HfApi()
+        api.create_repo(name, private=True, exist_ok=True)
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=ref)
+    except Exception as error:  # its HTTP library raises what has no base class in common with the Hub's own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunFailed(f"{address}: not uploaded: {reason}", "the token needs the right to write there") from error
+    print(f"{ref} -> {address}@{commit.oid}", file=sys.stderr)
+
+
+def check_push(address: str) -> None:
+    """Refuse what `push` could not do, before the export."""
+    if hub_address(address)[1] is not None:
+        raise UserError(f"--push {address}: a revision cannot be chosen", "write hf://ORG/NAME")
+    try:
+        from huggingface_hub import get_token
+    except ImportError:
+        raise UserError("--push needs huggingface_hub", install_line("hf")) from None
+    if get_token() is None:
+        raise UserError("--push needs a token of the Hub", "set HF_TOKEN, or log in: hf auth login")
+
+
 def main(options: Options) -> None:
-    """Verify the artifact, write the directory."""
+    """Verify the artifact, write the directory, upload it."""
     dtype, max_shard_size = parse_dtype(options.dtype), parse_size(options.max_shard_size)
-    with whole_directory(Path(options.output), options.force) as folder:
-        model = Model.load(options.model)
-        export(model, folder, dtype, max_shard_size)
-    print(f"{model.ref} -> {options.output}", file=sys.stderr)
+    if options.push is not None:
+        check_push(options.push)
+    elif options.output is None:
+        raise UserError("where to? --output DIR, --push hf://ORG/NAME, or both")
+    with contextlib.ExitStack() as area:
+        output = Path(options.output or area.enter_context(tempfile.TemporaryDirectory()))
+        with whole_directory(output, options.force) as folder:
+            ref = options.model
+            if is_place(ref):
+                version = adopt_model(ref, Registry.default())
+                assert version is not None  # it publishes
+                ref = version.ref
+            model = Model.load(ref)
+            export(model, folder, dtype, max_shard_size)
+        if options.output is not None:
+            print(f"{model.ref} -> {options.output}", file=sys.stderr)
+        if options.push is not None:
+            push(output, options.push, model.ref)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hub_uploads import running_uploads
 from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
@@ -84,7 +85,7 @@ def exported(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DEFAULTS: dict[ModuleType, dict[str, Any]] = {
-    model_export: {"output": "out", "dtype": "auto", "max_shard_size": "5GB", "force": False},
+    model_export: {"output": "out", "push": None, "dtype": "auto", "max_shard_size": "5GB", "force": False},
     model_import: {"family": "nano3", "name": None, "revision": None},
 }
 
@@ -174,7 +175,7 @@ def test_an_export_comes_back_to_the_bit(published: Path, exported: Path, tmp_pa
     assert run(model_export, model="back", output=tmp_path / "out", artifacts=tmp_path)[0] == 0
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (exported / name).read_bytes(), name
-    assert "optimizer steps" not in (tmp_path / "out" / "README.md").read_text()
+    assert "| optimizer steps | 70 |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_directory_that_is_not_empty_is_left_alone(published: Path, exported: Path, tmp_path: Path) -> None:
@@ -343,3 +344,48 @@ def test_of_two_exports_into_one_directory_the_slower_one_is_refused(tmp_path: P
         quicker.rename(output)
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert (output / "config.json").read_text() == "quicker"
+
+
+def test_an_import_knows_where_the_export_came_from(published: Path, exported: Path, tmp_path: Path) -> None:
+    original = Registry(published).resolve("nano3-sft-model-tiny")
+    # In the same registry the lineage goes on.
+    here = shutil.copytree(published, tmp_path / "here")
+    assert run(model_import, source=exported, artifacts=here)[0] == 0
+    record = Registry(here).resolve("model").record
+    assert record["inputs"]["exported"] == original.pinned
+    assert [source["detail"] for source in record["sources"]] == [f"an export of {original.ref}"]
+    assert (record["fields"]["step"], record["fields"]["tokens"]) == (70, 4096)
+    # Elsewhere its raw sources are known, and which artifact it was.
+    assert run(model_import, source=exported, artifacts=tmp_path / "there")[0] == 0
+    record = Registry(tmp_path / "there").resolve("model").record
+    assert "exported" not in record["inputs"]
+    assert [source["name"] for source in record["sources"]] == [str(exported), original.ref, "the-raw-text"]
+    assert record["sources"][1]["sha256"] == original.digest
+    (broken := shutil.copytree(exported, tmp_path / "broken")).joinpath("manifest.sha256").unlink()
+    (broken / "nemotron.json").write_text("{}")
+    code, said = run(model_import, source=broken, artifacts=tmp_path / "there")
+    assert code == 2 and "nemotron.json: not what an export writes" in said
+
+
+def test_a_model_is_uploaded_with_its_card(
+    published: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    chosen = {"model": "nano3-sft-model-tiny", "output": None, "push": "hf://me/mine", "artifacts": published}
+    assert "--push needs a token of the Hub" in run(model_export, **chosen)[1]
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    with running_uploads() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        code, said = run(model_export, **chosen)
+        assert (code, hub.tokens) == (0, {"hf_good"}), said
+        assert hub.created[0]["visibility"] == "private" and hub.messages == ["nano3-sft-model-tiny:2"]
+        assert said.endswith(f"nano3-sft-model-tiny:2 -> hf://me/mine@{'a' * 40}\n")
+        assert hub.files == {path.name: path.read_bytes() for path in exported.iterdir()}
+        hub.refused = True
+        code, said = run(model_export, **chosen)
+        assert code == 1 and "hf://me/mine: not uploaded: " in said and "hf_good" not in said
+    assert run(model_export, **{**chosen, "push": "hf://me/mine@v2"})[0] == 2
+    assert run(model_export, **{**chosen, "push": None})[0] == 2

@@ -104,6 +104,12 @@ def list_files(
     return unique
 
 
+def check_not_empty(source: str, files: Sequence[SourceFile]) -> None:
+    """UserError for a source whose files have not a byte: seen before any work is done."""
+    if not any(file.size for file in files):
+        raise UserError(f"source {source!r} is empty: 0 bytes in {', '.join(file.name for file in files[:3])}")
+
+
 def described(passed_over: Mapping[str, int]) -> str:
     """Counts of what was passed over, for people, the most frequent first."""
     ranked = sorted(passed_over.items(), key=lambda item: (-item[1], item[0]))

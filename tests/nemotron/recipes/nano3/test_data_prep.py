@@ -287,6 +287,11 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
         ("stage1_sft", ["run.tokenizer=null", "chat_template=nano2", "tokenizer=."], "has no token <SPECIAL_10>"),
         ("stage1_sft", ["run.tokenizer=null", "tokenizer=nowhere"], "no such file: nowhere"),
+        (
+            "stage1_sft",
+            ["run.tokenizer=null", "tokenizer=.", "sources=[{name: own, paths: [empty.jsonl]}]"],
+            "source 'own' is empty: 0 bytes in",
+        ),
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
         ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),

@@ -45,7 +45,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
-from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.locations import check_not_empty, list_files
 from nemotron.data_prep.sources.reading import check_kept, check_skipped
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with
 from nemotron.data_prep.work.engines import open_engine
@@ -78,6 +78,8 @@ def main() -> None:
                 )
                 for source in cfg.sources
             }
+            for name, listed in files.items():
+                check_not_empty(name, listed)
             if cfg.example.num_conversations:
                 path = work / "example.jsonl"
                 write_example(path, apply_scale(cfg.example.num_conversations, cfg.scale), cfg.example.seed)

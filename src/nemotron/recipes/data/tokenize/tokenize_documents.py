@@ -42,7 +42,7 @@ import tokenizers
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.files import FORMATS
-from nemotron.data_prep.sources.locations import described, list_files
+from nemotron.data_prep.sources.locations import check_not_empty, described, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import Reading, check_kept, check_skipped
 from nemotron.data_prep.sources.warc import require_extra
@@ -99,6 +99,7 @@ def main() -> None:
                 rules[source.name] = SourceRules(reading, cfg.valid_fraction(source), cfg.test_fraction(source))
                 formats = source.formats or FORMATS
                 listed = list_files(source.paths, formats, passed_over, on_error=cfg.on_error(source))
+                check_not_empty(source.name, listed)
                 require_extra(listed)
                 inputs.append(SourceInput(source.name, listed, source.max_documents, source.max_tokens))
             settings = {

@@ -45,7 +45,7 @@ from nemotron.data_prep.chat import pack, spool
 from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
-from nemotron.data_prep.sources.locations import lineage_sources, list_files
+from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reading import Reading, check_kept
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with
@@ -78,6 +78,8 @@ def main() -> None:
     own_files = {
         source.name: list_files(source.paths, RECORD_FORMATS, on_error=source.on_error) for source in cfg.sources
     }
+    for name, listed in own_files.items():
+        check_not_empty(name, listed)
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here

@@ -152,3 +152,17 @@ def test_a_family(fork: Fork) -> None:
     assert "writes    mine-rl-model-smoke" in plan and "nano3" not in plan
     assert fork.registry.names() == ["mine-pretrain-data-smoke"]
     assert lint(fork).returncode == 0, lint(fork).stdout
+
+
+@pytest.mark.slow
+def test_what_the_copied_docs_show_starts_nothing(fork: Fork) -> None:
+    """The test of documented commands takes those of a renamed copy as it takes ours: each is a dry run."""
+    fork.do("A family of your own")
+    for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md", "env.example.toml", "pyproject.toml"):
+        shutil.copyfile(ROOT / name, fork.project / name)
+    for name in ("docs", "tests"):
+        shutil.copytree(ROOT / name, fork.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = f"{sys.executable} -m pytest -q -p no:cacheprovider tests/test_commands_in_docs.py -k mine"
+    printed = fork.run(command, fork.project)
+    assert re.search(r"^(\d+) passed", printed, re.MULTILINE), printed
+    assert not list(fork.project.rglob("*.safetensors"))

@@ -111,6 +111,11 @@ def test_packed_rows_and_their_artifact(
     by_name = nemotron("data preview my-pack -n 9", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
     assert by_name.returncode == 0, by_name.stderr
     assert by_name.stdout.count("{+two and two") == 6
+    # Another tokenizer would show another text.
+    other = tmp_path / "other.json"
+    other.write_text((tokenizer / "tokenizer.json").read_text().replace('"<pad>"', '"<nil>"'))
+    refused = nemotron(f"data preview my-pack --tokenizer {other}", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
+    assert refused.returncode == 2 and "my-pack:1 was packed with another tokenizer than" in refused.stderr
     # The tokenizer of an artifact, for what has none; of a row not more than was asked for.
     line = f"data preview {payload / 'train.parquet'} --tokenizer my-pack --sequences 1"
     some = nemotron(line, RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))

@@ -226,7 +226,13 @@ def main(options: Options) -> None:
             "as in --tokenizer nano3-pretrain-data-tiny, which nemotron nano3 data prep pretrain -c tiny makes",
         )
     location = _tokenizer_of_artifact(location) or location
-    tokenizer = tokenizer_from(find_tokenizer(location).json_text())
+    text = find_tokenizer(location).json_text()
+    if place.packed and place.tokenizer and find_tokenizer(place.tokenizer).json_text() != text:
+        raise UserError(
+            f"{place.title} was packed with another tokenizer than {location}",
+            f"leave --tokenizer out: its own is in {place.tokenizer}",
+        )
+    tokenizer = tokenizer_from(text)
     if place.files:
         check_template_tokens(tokenizer, location, options.template)
     rows = (

@@ -79,7 +79,7 @@ def test_what_was_not_published_so_is_refused(machine, payload, tmp_path):
 def test_a_version_that_was_removed_is_gone_and_its_number_not_given_again(machine, payload):
     for _ in range(2):
         last = Registry(ROOT).publish("corpus", payload, RECORD)
-    last.registry.remove(last)
+    last.registry.remove("corpus:2")
     assert last.registry.versions("corpus") == [1] and not last.path.exists()
     with pytest.raises(UserError, match="no version 2"):
         last.registry.resolve("corpus:2")

@@ -46,7 +46,7 @@ def chat(
     \b
     Examples:
       nemotron nano3 chat
-      nemotron nano3 chat --stage sft --no-thinking "What is 728+654?"
+      nemotron nano3 chat --stage sft "What is 728+654?"
       nemotron nano3 chat -m ./my-model
       echo "def main(" | nemotron nano3 chat --stage pretrain
     """

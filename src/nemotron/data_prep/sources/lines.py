@@ -167,7 +167,8 @@ def read_json(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
 def _read_array(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """The objects of a JSON array, one at a time. `Row.index` counts its items.
 
-    DamagedError: what is no JSON, or an item that is longer than records may be. What follows it cannot be found.
+    DamagedError: what is no JSON, or an item that is longer than records may be: what follows it cannot be found. Or
+    anything but white space behind the array.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     decode = json.JSONDecoder().raw_decode
@@ -189,6 +190,7 @@ def _read_array(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
             while True:
                 at = _BETWEEN_ITEMS.match(text, at).end()  # type: ignore[union-attr]  # nothing is a match, too
                 if text.startswith("]", at):
+                    _check_end(text[at + 1 :], stream, decoder, index)
                     return
                 try:
                     value, end = decode(text, at)
@@ -205,6 +207,21 @@ def _read_array(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
                 index, at = index + 1, end
             if len(text) - at > reading.max_record_bytes:
                 raise DamagedError(f"item {index + 1} is longer than {reading.max_record_bytes} bytes")
+
+
+def _check_end(rest: str, stream: BinaryIO, decoder: codecs.IncrementalDecoder, items: int) -> None:
+    """DamagedError: something follows an array of so many items. `rest`: what was decoded behind its bracket."""
+    is_whole = False
+    while not rest.strip():
+        if is_whole:
+            return
+        data = stream.read(_BUFFER)
+        is_whole = not data
+        try:
+            rest = decoder.decode(data, final=is_whole)
+        except UnicodeDecodeError as error:
+            raise DamagedError(f"not UTF-8 behind the array of {items} items") from error
+    raise DamagedError(f"{rest.strip()[:20]!r} behind the array of {items} items")
 
 
 def _may_go_on(error: Exception, text: str) -> bool:

@@ -189,7 +189,7 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_er
     if not is_folder and "**" not in location:  # with `**`, what is in the folders matches, too
         folders = sum(Path(name).is_dir() for name in glob.glob(str(path)))  # noqa: PTH207  takes absolute patterns
         counts.update({"folder": folders} if folders else {})
-    files, perhaps = [], []
+    files = []
     for name in names:
         try:
             file = _source_file(name, formats)
@@ -198,16 +198,20 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_er
             continue
         if not isinstance(file, SourceFile):
             counts[file] += 1
-        elif is_folder and (known := format_of(name)) is not None and known[0] in SETTINGS_TOO:
-            perhaps.append(file)
         else:
             files.append(file)
-    if files:
-        counts.update(_suffix(file.name) for file in perhaps)
-    files = files or perhaps
     if not files:
         raise _nothing_readable(location, formats, counts)
-    return files
+    return _without_settings(files, counts) if is_folder else files
+
+
+def _without_settings(files: list[SourceFile], counts: Counter[str]) -> list[SourceFile]:
+    """Of a folder's files those that are data: `SETTINGS_TOO` only where nothing else is. The others are counted."""
+    settings = {file.uri for file in files if (known := format_of(file.name)) and known[0] in SETTINGS_TOO}
+    if len(settings) == len(files):
+        return files
+    counts.update(_suffix(file.name) for file in files if file.uri in settings)
+    return [file for file in files if file.uri not in settings]
 
 
 def _source_file(name: str, formats: Sequence[Format]) -> SourceFile | str:
@@ -266,7 +270,7 @@ def _remote(location: str, formats: Sequence[Format], counts: Counter[str]) -> l
             counts[_suffix(name) or "no suffix"] += 1
     if not files:
         raise _nothing_readable(redact(location), formats, counts)
-    return files
+    return files if glob.has_magic(location) else _without_settings(files, counts)
 
 
 def find_objects(location: str) -> list[StoredObject]:

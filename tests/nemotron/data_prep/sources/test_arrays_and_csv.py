@@ -35,7 +35,8 @@ def test_an_array_gives_what_json_reads(
     tmp_path_factory: pytest.TempPathFactory, items: list[Any], buffer: int, indent: int | None, ascii_only: bool
 ) -> None:
     path = tmp_path_factory.mktemp("array") / "a.json"
-    path.write_text(" " * (buffer % BEGIN_BYTES) + json.dumps(items, indent=indent, ensure_ascii=ascii_only), "utf-8")
+    blank = " " * (buffer % BEGIN_BYTES)
+    path.write_text(blank + json.dumps(items, indent=indent, ensure_ascii=ascii_only) + 3 * blank + "\n", "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_BUFFER", buffer)  # bytes that arrive at a time
         rows, report = read(path, on_error="skip", required=())
@@ -52,6 +53,10 @@ def test_an_array_gives_what_json_reads(
         ('[{"text": "a"}', r"not a readable JSON file \(item 2: Expecting value\)", 1),
         ('[{"text": "a"}, {"text": b}, {"text": "c"}]', r"not a readable JSON file \(item 2: Expecting value\)", 1),
         ('[{"text": "a"}, {"text": "%s"}]' % ("x" * 50_000), "item 2 is longer than 4000 bytes", 1),
+        ('[{"text": "a"}]\n[{"text": "b"}]', r"'\[\{\"text\": \"b\"\}\]' behind the array of 1 items", 1),
+        ('[{"text": "a"}]%s{"text": "b"}' % (" " * 9000), "behind the array of 1 items.*a.json:1 is not read", 1),
+        ('[{"text": "a"}]]', r"'\]' behind the array of 1 items", 1),
+        ("[]x", "'x' behind the array of 0 items", 0),
         ("[" * 100_000, r"not a readable JSON file \(item 1", 0),
     ],
 )

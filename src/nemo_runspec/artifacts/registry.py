@@ -217,11 +217,15 @@ class Registry:
 
     def find_published(self, name: str, fingerprint: str) -> Version | None:
         """The newest version of `name` whose producer had this fingerprint, or None; unreadable ones are passed."""
+        return self._newest_by(name, "fingerprint", fingerprint)
+
+    def _newest_by(self, name: str, key: str, value: str) -> Version | None:
+        """The newest version of `name` whose record has `value` under this key of its producer."""
         for number in reversed(self.versions(name)):
             with contextlib.suppress(UserError):
                 version = self._read(name, number)
                 producer = version.record.get("producer")
-                if isinstance(producer, dict) and producer.get("fingerprint") == fingerprint:
+                if isinstance(producer, dict) and producer.get(key) == value:
                     return version
         return None
 
@@ -244,7 +248,7 @@ class Registry:
             move: hard-link the files instead of copying them and remove `source` after the version stands.
             run_files: what is to stand beside the payload of the run that makes it, by file name.
             once: for a run that goes on: return the version that it published before it was stopped, if there is one:
-                that of the same fingerprint in `record["producer"]` with the same payload, and sound.
+                that of the same `record["producer"]["run"]` with the same payload, and sound.
 
         Safe beside other publishers of the same name and under kill -9: a version is there whole or not at all. Raises
         UserError for a bad name, record or source, RunFailed when the disk is full or not writable, or the store does
@@ -270,8 +274,8 @@ class Registry:
         return version
 
     def _published_before(self, name: str, draft: Draft) -> Version | None:
-        fingerprint = draft.record.get("producer", {}).get("fingerprint")
-        version = self.find_published(name, fingerprint) if fingerprint else None
+        run = draft.record.get("producer", {}).get("run")
+        version = self._newest_by(name, "run", run) if run else None
         if version is None or set(version.files) != set(draft.names):
             return None
         if any(sha256_file(draft.origin(file)) != sha256 for file, sha256 in version.files.items()):

@@ -19,6 +19,7 @@ class Producer(BaseModel):
     `name` the script's runspec name, `argv` the command line that the user typed, program first.
     `git_commit` ends in `-dirty` when tracked files were changed, and is None outside a repository. `code_digest`
     covers the code that was sent to a cluster, uncommitted changes included; None if the script ran where it lies.
+    `run` is the id of the run, the same in all its attempts; None outside a run.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -26,6 +27,7 @@ class Producer(BaseModel):
     script: str
     name: str | None = None
     fingerprint: str | None = None
+    run: str | None = None
     git_commit: str | None = None
     code_digest: str | None = None
     argv: list[str] = []

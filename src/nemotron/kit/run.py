@@ -18,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -116,7 +117,8 @@ class Run:
         if config is not None:
             job = config.parent / "job.yaml"
             argv = (read_yaml(job.read_text(encoding="utf-8"), shown(job))[0] or {}).get("argv")
-        return producer_of(self.spec.script_path, name=self.name, fingerprint=self.fingerprint, argv=argv)
+        producer = producer_of(self.spec.script_path, name=self.name, fingerprint=self.fingerprint, argv=argv)
+        return producer.model_copy(update={"run": self._state["id"]})
 
     def config_file(self) -> Path | None:
         """The config that a launcher wrote for this job beside a `job.yaml`; None for a script started by hand.
@@ -327,6 +329,7 @@ def _take_over(run: Run, *, resume: bool) -> None:
     run.output_dir.mkdir(exist_ok=True)
     run.write_state(
         "running",
+        id=before["id"] if run.resumed and "id" in before else secrets.token_hex(8),
         fingerprint=run.fingerprint,
         name=run.name,
         resumed=run.resumed,

@@ -87,6 +87,21 @@ def test_a_run_that_goes_on_publishes_nothing_twice(script, raw, tmp_path, monke
     assert again.resumed and publish(again).ref == "toy-train-model-tiny:4"  # nobody can use what is damaged
 
 
+def test_a_run_that_goes_on_publishes_although_another_run_made_the_same(script, raw, tmp_path, monkeypatch):
+    """Else `latest` would stay what was published in between."""
+
+    def publish(run):
+        with run:
+            return Model(path=write_model(run.output_dir), step=3, dataset_path=raw.path).save().ref
+
+    assert publish(opened(script)) == "toy-train-model-tiny:1"
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(Registry.default().root))
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "elsewhere"))
+    opened(script).close(finished=False)
+    resumed = opened(script)
+    assert resumed.resumed and publish(resumed) == "toy-train-model-tiny:2"
+
+
 def test_killed_between_publishing_and_taking_note_of_it(script, raw):
     body = (
         "import os, sys; from nemo_runspec.config import load_script_config\n"

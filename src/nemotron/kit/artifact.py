@@ -82,7 +82,9 @@ class Artifact(BaseModel):
     sources: list[Annotated[Source, BeforeValidator(_source)]] = []
     _version: Version | None = PrivateAttr(default=None)
 
-    def save(self, name: str | None = None, run: Run | None = None, *, move: bool = False) -> Self:
+    def save(
+        self, name: str | None = None, run: Run | None = None, *, move: bool = False, registry: Registry | None = None
+    ) -> Self:
         """Publish as the next version of `name`, and point `path` and the other paths at what was published.
 
         Inputs are what the run (without one, this process) has loaded, and the artifacts that fields point into. A run
@@ -93,6 +95,7 @@ class Artifact(BaseModel):
                 name and what it is: `train-model` of train.py.
             run: whose inputs and identity go into the record; default: the run that `open_run` opened.
             move: do not copy the payload but move it (same file system: no second copy on disk).
+            registry: where it is published; default: that of the run, without one `Registry.default()`.
 
         Raises UserError when there is no payload, or one that is not of this type (weights that are not finite, data
         without a record), or a path field names nothing; RunFailed on a full disk.
@@ -103,7 +106,7 @@ class Artifact(BaseModel):
         name = name or (run.artifact_name(isinstance(self, Results)) if run else _default_name(self.role()))
         if name is None:
             raise UserError(f"{type(self).__name__}.save() has no name", "set run.output in the config, or pass a name")
-        registry = run.registry if run else Registry.default()
+        registry = registry or (run.registry if run else Registry.default())
         self._prepare()
         for field, path in self._paths().items():
             _check_path(f"{type(self).__name__}.{field}", path)

@@ -142,7 +142,7 @@ def publish_folder(
             chat_template=template,
             **{"step": 0, "num_parameters": num_parameters(folder), "sources": sources, **fields},
         )
-        return model.save(name).version
+        return model.save(name, registry=registry).version
 
 
 class Origin(BaseModel):

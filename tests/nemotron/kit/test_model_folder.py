@@ -74,6 +74,14 @@ def test_a_directory_is_published_once(registry: Registry, folder: Path) -> None
     assert adopt_model(str(version.path), registry) == version  # a path in the registry is what lies there
 
 
+def test_a_directory_is_published_where_it_is_looked_up(registry: Registry, folder: Path, tmp_path: Path) -> None:
+    other = Registry(tmp_path / "artifacts of a profile")
+    version = adopt_model(str(folder), other)
+    assert version is not None and version.directory == other.local_root / "my-model/1"
+    assert adopt_model(str(folder), other) == version
+    assert other.names() == ["my-model"] and registry.names() == ["nano3-sft-data-tiny"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

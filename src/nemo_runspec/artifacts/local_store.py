@@ -71,7 +71,7 @@ class LocalStore:
     def remove(self, name: str, number: int) -> None:
         """Remove a version: gone in one step, its number never to be given again. OSError where the disk fails."""
         home = self.root / name
-        write_in_one_step(home / _LAST, f"{max(self.versions(name), default=number)}\n")
+        write_in_one_step(home / _LAST, f"{max([number, *self.versions(name), *_removed(home)])}\n")
         with aside_directory(self.root) as directory:
             (home / str(number)).rename(directory / str(number))
 

@@ -22,7 +22,7 @@ def chosen(registry: Registry, references: Iterable[str]) -> list[str]:
         number = reference.version
         if number is None and text.removeprefix("art://") == reference.name and registry.versions(reference.name):
             refs += [f"{reference.name}:{each}" for each in registry.versions(reference.name)]
-        elif number is not None and number in registry.versions(reference.name):
+        elif number in registry.versions(reference.name) and reference.digest is None:  # its record may be damaged
             refs.append(f"{reference.name}:{number}")
         else:
             refs.append(registry.resolve(text).ref)

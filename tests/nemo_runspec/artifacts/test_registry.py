@@ -213,3 +213,11 @@ def test_finding_what_a_fingerprint_published(registry, payload):
         registry.publish("model", payload, {**RECORD, "producer": {"fingerprint": fingerprint}})
     assert registry.find_published("model", "aaaa").version == 3
     assert registry.find_published("model", "dddd") is None and registry.find_published("none", "aaaa") is None
+
+
+def test_no_number_is_given_again_however_many_versions_are_removed(registry, payload):
+    for _ in range(3):
+        registry.publish("corpus", payload, RECORD)
+    for ref in ("corpus:3", "corpus:2", "corpus:1"):
+        registry.remove(ref)
+    assert registry.publish("corpus", payload, RECORD).ref == "corpus:4"

@@ -131,6 +131,14 @@ def test_rm_refuses_what_others_were_made_from_and_gives_no_number_twice(
     assert Registry(tmp_path / "store").publish("some-model", source, {}).ref == "some-model:4"
 
 
+def test_rm_compares_the_digest_of_a_reference(published: dict[str, Version], tmp_path: Path) -> None:
+    refused = run(f"rm some-model:2@{published['first'].digest}").exception
+    assert isinstance(refused, UserError) and "has digest" in refused.message
+    assert left(tmp_path) == {"some-data": [1], "some-model": [1, 2]}
+    assert run(f"rm some-model:2@{published['first'].registry.resolve('some-model:2').digest[:12]}").exit_code == 0
+    assert left(tmp_path) == {"some-data": [1], "some-model": [1]}
+
+
 def test_rm_with_force_says_whose_lineage_ends(published: dict[str, Version], tmp_path: Path) -> None:
     done = run("rm --force some-data")
     assert done.exit_code == 0

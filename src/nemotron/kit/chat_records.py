@@ -7,7 +7,8 @@
     {"instruction": "…", "input": "…", "output": "…"}                                            Alpaca
     {"prompt": "…", "completion": "…"}                                  both may be lists of messages
     {"question": "…", "answer": "…"}
-    {"prompt": "…", "chosen": "…", "rejected": "…"}                     a preference pair: the chosen one is learnt
+    {"prompt": "…", "chosen": "…", "rejected": "…"}                     a preference pair: the chosen one is learnt;
+                                                                        `question` is read as `prompt`
 
 Beside them `tools` declares functions, `system` is a system turn, `reasoning` is what precedes an answer.
 """
@@ -15,6 +16,7 @@ Beside them `tools` declares functions, `system` is a system turn, `reasoning` i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,6 +54,9 @@ def to_messages(record: Mapping[str, Any]) -> list[Any]:
         if record.get(question) is not None and record.get(answer) is not None:
             asked, answered = _turns(record[question], "user"), _turns(record[answer], "assistant")
             if isinstance(record.get("input"), str) and record["input"].strip() and question == "instruction":
+                if not isinstance(record[question], str):
+                    kind = type(record[question]).__name__
+                    raise UntrainableError(NO_CONVERSATION, f"{NO_CONVERSATION}: instruction is not text, but a {kind}")
                 asked[0]["content"] = f"{asked[0]['content']}\n\n{record['input']}"
             if answered[: len(asked)] == asked:  # `chosen` may be the whole conversation
                 asked = []
@@ -64,7 +69,10 @@ def to_messages(record: Mapping[str, Any]) -> list[Any]:
 def unused_keys(messages: Iterable[Any], template: str) -> set[str]:
     """Keys of the messages that `template` does not show; of a user's template, those that its text does not name."""
     keys = {key for message in messages if isinstance(message, Mapping) for key in message} - {*SHOWN, "weight"}
-    return {key for key in keys if key not in load_template(template).source} if is_path(template) else keys
+    if not is_path(template):
+        return keys
+    source = load_template(template).source
+    return {key for key in keys if not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", source)}
 
 
 def normalize_messages(messages: Any) -> Any:

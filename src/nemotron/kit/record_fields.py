@@ -12,6 +12,7 @@ QUESTION_AND_ANSWER = (
     ("prompt", "response"),
     ("question", "answer"),
     ("question", "response"),
+    ("question", "chosen"),
     ("query", "response"),
 )
 REASONING = ("reasoning_content", "reasoning", "thinking")

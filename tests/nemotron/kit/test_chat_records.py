@@ -70,6 +70,7 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "argu
         ({"prompt": "[1, 2]?", "response": "4"}, [{"role": "user", "content": "[1, 2]?"}, ANSWER]),
         ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, [USER, ANSWER]),
         ({"prompt": "2+2?", "chosen": [USER, ANSWER], "rejected": [USER]}, [USER, ANSWER]),  # UltraFeedback
+        ({"system": "", "question": "2+2?", "chosen": "4", "rejected": "5"}, [USER, ANSWER]),  # Orca DPO pairs
         ({"prompt": [USER], "chosen": [ANSWER], "rejected": [USER]}, [USER, ANSWER]),
         ({"chosen": [USER, ANSWER], "rejected": [USER]}, [USER, ANSWER]),
     ],
@@ -83,6 +84,8 @@ def test_records_of_all_forms(record: dict[str, Any], messages: list[dict[str, A
     [
         ({"text": "x"}, "its fields are 'text'", "{messages: [{role: user"),
         ({}, "its fields are none", "{messages: "),
+        ({"instruction": [], "input": "x", "output": "y"}, "instruction is not text, but a list", ""),
+        ({"instruction": [{"role": "user"}], "input": "x", "output": "y"}, "instruction is not text, but a list", ""),
         ({"id": 3, "talk": [USER]}, "its fields are 'id', 'talk'", "columns: {messages: talk}"),
         ({"q": "2+2?", "a": "4"}, "its fields are 'q', 'a'", "columns: {question: q, answer: a}"),
         (
@@ -109,10 +112,10 @@ def test_turns_of_neither_form_are_named_by_their_keys() -> None:
 
 
 def test_keys_that_no_template_shows(tmp_path: Any) -> None:
-    messages = [{**USER, "mood": "glad", "name": "Ann"}, {**THOUGHT, "weight": 0}, "no object"]
-    assert unused_keys(messages, "nano3") == {"mood", "name"}
+    messages = [{**USER, "mood": "glad", "name": "Ann", "age": 3}, {**THOUGHT, "weight": 0}, "no object"]
+    assert unused_keys(messages, "nano3") == {"mood", "name", "age"}
     (tmp_path / "own.jinja").write_text("{{ messages[0].name }}", encoding="utf-8")
-    assert unused_keys(messages, str(tmp_path / "own.jinja")) == {"mood"}
+    assert unused_keys(messages, str(tmp_path / "own.jinja")) == {"mood", "age"}  # `messages` is another word
 
 
 def test_messages_as_they_are_published() -> None:

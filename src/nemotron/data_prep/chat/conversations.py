@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import hits, protect, words
 from nemotron.data_prep.sources.documents import Split, stable_hash
-from nemotron.kit.chat import SHOWN
+from nemotron.kit.chat_records import unused_keys
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.tables import aligned
 
@@ -38,11 +38,12 @@ class Conversation:
     low_effort: bool = False
     loss_weight: float = 1.0
 
-    def key(self) -> str:
-        """Canonical JSON of what templates show of the messages, which of them are not trained, and tools if there are
-        any: conversations that are equal but for the rest (the id of a message, its date) have equal keys."""
-        names = (*SHOWN, "weight")
-        messages = [{name: message[name] for name in names if name in message} for message in self.messages]
+    def key(self, template: str = "nano3") -> str:
+        """Canonical JSON of what `template` shows of the messages (every family shows the same), which of them are not
+        trained, and tools if there are any: conversations that are equal but for the rest (the id of a message, its
+        date) have equal keys."""
+        unused = unused_keys(self.messages, template)
+        messages = [{name: message[name] for name in message if name not in unused} for message in self.messages]
         content = [messages, self.tools] if self.tools else messages
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 

@@ -244,12 +244,12 @@ class _Account:
 
 @dataclass
 class Spool:
-    """What all shards made of the records: outcomes by source, samples of what was dropped, and by source the errors,
-    the keys of messages that were not used, the records of each category, the tokens of the longest sequence.
+    """What all shards made of the records, by source: outcomes, samples of what was dropped, the errors, the keys of
+    messages that were not used, the records of each category, the tokens of the longest sequence.
     `reasoning`: sequences that end in an answer with reasoning."""
 
     table: ConversationTable = field(default_factory=ConversationTable)
-    samples: list[dict[str, str]] = field(default_factory=list)
+    samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     errors: dict[str, Counter[str]] = field(default_factory=dict)
     unused_keys: dict[str, Counter[str]] = field(default_factory=dict)
     categories: dict[str, Counter[str]] = field(default_factory=dict)
@@ -279,22 +279,26 @@ class Spool:
         """Of each reason for which records of a source could not be read, one that shows it."""
         return {
             reason: f"as {sample['where']}: {sample['reason']}"
-            for sample in reversed(self.samples)
+            for sample in reversed(self.samples[source])
             for reason in self.errors[source]
             if sample["reason"].startswith(f"{reason}: ")
         }
 
     def check_own(self, source: str, settings: ChatSettings) -> None:
-        """Say where most of a source of the user's was dropped; UserError where nothing is left of it."""
+        """Say where most of a source of the user's was dropped; UserError where nothing is left of it.
+
+        Sequences are counted where a record becomes several, as some of them may be dropped and others kept.
+        """
         outcomes = self.table.counts.get(source, {})
-        kept = outcomes.get(KEPT, 0)
+        kept, earlier = outcomes.get(KEPT, 0), outcomes.get(EARLIER_TURNS, 0)
         asked_for = (NOT_USED_IN, NO_WEIGHT) if kept else ()
         no_drop = {READ, KEPT, EARLIER_TURNS, CUT, *NOT_ERRORS, *asked_for}
         check_kept(
             source,
-            read=outcomes.get(READ, 0),
+            read=outcomes.get(READ, 0) + earlier,
             kept=kept,
             dropped={outcome: count for outcome, count in outcomes.items() if outcome not in no_drop},
+            unit="sequences" if earlier else "read",
             remedies={
                 **self._examples(source),
                 TOO_LONG: f"the longest has {self.longest[source]:,} tokens, a row {settings.seq_len:,}: raise "
@@ -312,7 +316,8 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
     """Do a frozen plan's shards in `folder`. Shows on stderr how far it is."""
     names = list(settings.sources)
     errors, unused, categories = ({name: Counter[str]() for name in names} for _ in range(3))
-    spool = Spool(errors=errors, unused_keys=unused, categories=categories)
+    samples: dict[str, list[dict[str, str]]] = {name: [] for name in names}
+    spool = Spool(samples=samples, errors=errors, unused_keys=unused, categories=categories)
     total_bytes = sum(shard.work.piece.size for shard in plan.shards)
     with Progress("tokenize", total_bytes, "sequences") as progress:
         receipts = run_shards(plan, folder, tokenize_shard, settings, engine, ChatCounts)
@@ -320,7 +325,7 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
             work, counts = shard.work, receipt.counts
             for outcome, count in counts.outcomes.items():
                 spool.table.count(work.source, outcome, count)
-            spool.samples += counts.samples
+            spool.samples[work.source] += counts.samples
             spool.errors[work.source].update(counts.errors)
             spool.unused_keys[work.source].update(counts.unused_keys)
             spool.categories[work.source].update(counts.categories)
@@ -383,6 +388,8 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
         record = {name: value for name, value in record.items() if name in asked or name not in CONVERSATION}
     if piece.file.format in ("parquet", "arrow"):
         record = _without_nulls(record)
+    if piece.file.format == "csv" and "loss_weight" in record:
+        record = {**record, "loss_weight": _number_in(record["loss_weight"])}
     split: Split = record[source.split_column] if source.split_column else "train"
     return Conversation(
         source.name,
@@ -401,6 +408,14 @@ def _loss_weight(record: Mapping[str, Any], by_category: Mapping[str, float]) ->
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise UntrainableError("loss_weight is no weight", f"loss_weight must be a number from 0 on, not {weight!r}")
     return float(weight) * by_category.get(_category(record), 1.0)
+
+
+def _number_in(cell: str) -> float | str | None:
+    """The number that a cell of CSV holds, where all values are text: None if it is empty, the text if it is none."""
+    try:
+        return float(cell) if cell.strip() else None
+    except ValueError:
+        return cell
 
 
 def _category(record: Mapping[str, Any]) -> str:
@@ -430,7 +445,7 @@ def _spans(
     forbidden = control_tokens(settings.template)
     seed, effort = str(settings.seed), ("low_effort",) if source.low_effort else ()
     for conversation in conversations:
-        key = conversation.key()
+        key = conversation.key(settings.template)
         if any(token in key for token in forbidden):
             outcomes[CONTROL_TOKEN] += 1
             continue
@@ -446,7 +461,7 @@ def _spans(
         for number, span in enumerate(training_spans(conversation, settings.template)):
             if number:
                 outcomes[EARLIER_TURNS] += 1
-            span_key = key if len(span.messages) == len(conversation.messages) else span.key()
+            span_key = key if len(span.messages) == len(conversation.messages) else span.key(settings.template)
             yield Span(span, SPLITS.index(split), stable_hash("pack", seed, span_key, *effort), len(span_key))
 
 

@@ -164,7 +164,13 @@ def check_skipped(
 
 
 def check_kept(
-    source: str, *, read: int, kept: int, dropped: Mapping[str, int], remedies: Mapping[str, str] | None = None
+    source: str,
+    *,
+    read: int,
+    kept: int,
+    dropped: Mapping[str, int],
+    remedies: Mapping[str, str] | None = None,
+    unit: str = "read",
 ) -> None:
     """Refuse a source of the user's of which nothing is left; say on stderr where most of it was dropped, and why.
 
@@ -173,6 +179,7 @@ def check_kept(
         kept: what was made of them.
         dropped: reason -> records that were dropped for it.
         remedies: reason -> what to set or to change, for people.
+        unit: what `read`, `kept` and `dropped` count, for people, where these are not the records read.
 
     Raises:
         UserError: all of its records were dropped.
@@ -184,8 +191,8 @@ def check_kept(
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in ranked if count)
     advice = "; ".join((remedies or {})[reason] for reason, count in ranked if count and reason in (remedies or {}))
     if not kept:
-        raise UserError(f"source {source!r}: nothing is left of {read:,} read: {reasons}", advice or None)
-    print(f"warning: source {source!r}: {total:,} of {read:,} read are dropped: {reasons}", file=sys.stderr)
+        raise UserError(f"source {source!r}: nothing is left of {read:,} {unit}: {reasons}", advice or None)
+    print(f"warning: source {source!r}: {total:,} of {read:,} {unit} are dropped: {reasons}", file=sys.stderr)
     if advice:
         print(f"  {advice}", file=sys.stderr)
 

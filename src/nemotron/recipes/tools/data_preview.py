@@ -147,7 +147,7 @@ def conversation_rows(
             except UntrainableError as error:
                 print(f"{place}: {error}".replace("\n", "; "), file=sys.stderr)
                 continue
-            content = conversation.key()
+            content = conversation.key(template)
             if control := [token for token in forbidden if token in content]:
                 print(f"{place}: {control[0]}, a control token of {template}, in a message", file=sys.stderr)
                 continue

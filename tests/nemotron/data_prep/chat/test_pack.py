@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
-from nemotron.data_prep.chat.conversations import Conversation
+from nemotron.data_prep.chat.conversations import Conversation, training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.locations import list_files
@@ -512,6 +512,44 @@ def test_weights_that_mean_nothing_are_refused(tokenizer: Tokenizer, tmp_path: P
     assert outcomes["kept"] == outcomes["loss weight 0"] == 1
 
 
+def test_a_weight_in_csv_is_the_number_that_its_text_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = ChatSource("own", chat_spool.chat_reading({"loss_weight": "w"}, "stop"))
+    path = tmp_path / "own.csv"
+    path.write_text("question,answer,w\n1?,1,0.25\n2?,2,\n3?,3,0\n4?,4, 2e0\n", encoding="utf-8")
+    folder, outcomes, _ = run(tmp_path / "a", [path], settings_of(tokenizer, source=source))
+    assert {weight for _, mask in sequences_in(folder) for weight in mask} == {0.0, 0.25, 1.0, 2.0}
+    assert outcomes["kept"] == 3 and outcomes["loss weight 0"] == 1
+    for text in ("much", "-1", "nan", "inf"):
+        path.write_text(f"question,answer,w\n1?,1,1\n2?,2,{text}\n", encoding="utf-8")
+        with pytest.raises(UserError, match=r"own.csv:2: loss_weight must be a number from 0 on"):
+            run(tmp_path / text, [path], settings_of(tokenizer, source=source))
+
+
+def test_what_only_the_users_template_shows_makes_another_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for message in messages %}{{ message.mood }}{% generation %}{{ message.content }}{% endgeneration %}"
+        "{% endfor %}"
+    )
+    talks = [("glad", 1), ("sad", 2), ("sad", 3)]  # the number is shown by no template
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "Hi", "mood": mood, "number": n},
+                {"role": "assistant", "content": "a"},
+            ]
+        }
+        for mood, n in talks
+    ]
+    path = write(tmp_path / "own.jsonl", rows)
+    source = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    duplicates = {
+        name: run(tmp_path / str(number), [path], settings_of(tokenizer, name, source=source))[2].duplicates
+        for number, name in enumerate(("nano3", str(template)))
+    }
+    assert list(duplicates.values()) == [2, 1]
+
+
 # --- What is said about a source --------------------------------------------------------------------------------------
 
 
@@ -546,6 +584,54 @@ def test_a_source_that_is_mostly_dropped_says_why_and_what_helps(
     with pytest.raises(UserError, match="nothing is left of 3 read: 3 no conversation in it") as raised:
         spooled(tmp_path / "d", path, how).check_own("own", how)
     assert "other.jsonl:1: no conversation in it: its fields are 'q', 'a'" in (raised.value.hint or "")
+
+
+def test_dropped_sequences_are_counted_among_sequences(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [
+        message
+        for n in range(6)
+        for message in (
+            {"role": "user", "content": f"{n}?"},
+            {"role": "assistant", "content": "one two " * 10, "reasoning_content": "so"},
+        )
+    ]
+    path = write(tmp_path / "own.jsonl", [{"messages": turns}])
+    source = ChatSource("own", chat_spool.chat_reading({}, "stop"))
+    conversation = Conversation("own", turns, "train")
+    lengths = [
+        len(ids) for ids, _ in encode_conversations(list(training_spans(conversation, "nano3")), tokenizer, "nano3")
+    ]
+    assert len(lengths) == 6
+    for kept in (4, 2, 0):  # of one record: the longest prefixes are too long
+        how = settings_of(tokenizer, source=source, seq_len=sorted(lengths)[kept] - 1)
+        spool = spooled(tmp_path / str(kept), path, how)
+        assert (spool.table.counts["own"]["kept"], spool.table.counts["own"]["read"]) == (kept, 1)
+        capsys.readouterr()
+        if not kept:
+            with pytest.raises(UserError, match="nothing is left of 6 sequences: 6 longer than seq_length"):
+                spool.check_own("own", how)
+            continue
+        spool.check_own("own", how)
+        assert ("4 of 6 sequences are dropped: 4 longer" in capsys.readouterr().err) == (kept == 2)
+
+
+def test_a_refusal_shows_a_record_of_its_own_source(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    reading = chat_spool.chat_reading({}, "skip")
+    how = settings_of(tokenizer)
+    how = replace(how, sources={name: ChatSource(name, reading) for name in ("first", "second")})
+    files = {
+        name: list_files([str(write(tmp_path / f"{name}.jsonl", [{f"{name} q": "2?", "a": "2"}] * 2))])
+        for name in how.sources
+    }
+    plan = chat_spool.plan_tokenize(how, files, 30_000)
+    freeze(plan, tmp_path / "spool")
+    spool = chat_spool.tokenize_conversations(plan, tmp_path / "spool", how, SerialEngine())
+    for name in how.sources:
+        with pytest.raises(UserError, match=f"source '{name}': nothing is left") as raised:
+            spool.check_own(name, how)
+        assert f"{name}.jsonl:1: no conversation in it: its fields are '{name} q'" in (raised.value.hint or "")
 
 
 def test_keys_that_are_not_used_are_listed_and_reasoning_is_known(tokenizer: Tokenizer, tmp_path: Path) -> None:

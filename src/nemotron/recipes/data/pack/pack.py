@@ -37,6 +37,7 @@ import json
 import shutil
 import sys
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,14 +91,15 @@ def main() -> None:
         # --- Records -> ids and masks, a shard a piece of a file ------------------------------------------------------
         with run.phase("tokenize"):
             spool = chat_spool.tokenize_conversations(plan, work / "spool", settings, engine)
-        table, samples = spool.table, spool.samples
+        table, samples = spool.table, list(chain.from_iterable(spool.samples.values()))
         print(table, file=sys.stderr)
         for name, outcomes in table.counts.items():
             print(f"{name}: {chat_spool.sum_of(outcomes)}", file=sys.stderr)
         for note in spool.notes():
             print(note, file=sys.stderr)
         for name, outcomes in table.counts.items():
-            check_skipped(name, outcomes[chat_spool.READ], spool.errors[name], samples, cfg.reading.max_skipped)
+            read, limit = outcomes[chat_spool.READ], cfg.reading.max_skipped
+            check_skipped(name, read, spool.errors[name], spool.samples[name], limit)
             spool.check_own(name, settings)
 
         # --- Which sequences in which row: lengths alone --------------------------------------------------------------

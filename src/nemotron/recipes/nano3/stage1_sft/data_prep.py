@@ -36,6 +36,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -154,7 +155,7 @@ def main() -> None:
             metrics={
                 "curation": conversations.table.rows(),
                 "duplicates": chosen.duplicates,
-                "not_read_samples": conversations.samples,
+                "not_read_samples": list(chain.from_iterable(conversations.samples.values())),
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
             reasoning=conversations.reasons(template),

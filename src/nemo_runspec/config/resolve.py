@@ -111,6 +111,9 @@ def resolve_config(
     run |= _identity(loaded, spec)
     # 3. Inputs are pinned to versions: `corpus` becomes `corpus:3`.
     _check_run(run, loaded)
+    if publish and look_up and any(map(is_place, references_of(run).values())):
+        # A fault of the config is found before a model is downloaded and published.
+        resolve_config(loaded, spec, produced=produced, registry=registry, found_here=found_here, publish=False)
     inputs, missing = _look_up_inputs(
         run, _Finder(registry, input_marks(schema), publish), produced or {}, look_up=look_up, at_start=at_start
     )

@@ -124,6 +124,16 @@ def test_a_place_that_is_no_model_is_refused_in_a_dry_run(resolve: Resolve, fold
         resolve(f"run.model={folder}", f"checkpoint.pretrained_checkpoint={folder}", publish=False)
 
 
+def test_nothing_is_published_for_a_config_that_is_refused(resolve: Resolve, registry: Registry, folder: Path) -> None:
+    for fault, message in (
+        ("optimizer.lr=abc", "optimizer.lr = 'abc'"),
+        ("run.data=nothing", "no artifact 'nothing'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            resolve(f"run.model={folder}", fault)
+    assert registry.names() == ["nano3-sft-data-tiny"]
+
+
 def test_the_chat_template_beside_the_tokenizer_is_the_models(registry: Registry, folder: Path) -> None:
     shutil.copytree(folder, other := folder.with_name("with-template"))
     (other / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))

@@ -109,7 +109,7 @@ def _execute(ctx: typer.Context) -> int:
     cfg = job.parse_recipe_config(ctx)
     loaded = job.parse_config(cfg, spec)
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
-    job_config = job.build_job_config(loaded, spec, env, argv=cfg.argv)
+    job_config = job.build_job_config(loaded, spec, env, dry_run=cfg.dry_run, argv=cfg.argv)
     display_job(job_config, spec, env)
     # Here: a subprocess, torchrun if the script asks for it.
     if env.executor == "local":

@@ -7,7 +7,7 @@ Nothing here decides what runs where; a command file calls these in order and th
     train_config = parse_config(cfg, spec)
     spec = parse_runspec(find_script(STAGE, train_config.run.script))
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)
-    job_config = build_job_config(train_config, spec, env, argv=cfg.argv)
+    job_config = build_job_config(train_config, spec, env, dry_run=cfg.dry_run, argv=cfg.argv)
     display_job(job_config, spec, env)
     job_dir = save_configs(job_config, spec)
     code = execute_local(spec, job_dir, build_env_vars(job_config, env))
@@ -171,6 +171,7 @@ def build_job_config(
     spec: Runspec,
     env: Env,
     *,
+    dry_run: bool,
     argv: Sequence[str] = (),
     produced: Mapping[str, str | None] | None = None,
 ) -> Job:
@@ -180,6 +181,8 @@ def build_job_config(
     login), the job looks them up when it starts.
 
     Args:
+        dry_run: nothing is downloaded or published, and a login node that does not answer costs a note.
+        argv: the command line, for `job.yaml`.
         produced: see `resolve_config`; for the steps of a pipeline.
 
     Raises:
@@ -190,15 +193,15 @@ def build_job_config(
         check_imports(spec.script_path)
         check_dependencies(spec)
     elif env.executor != "local":
-        check_needs(spec, env, dry_run="--dry-run" in argv)
+        check_needs(spec, env, dry_run=dry_run)
     resolved = resolve_config(
         train_config,
         spec,
         produced=produced,
         look_up=env.registry_is_reachable,
         registry=registry_of(env),
-        found_here=None if env.executor == "local" else functools.partial(_found_here, env, "--dry-run" in argv),
-        publish="--dry-run" not in argv,
+        found_here=None if env.executor == "local" else functools.partial(_found_here, env, dry_run),
+        publish=not dry_run,
     )
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     for version in versions.values():

@@ -337,7 +337,7 @@ def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executo
     loaded = parse_config(chosen, parse_runspec(step.script))
     spec = parse_runspec(find_script(step.script.parent, loaded.run.script))
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded, executors=executors)
-    return build_job_config(loaded, spec, env, argv=cfg.argv, produced=produced)
+    return build_job_config(loaded, spec, env, dry_run=cfg.dry_run, argv=cfg.argv, produced=produced)
 
 
 def _run(step: Step, job: Job) -> StepResult:

@@ -64,7 +64,7 @@ def bundle_of(project: Path, profile: str, *words: str) -> Written:
     loaded = parse_config(cfg, parse_runspec(project / "train.py"))
     spec = parse_runspec(project / loaded.run.script)
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded)
-    job = build_job_config(loaded, spec, env, argv=("nemotron", "toy"))
+    job = build_job_config(loaded, spec, env, dry_run=False, argv=("nemotron", "toy"))
     with create_bundle(job, spec, env) as bundle:
         texts = {path.name: path.read_text() for path in bundle.folder.iterdir() if path.is_file()}
         assert (bundle.folder / bundle.plan.script).is_file()

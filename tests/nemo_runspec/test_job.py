@@ -38,7 +38,7 @@ def job_of(project: Path, *args: str) -> Job:
     cfg = parse_recipe_config(context(*args))
     train_config = parse_config(cfg, parse_runspec(project / "train.py"))
     spec = parse_runspec(project / train_config.run.script)
-    return build_job_config(train_config, spec, parse_env(cfg.profile), argv=cfg.argv)
+    return build_job_config(train_config, spec, parse_env(cfg.profile), dry_run=cfg.dry_run, argv=cfg.argv)
 
 
 def test_the_command_line(project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_json_script_gets_json(project: Path, write: Callable[[str, str], Path
     from nemo_runspec.config import load_config
 
     spec = parse_runspec("j.py")
-    job = build_job_config(load_config(spec.config_dir, "c", (), "json"), spec, parse_env())
+    job = build_job_config(load_config(spec.config_dir, "c", (), "json"), spec, parse_env(), dry_run=False)
     read = json.loads((save_configs(job, spec) / "train.json").read_text(encoding="utf-8"))
     assert (read["text"], read["n"]) == ("${x}", 1e-8)
 

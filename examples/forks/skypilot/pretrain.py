@@ -50,7 +50,7 @@ def _execute_pretrain(cfg: job.RecipeConfig) -> int:
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config, executors=executors)
     sky = SkySettings() if env.executor == "local" else read_settings(env)
     env = env if env.executor == "local" else with_roots(env)
-    job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
+    job_config = job.build_job_config(train_config, spec, env, dry_run=cfg.dry_run, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.
     display_job(job_config, spec, env)
     # 3. Here: a subprocess, torchrun if there are several GPUs.

@@ -33,7 +33,7 @@ def job_of(profile: str, *, dry_run: bool = False) -> Job:
     spec = parse("train.py")
     loaded = load_config(spec.config_dir, "tiny", ())
     env = parse_env(profile, spec=spec, loaded=loaded)
-    return build_job_config(loaded, spec, env, argv=["nemotron", *["--dry-run"] * dry_run])
+    return build_job_config(loaded, spec, env, dry_run=dry_run)
 
 
 PROFILES = """

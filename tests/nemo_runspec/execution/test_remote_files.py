@@ -55,7 +55,7 @@ def job_of(*paths: str, dry_run: bool = False, profile: str = "far") -> Job:
     spec = parse("train.py")
     loaded = load_config(spec.config_dir, "tiny", [f"paths={list(paths)}"])
     env = parse_env(profile, spec=spec, loaded=loaded)
-    return build_job_config(loaded, spec, env, argv=["nemotron", *["--dry-run"] * dry_run])
+    return build_job_config(loaded, spec, env, dry_run=dry_run)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

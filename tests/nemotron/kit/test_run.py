@@ -124,7 +124,7 @@ def test_killed_between_publishing_and_taking_note_of_it(script, raw):
 
 def test_the_launcher_and_the_script_mean_the_same_directory(script, raw):
     spec = parse(script)
-    job = build_job_config(load_config(spec.config_dir, "tiny", ["lr=0.2"]), spec, Env())
+    job = build_job_config(load_config(spec.config_dir, "tiny", ["lr=0.2"]), spec, Env(), dry_run=False)
     folder = save_configs(job, spec)
     with open_run(load_script_config(script, ["--config", str(folder / "train.yaml")]), script=script) as run:
         assert run.dir == folder and run.fingerprint == job.run.fingerprint

@@ -55,7 +55,7 @@ def job_of(stage: Path, *overrides: str) -> job.Job:
     cfg = job.RecipeConfig(config_name="tiny", overrides=overrides)
     train_config = job.parse_config(cfg, dataclasses.replace(spec, config_dir=stage / "config"))
     spec = job.parse_runspec(job.find_script(stage, train_config.run.script))
-    return job.build_job_config(train_config, spec, Env())
+    return job.build_job_config(train_config, spec, Env(), dry_run=False)
 
 
 def test_names_and_folders_are_the_family_s(stage: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_limits_of_data_preparation_are_stated_too_but_not_what_is_filled_in(sta
     cfg = job.RecipeConfig(config_name="tiny", overrides=("curation.prose.digits={high: 0.2}",))
     spec = dataclasses.replace(spec, config_dir=folder)
     with pytest.raises(UserError, match="is missing: its default is that of nano3") as error:
-        job.build_job_config(job.parse_config(cfg, spec), spec, Env())
+        job.build_job_config(job.parse_config(cfg, spec), spec, Env(), dry_run=False)
     missing = (error.value.hint or "").rpartition(": ")[2].split(", ")
     assert {"curation.prose.word_count", "curation.code.digits", "curation.ngram", "stdlib.enabled"} <= set(missing)
     assert not {"curation.prose.digits", "curation.prose.word_count.low", "stdlib.python"} & set(missing)

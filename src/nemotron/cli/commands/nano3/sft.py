@@ -25,7 +25,7 @@ def _execute_sft(cfg: job.RecipeConfig) -> int:
     train_config = job.parse_config(cfg, spec)
     spec = job.parse_runspec(job.find_script(STAGE, train_config.run.script))  # the one that the config names
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local
-    job_config = job.build_job_config(train_config, spec, env, argv=cfg.argv)
+    job_config = job.build_job_config(train_config, spec, env, dry_run=cfg.dry_run, argv=cfg.argv)
     # 2. Show. A dry run goes through the same checks as a real one.
     display_job(job_config, spec, env)
     # 3. Here: a subprocess, torchrun if there are several GPUs.

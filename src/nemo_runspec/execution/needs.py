@@ -17,11 +17,15 @@ from nemo_runspec.profile import Env, Ssh
 from nemo_runspec.runspec import Runspec
 
 _STORES = {"s3": "s3fs", "gs": "gcsfs", "wandb": "wandb"}
-# Prints those of its arguments that are neither modules nor distributions.
+# Prints those of its arguments that are neither modules nor distributions (whose names are compared as pip does).
 _MISSING = """\
 import importlib.metadata as metadata, importlib.util, sys
-installed = {distribution.metadata["Name"] for distribution in metadata.distributions()}
-print(*[name for name in sys.argv[1:] if name not in installed and not importlib.util.find_spec(name)])
+def has(name):
+    try:
+        return bool(metadata.distribution(name))
+    except metadata.PackageNotFoundError:
+        return "." not in name and importlib.util.find_spec(name) is not None
+print(*[name for name in sys.argv[1:] if not has(name)])
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,3 +138,9 @@ def test_a_local_profile_has_no_environment_of_a_cluster(write: Callable[[str, s
     write("env.toml", '[here]\nvenv = "venv"\n')
     with pytest.raises(UserError, match=r"env\.toml:2: \[here\] venv: is for jobs on a cluster"):
         parse_env("here")
+
+
+def test_names_are_compared_as_pip_compares_them() -> None:
+    names = ["pyyaml", "Huggingface_Hub", "yaml", "no.such.thing", "no-such-thing"]  # the first is PyYAML, installed
+    answer = subprocess.run([sys.executable, "-c", needs._MISSING, *names], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["no.such.thing", "no-such-thing"]

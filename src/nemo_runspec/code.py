@@ -28,7 +28,8 @@ def code_of(script: Path, config: Any = None, schema: Path | None = None) -> dic
 
     Args:
         config: plain values. A text in it that names a function (`package.module:function` of the project,
-            `file.py:function`) brings that module, too; a file goes by its bare name.
+            `file.py:function`) brings that module, too; a file goes by that text, and what it imports may lie
+            beside it.
         schema: the file of the script's schema.
 
     An import counts wherever it stands: inside a function, under `TYPE_CHECKING`. A module that is imported by a name
@@ -37,11 +38,16 @@ def code_of(script: Path, config: Any = None, schema: Path | None = None) -> dic
     roots = _Roots(script)
     code: dict[str, str] = {}
     pending = [*_read(script, "")[1]]
-    files = {file for _, file in _functions(config) if file is not None}
-    for file in sorted(files | ({schema} if schema else set())):
-        code[file.name], names = _read(file, "")
+    if schema is not None:
+        code[schema.name], names = _read(schema, "")
         pending += names
-    pending += [module for module, file in _functions(config) if file is None]
+    functions = sorted(set(_functions(config)), key=str)
+    for text, file in functions:
+        if file is not None:
+            code[text], names = _read(file, "")
+            pending += names
+            roots.folders.append(file.parent)
+    pending += [module for module, file in functions if file is None]
     seen: set[str] = set()
     while pending:
         name = pending.pop()
@@ -125,7 +131,7 @@ def _import_statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _functions(config: Any) -> Iterable[tuple[str, Path | None]]:
-    """Module and file of each function that a text of a config may name."""
+    """Each function that a text of a config may name: its module and None, or the text and its file."""
     if isinstance(config, Mapping):
         for value in config.values():
             yield from _functions(value)
@@ -136,4 +142,4 @@ def _functions(config: Any) -> Iterable[tuple[str, Path | None]]:
         if match["module"]:
             yield match["module"], None
         elif (file := Path(match["file"]).expanduser()).is_file():
-            yield "", file.absolute()
+            yield config, file.absolute()

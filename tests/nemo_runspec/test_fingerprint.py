@@ -130,7 +130,7 @@ def test_the_project_code_that_a_script_needs_counts_and_no_other(
     assert list(code()) == ["helper", *modules, "schema.py"]
     assert set(code("lab.filters:keep", "mine.py:judge", "nowhere.py:x", "art:3")) - set(code()) == {
         "lab.filters",
-        "mine.py",
+        "mine.py:judge",
     }
     cfg = load_script_config("train.py", ["--config", "tiny"])
     before = run_dir_for(cfg, spec)
@@ -145,6 +145,23 @@ def test_the_project_code_that_a_script_needs_counts_and_no_other(
     elsewhere = project.parent / "elsewhere"
     shutil.copytree(project, elsewhere)
     assert code_of(elsewhere / "train.py", None, elsewhere / "schema.py") == code()
+
+
+def test_functions_of_files_of_one_name_all_count_with_what_lies_beside_them(
+    project: Path, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("a/filter.py", "from rules import long\ndef keep(record): ...")
+    write("a/rules.py", "def long(text): ...")
+    write("b/filter.py", "def keep(record): return True")
+    write("b/schema.py", "def keep(record): return False")
+    texts = ["a/filter.py:keep", "b/filter.py:keep", "b/schema.py:keep"]
+    digests = code_of(project / "train.py", texts, project / "schema.py")
+    assert {*texts, "rules", "schema.py"} <= digests.keys()
+    assert len({digests[key] for key in (*texts, "rules", "schema.py")}) == 5
+    elsewhere = project.parent / "elsewhere"  # no key and no digest is of this machine
+    shutil.copytree(project, elsewhere)
+    monkeypatch.chdir(elsewhere)
+    assert code_of(elsewhere / "train.py", texts, elsewhere / "schema.py") == digests
 
 
 def test_beside_an_installed_package_only_its_own_code_counts(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ They are for evaluation, and no generator draws them; the family of such a task 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import string
-from collections.abc import Sequence
+import textwrap
 from typing import Any, Literal
 
 from nemo_runspec.errors import UserError
@@ -17,15 +19,17 @@ Match = Literal["exact", "contains", "regex", "choice"]
 PREFIX = "questions/"
 
 
-def make_task(source: str, question: str, answer: Any, match: Match, choices: Sequence[str] = ()) -> Task:
+def make_task(source: str, question: str, answer: Any, match: Match, choices: Any = None) -> Task:
     """The task of one question.
 
     Args:
         answer: text, a number, or a list of those of which one has to match. Of a choice its letter, or its text.
-        choices: the options of `choice`; they are appended to the question as A), B), …
+        choices: the options of `choice`; they are appended to the question as A), B), … A list; ARC's `{"text": […],
+            "label": […]}`, whose answer may be one of the labels; or either as JSON text.
 
     Raises:
-        UserError: there is no answer, a regular expression is none, or the answer is not among the choices.
+        UserError: there is no answer, a regular expression is none, the choices are no such list, or the answer is not
+            among them.
     """
     answers = [str(each).strip() for each in (answer if isinstance(answer, list) else [answer]) if each is not None]
     if not answers or not all(answers):
@@ -38,10 +42,11 @@ def make_task(source: str, question: str, answer: Any, match: Match, choices: Se
             except re.error as error:
                 raise UserError(f"answer {pattern!r} is not a regular expression: {error}") from None
     if match == "choice":
-        options = [str(choice).strip() for choice in choices]
+        options, labels = _options(choices)
         letters = string.ascii_uppercase[: len(options)]
         by_text = dict(zip(map(_plain, options), letters, strict=True))
-        letter = answers[0] if answers[0] in tuple(letters) else by_text.get(_plain(answers[0]))
+        by_label = dict(zip(labels or letters, letters, strict=True))
+        letter = by_label.get(answers[0]) or by_text.get(_plain(answers[0]))
         if letter is None:
             raise UserError(f"answer {answers[0]!r} is none of the {len(options)} choices, nor the letter of one")
         spec |= {"answers": [letter], "options": options}
@@ -72,6 +77,29 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
         case other:
             raise ValueError(f"unknown match {other!r}")
     return right() if matches else wrong(f"not {' or '.join(answers)}")
+
+
+def _options(choices: Any) -> tuple[list[str], list[str]]:
+    """The texts of the options, and their labels where the record has some."""
+    value = choices
+    if isinstance(value, str):  # of a CSV
+        with contextlib.suppress(ValueError):  # refused below
+            value = json.loads(value)
+    labels: Any = []
+    if isinstance(value, dict):
+        labels = value.get("label") or []
+        value = value.get("text")
+    texts = value if isinstance(value, list | tuple) else []
+    is_plain = isinstance(labels, list) and all(isinstance(each, str | int | float) for each in (*texts, *labels))
+    if not texts or not is_plain or (labels and len(labels) != len(texts)):
+        shown = textwrap.shorten(repr(choices), 100, placeholder=" …")
+        raise UserError(
+            f"choices must be a list of texts, not {shown}",
+            'as JSON: ["red", "blue"], or {"text": ["red", "blue"], "label": ["A", "B"]}',
+        )
+    if len(texts) > len(string.ascii_uppercase):
+        raise UserError(f"{len(texts)} choices; there are letters for {len(string.ascii_uppercase)}")
+    return [str(text).strip() for text in texts], [str(label).strip() for label in labels]
 
 
 def _plain(text: str) -> str:

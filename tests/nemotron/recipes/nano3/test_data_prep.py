@@ -218,6 +218,26 @@ def test_questions_with_answers_are_tasks_that_rl_draws(
     assert train == (version.path / "train.jsonl").read_bytes()
 
 
+def test_a_question_that_is_evaluated_with_choices_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"question": "Which of them is red?", "choices": ["Mars", "Venus"], "answer": "A"}
+    other = {**asked, "choices": ["blood", "snow"]}
+    (tmp_path / "quiz.jsonl").write_text(json.dumps(asked))
+    (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps({**row, "task": "arc"}) for row in (asked, other)))
+    script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
+    words = [f"{key}=[{{name: {name}, paths: [{name}.jsonl], match: choice}}]" for key, name in (
+        ("sources", "mine"), ("questions", "quiz")
+    )]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", "tasks.families=[]", *words])
+    assert run_main(script.main, command_hint) == 0
+    version = Registry(tmp_path / "output" / "artifacts").resolve(json.loads(capsys.readouterr().out)["data"])
+    assert outcomes(version, "mine") == {"read": 2, "kept": 1, "equals evaluation prompt": 1}
+    [line] = (version.path / "train.jsonl").read_text().splitlines()
+    assert json.loads(line)["task"]["spec"]["options"] == ["blood", "snow"]
+
+
 def _train_label() -> str:
     """A canonical form that lands in the training split."""
     return next(name for i in range(100) if split_of(name := f"math|relabelled {i}") == "train")

@@ -42,6 +42,40 @@ def test_choices_are_offered_and_a_base_model_is_asked_in_plain_text() -> None:
 
 
 @pytest.mark.parametrize(
+    ("choices", "answer"),
+    [
+        ({"text": ["the Earth", "Mars", "Venus 2"], "label": ["A", "B", "C"]}, "B"),
+        ({"text": ["the Earth", "Mars", "Venus 2"], "label": ["1", "2", "3"]}, "2"),  # as some questions of ARC
+        ({"text": ["the Earth", "Mars", "Venus 2"]}, "Mars"),
+        ('["the Earth", "Mars", "Venus 2"]', "mars"),  # as a CSV holds it
+        ('{"text": ["the Earth", "Mars", "Venus 2"], "label": [1, 2, 3]}', 2),
+    ],
+)
+def test_choices_are_read_as_arc_writes_them_and_from_json_text(choices: Any, answer: Any) -> None:
+    assert make_task("quiz", "Which one?", answer, "choice", choices) == make_task(
+        "quiz", "Which one?", "B", "choice", PLANETS
+    )
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ("Mars, Venus", "must be a list of texts, not 'Mars, Venus'"),
+        ("['Mars', 'Venus']", "must be a list of texts"),
+        ({"A": "Mars", "B": "Venus"}, "must be a list of texts, not {'A': 'Mars'"),
+        ({"text": ["Mars", "Venus"], "label": ["A"]}, "must be a list of texts"),
+        ([{"text": "Mars"}, {"text": "Venus"}], "must be a list of texts"),
+        (None, "must be a list of texts, not None"),
+        ([], "must be a list of texts"),
+        ([str(number) for number in range(27)], "27 choices; there are letters for 26"),
+    ],
+)
+def test_choices_that_are_no_list_are_refused(choices: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_task("quiz", "Which one?", "A", "choice", choices)
+
+
+@pytest.mark.parametrize(
     ("match", "answer", "message"),
     [
         ("exact", None, "without an answer"),

@@ -46,7 +46,7 @@ from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
-from nemotron.data_prep.sources.questions import question_texts
+from nemotron.data_prep.sources.questions import read_questions
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept
 from nemotron.data_prep.work.engines import Engine, open_engine
@@ -104,7 +104,7 @@ def main() -> None:
             tasks: dict[str, dict[str, Task]] = {"train": {}, "valid": {}}
             # What comes from outside may carry a canonical form that says nothing: its prompt is compared too.
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
-            protected += question_texts(cfg.questions)
+            protected += _evaluation_questions(cfg)
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
             candidates = chain(
@@ -172,6 +172,20 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
+def _evaluation_questions(cfg: RLDataConfig) -> list[str]:
+    """The questions of `cfg.questions`, and the prompts of those that are asked with choices."""
+    prompts = []
+    for source, place, row in read_questions(cfg.questions):
+        prompts.append(row["question"])
+        if source.match == "choice":
+            try:
+                task = make_task(source.name, row["question"], row["answer"], source.match, row["choices"])
+            except UserError as error:
+                raise error.at(place) from None
+            prompts.append(task.prompt)
+    return prompts
+
+
 def _generated_tasks(
     cfg: RLDataConfig, per_family: dict[Split, int], difficulties: dict[str, Difficulty], engine: Engine
 ) -> Iterator[tuple[str, Split, Task]]:
@@ -209,8 +223,10 @@ def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadRepor
     for piece in map(whole, files):
         for row in read_piece(piece, reading, report):
             try:
-                # A line of this preparation's own train.jsonl holds its record under `task`.
-                task = _own_task(row_id(piece, row.index), row.value.get("task", row.value), source)
+                # A line of this preparation's own train.jsonl holds its record under `task`; elsewhere it is a name.
+                nested = row.value.get("task")
+                record = nested if isinstance(nested, dict) else row.value
+                task = _own_task(row_id(piece, row.index), record, source)
             except UserError as error:
                 if source.on_error == "stop":
                     raise
@@ -232,9 +248,7 @@ def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
     """A user's record as a task; UserError with file and line unless its own solution passes its own check."""
     if isinstance(row, dict) and "question" in row and "family" not in row:
         try:
-            return make_task(
-                source.name, str(row["question"]), row.get("answer"), source.match, row.get("choices") or ()
-            )
+            return make_task(source.name, str(row["question"]), row.get("answer"), source.match, row.get("choices"))
         except UserError as error:
             raise UserError(f"{place}: {error.message}", error.hint) from error
     if isinstance(row, dict) and (missing := [name for name in TASK_FIELDS if name not in row]):

@@ -185,7 +185,7 @@ def own_tasks(cfg: EvalConfig) -> list[Task]:
     tasks = []
     for source, place, row in read_questions(cfg.questions):
         try:
-            choices = row.get("choices") or ()
+            choices = row.get("choices")
             tasks.append(questions.make_task(source.name, row["question"], row["answer"], source.match, choices))
         except UserError as error:
             raise error.at(place) from None

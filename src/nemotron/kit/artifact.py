@@ -288,7 +288,7 @@ class Artifact(BaseModel):
 class Dataset(Artifact):
     """Data that a training, alignment or evaluation step reads."""
 
-    num_examples: int = Field(ge=1, description="documents, conversations or prompts in it")
+    num_examples: int | None = Field(ge=1, description="documents, conversations or prompts in it; null: not counted")
     train_path: Path | None = Field(default=None, description="file, folder or bin/idx prefix to train on")
     valid_path: Path | None = Field(default=None, description="held out, looked at while training")
     test_path: Path | None = Field(default=None, description="held out, looked at at the end")

@@ -19,15 +19,21 @@ def add_dataset(place: str, name: str) -> Dataset:
     if not path.exists():
         raise UserError(f"no file or folder {place}")
     files = [path] if path.is_file() else [path / each for each in list_files(path)]
-    examples = sum(map(count_examples, files))
-    if not examples:
+    counts = [count_examples(each) for each in files if each.stat().st_size]
+    if not any(count is None or count > 0 for count in counts):
         raise UserError(f"{place} holds no data")
+    known = [count for count in counts if count is not None]
+    examples = sum(known) if len(known) == len(counts) else None
     source = Source(name=str(path), detail="data from elsewhere")
     return Dataset(path=path, num_examples=examples, train_path=path, sources=[source]).save(name)
 
 
-def count_examples(file: Path) -> int:
-    """Rows of a Parquet file, lines of a JSONL file that are not blank; any other file is one, unless it is empty."""
+def count_examples(file: Path) -> int | None:
+    """Rows of a Parquet file, objects of a JSONL file that has one a line; None for any other file: it is not parsed.
+
+    Raises:
+        UserError: a file called .parquet is none.
+    """
     if file.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
@@ -36,7 +42,13 @@ def count_examples(file: Path) -> int:
             return int(pyarrow.parquet.read_metadata(file).num_rows)
         except pyarrow.ArrowInvalid as error:
             raise UserError(f"{file}: not a Parquet file: {error}") from error
-    if file.suffix == ".jsonl":
-        with file.open("rb") as lines:
-            return sum(bool(line.strip()) for line in lines)
-    return int(file.stat().st_size > 0)
+    if file.suffix != ".jsonl":
+        return None
+    objects = 0
+    with file.open("rb") as lines:
+        for line in lines:
+            text = line.lstrip(b"\xef\xbb\xbf \t\r\n")
+            if text and not text.startswith(b"{"):  # an array, or compressed
+                return None
+            objects += bool(text)
+    return objects

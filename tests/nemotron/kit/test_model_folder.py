@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from nemo_runspec.config.loader import load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
-from nemotron.kit import Model, SFTPack
+from nemotron.kit import Dataset, Model, SFTPack
 from nemotron.kit.dataset_folder import add_dataset
 from nemotron.kit.model_folder import adopt_model
 
@@ -145,9 +146,40 @@ def test_data_becomes_an_artifact_as_it_is(registry: Registry, tmp_path: Path) -
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "a.jsonl").write_text('{"text": "x"}\n\n{"text": "y"}')
-    (corpus / "b.txt").write_text("a document")
+    (corpus / "empty.txt").touch()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["u", "v", "w"]}), corpus / "c.parquet")
     added = add_dataset(str(corpus), "corpus")
-    assert added.ref == "corpus:1" and added.num_examples == 2 + 1 + 3 and added.train_path == added.version.path
+    assert added.ref == "corpus:1" and added.num_examples == 2 + 3 and added.train_path == added.version.path
     with pytest.raises(UserError, match="no file or folder"):
         add_dataset(str(tmp_path / "nowhere"), "corpus")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", b'[{"text": "x"}, {"text": "y"}]'),
+        ("a.jsonl", b'[{"text": "x"},\n{"text": "y"}]\n'),
+        ("a.csv", b'text\n"x\ny"\nz\n'),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n{"text": "y"}\n')),
+        ("a.jsonl", gzip.compress(b'{"text": "x"}\n{"text": "y"}\n')),
+        ("a.txt", b"one\n\ntwo"),
+    ],
+)
+def test_no_number_of_examples_stands_where_none_were_counted(
+    registry: Registry, tmp_path: Path, name: str, content: bytes
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / name).write_bytes(content)
+    (corpus / "counted.jsonl").write_text('{"text": "z"}\n')
+    added = add_dataset(str(corpus), "corpus")
+    assert added.num_examples is None
+    assert Dataset.load("corpus").num_examples is None
+    assert add_dataset(str(corpus / "counted.jsonl"), "counted").num_examples == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_data_without_an_example_is_refused(registry: Registry, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match="holds no data"):
+        add_dataset(str(tmp_path / "a.jsonl"), "corpus")

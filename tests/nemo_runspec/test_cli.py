@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.config.yaml_text import read_yaml
+
 
 def runspec(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TERMINAL_WIDTH": "120"}
@@ -87,6 +90,9 @@ def test_what_the_config_names_is_published_or_the_run_has_failed(project: Path)
     record = json.loads((project / "output/artifacts/demo-train-model-tiny/1/artifact.json").read_text())
     (run_dir,) = (project / "output/demo/train").iterdir()
     assert record["producer"]["name"] == "demo/train" and run_dir.name == f"tiny-{record['producer']['fingerprint']}"
+    published = Registry(project / "output/artifacts").resolve("demo-train-model-tiny:1")
+    config, _ = read_yaml(published.run_file("config.yaml") or "", "config.yaml")
+    assert config["optimizer"]["lr"] == 1e-4 and config["run"]["output"] == published.name
     script = project / "train.py"
     text = script.read_text()
     # A run that goes on after it has published need not publish again: the version with its fingerprint is there.

@@ -159,6 +159,8 @@ def end_on_signals() -> None:
 
 
 main_began = False
+# Whether a run has been opened since `run_main` began: what fails from then on has not been refused before any work.
+work_began = False
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -178,15 +180,15 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     """Run `fn` (a script's main, a command line) and return the exit code that its outcome stands for.
 
     `fn` returns None or 0 for done, or its own exit code. A `RunspecError` is printed to stderr as `error: message`
-    and its hint; a full disk, and a path that may not be read or written, as one line. Every other exception is a bug
-    and keeps its traceback.
+    and its hint; a full disk, and a path that may not be read or written, as one line (once a run is open: code 1,
+    below its traceback). Every other exception is a bug and keeps its traceback.
     `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too.
 
     Args:
         hint_for: a better hint for an error than its own, if the caller has one: the command that makes an artifact.
     """
-    global main_began
-    main_began = True
+    global main_began, work_began
+    main_began, work_began = True, False
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -204,7 +206,9 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         code = FAILED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DENIED and error.filename:
-            code = REFUSED
+            code = FAILED if work_began else REFUSED
+            if work_began and not debugging():  # hours in, whoever looks for the cause needs the place in the code
+                traceback.print_exception(error)
             report(error, f"{error.filename}: {error.strerror}")
             _leave_exit_code(code)
             return code

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_runspec import errors
 from nemo_runspec.errors import (
     EXIT_CODE_FILE,
     ArtifactError,
@@ -54,6 +55,19 @@ def test_exit_codes_and_messages(
     assert captured.err.startswith(text)
     assert captured.err.count("\n") <= 2
     assert captured.out == ""
+
+
+def test_what_is_denied_after_a_run_began_has_failed_and_keeps_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main() -> None:
+        errors.work_began = True  # as open_run does
+        raise PermissionError(errno.EACCES, "Permission denied", "/checkpoints/7")
+
+    assert run_main(main) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and said.endswith("error: /checkpoints/7: Permission denied\n")
+    assert raising(PermissionError(errno.EACCES, "Permission denied", "/x")) == 2
 
 
 def test_a_full_disk_is_named_where_the_error_names_no_file(

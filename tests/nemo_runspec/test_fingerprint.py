@@ -158,7 +158,7 @@ def test_functions_of_files_of_one_name_all_count_with_what_lies_beside_them(
     digests = code_of(project / "train.py", texts, project / "schema.py")
     assert {*texts, "rules", "schema.py"} <= digests.keys()
     assert len({digests[key] for key in (*texts, "rules", "schema.py")}) == 5
-    elsewhere = project.parent / "elsewhere"  # no key and no digest is of this machine
+    elsewhere = project.parent / "copied"  # no key and no digest is of this machine
     shutil.copytree(project, elsewhere)
     monkeypatch.chdir(elsewhere)
     assert code_of(elsewhere / "train.py", texts, elsewhere / "schema.py") == digests

@@ -21,6 +21,10 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _WINDOW_STEPS = 20  # steps over which speed is averaged
 _TTY_SECONDS = 0.1  # least time between two redraws
 _PLAIN_SECONDS = 10.0  # least time between two plain lines
+# Seconds that the end of a run waits for what all trackers together still have to send, and one that did not finish:
+# 30 s after SIGTERM Slurm kills it.
+_CLOSE_SECONDS = 30.0
+_CLOSE_UNFINISHED_SECONDS = 10.0
 
 
 class Mirror(Protocol):
@@ -28,6 +32,16 @@ class Mirror(Protocol):
 
     def log(self, record: dict[str, Any]) -> None: ...
     def close(self, finished: bool) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+
+
+def close_mirrors(mirrors: Sequence[Mirror], finished: bool) -> None:
+    """Let all mirrors send what is left, at the same time, and wait for them until one deadline."""
+    deadline = time.monotonic() + (_CLOSE_SECONDS if finished else _CLOSE_UNFINISHED_SECONDS)
+    for mirror in mirrors:
+        mirror.close(finished)
+    for mirror in mirrors:
+        mirror.wait(max(0.0, deadline - time.monotonic()))
 
 
 class MetricsLog:

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from nemo_runspec import errors
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
@@ -38,7 +39,7 @@ from nemo_runspec.variables import ATTEMPT, FRESH
 from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
 from nemotron.kit.lineage import use_configured_tracker, warn, write_json
-from nemotron.kit.metrics import MetricsLog, append_line, read_metrics
+from nemotron.kit.metrics import MetricsLog, append_line, close_mirrors, read_metrics
 from nemotron.kit.producer import Producer, producer_of
 
 LOCK_FILE = "run.lock"
@@ -161,9 +162,7 @@ class Run:
             log.close()
         if self.rank == 0 and finished:
             self.write_state("finished")
-        for log in self._logs:
-            for mirror in log.mirrors:
-                mirror.close(finished)
+        close_mirrors([mirror for log in self._logs for mirror in log.mirrors], finished)
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
@@ -261,6 +260,7 @@ def open_run(cfg: Any, script: str | Path) -> Run:
             run.inputs[role] = version
         run.resumed = _wait_for_rank_0(directory)
     _fetch_paths(config, run)
+    errors.work_began = True
     _current = run
     return run
 

@@ -25,8 +25,6 @@ from nemotron.kit.lineage import wandb_settings, warn
 from nemotron.kit.metrics import numbers_in
 from nemotron.kit.run import Run
 
-# Seconds that the end of a run waits for what a tracker still has to send.
-CLOSE_SECONDS = 30.0
 _MLFLOW_PARAM_LENGTH = 6000
 _MLFLOW_BATCH = 100  # parameters a request, at most
 
@@ -57,11 +55,14 @@ class Mirror:
             self._waiting.put(record)
 
     def close(self, finished: bool) -> None:
-        """Wait until the tracker has taken everything, CLOSE_SECONDS at most."""
+        """Tell the tracker to send what is left. Returns at once."""
         self._waiting.put(finished)
-        self._thread.join(CLOSE_SECONDS)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the tracker has taken everything, `seconds` at most."""
+        self._thread.join(seconds)
         if self._thread.is_alive():
-            warn(f"{self.name} did not answer for {CLOSE_SECONDS:.0f} s; metrics.jsonl has all metrics")
+            warn(f"{self.name} did not answer before the run ended; metrics.jsonl has all metrics")
 
     def _work(self) -> None:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_payloads import write_model
 
+from nemo_runspec import errors
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_config, load_script_config
 from nemo_runspec.errors import Preempted, UserError
@@ -32,8 +33,10 @@ def opened(script, *overrides):
     return open_run(load_script_config(script, ["--config", "tiny", *overrides]), script=script)
 
 
-def test_a_run_has_a_directory_records_and_verified_inputs(script, raw, tmp_path):
+def test_a_run_has_a_directory_records_and_verified_inputs(script, raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "work_began", False)
     run = opened(script)
+    assert errors.work_began
     assert run.dir.parent == tmp_path / "output" / "toy" / "train"
     assert run.dir.name == f"tiny-{run.fingerprint}" and len(run.fingerprint) == 10
     assert run.inputs["data"].ref == "raw:1" and not run.resumed and current_run() is run

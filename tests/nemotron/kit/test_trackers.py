@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.config import load_script_config
-from nemotron.kit import Dataset, Run, open_run, trackers
+from nemotron.kit import Dataset, Run, metrics, open_run
 from nemotron.kit.trackers import Mirror, open_mirrors
 
 
@@ -128,18 +128,35 @@ def release() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_tracker_that_hangs_is_left_behind(
-    release: threading.Event, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.05)
-
+def test_a_tracker_that_hangs_is_left_behind(release: threading.Event, capsys: pytest.CaptureFixture[str]) -> None:
     def hang() -> Any:
         release.wait(60)
 
     mirror = Mirror("MLflow", hang)
     mirror.log({"step": 1, "time": 1.0})
     mirror.close(True)
+    mirror.wait(0.05)
     assert "MLflow did not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("finished", "longest"), [(True, 30), (False, 10)])
+def test_trackers_that_hang_share_one_deadline(monkeypatch: pytest.MonkeyPatch, finished: bool, longest: float) -> None:
+    clock = [100.0]
+    calls: list[str] = []
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Hanging:
+        def log(self, record: dict[str, Any]) -> None: ...
+
+        def close(self, finished: bool) -> None:
+            calls.append("close")
+
+        def wait(self, seconds: float) -> None:
+            calls.append("wait")
+            clock[0] += seconds
+
+    metrics.close_mirrors([Hanging(), Hanging()], finished)
+    assert calls == ["close", "close", "wait", "wait"] and clock[0] == 100 + longest
 
 
 def test_mlflow_gets_parameters_and_metrics_and_goes_on(

@@ -314,11 +314,16 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         ),
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
-        ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty"),
+        ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty: 0 bytes in"),
         (
             "stage2_rl",
             ["sources=[{name: own, paths: [eval.jsonl]}]"],
             "source 'own': nothing is left of 5 read: 5 belongs",
+        ),
+        (
+            "stage2_rl",
+            ["sources=[{name: own, paths: [body.jsonl], on_error: skip}]"],
+            "body.jsonl:1: not a valid task: not a task record",
         ),
         ("stage2_rl", ["sources=[{name: own, paths: [body.jsonl]}]"], "columns: {question: FIELD, answer: FIELD}"),
         ("stage2_rl", ["sources=[{name: own, paths: [wrong.jsonl]}]"], "wrong.jsonl:2: solution.answer is wrong"),

@@ -45,7 +45,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
-from nemotron.data_prep.sources.locations import lineage_sources, list_files
+from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import read_questions
 from nemotron.data_prep.sources.reader import read_piece, row_id, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept
@@ -91,7 +91,9 @@ def main() -> None:
         "train": apply_scale(cfg.tasks.num_tasks, cfg.scale),
         "valid": apply_scale(cfg.tasks.num_valid_tasks, cfg.scale),
     }
-    files = {source.name: list_files(source.paths, RECORD_FORMATS) for source in cfg.sources}
+    files = {source.name: list_files(source.paths, RECORD_FORMATS, on_error=source.on_error) for source in cfg.sources}
+    for name, listed in files.items():
+        check_not_empty(name, listed)
     reports = {name: ReadReport() for name in files}
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
@@ -130,7 +132,7 @@ def main() -> None:
                     table.count(name, f"{NOT_READ}{reason}", count)
         print(table, file=sys.stderr)
         for name in files:
-            _check_own(name, table.counts[name])
+            _check_own(name, table.counts[name], reports[name])
         if not tasks["train"]:
             raise UserError("no training prompt is left", "the table above says what was dropped and why")
 
@@ -203,17 +205,19 @@ def _own_tasks(
     for source in cfg.sources:
         tasks = _read_tasks(source, files[source.name], reports[source.name])
         yield from table.first(source.name, tasks, source.max_tasks, "max_tasks")
-        if reports[source.name].records == 0:
+        if not reports[source.name].records and not reports[source.name].skipped:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
 
 
-def _check_own(name: str, outcomes: Mapping[str, int]) -> None:
+def _check_own(name: str, outcomes: Mapping[str, int], report: ReadReport) -> None:
     """UserError if no task of a source of the user's is left."""
     reasons = {
         outcome: count for outcome, count in outcomes.items() if outcome in _REMEDIES or outcome.startswith(NOT_READ)
     }
-    read = outcomes[READ] + sum(count for outcome, count in reasons.items() if outcome.startswith(NOT_READ))
-    check_kept(name, read=read, kept=outcomes.get(KEPT, 0), dropped=reasons, remedies=_REMEDIES)
+    read = outcomes.get(READ, 0) + sum(report.skipped.values())
+    examples = {f"{NOT_READ}{reason}": report.samples_of(reason)[0] for reason in report.skipped}
+    remedies = _REMEDIES | {outcome: f"{each['where']}: {each['reason']}" for outcome, each in examples.items()}
+    check_kept(name, read=read, kept=outcomes.get(KEPT, 0), dropped=reasons, remedies=remedies)
 
 
 def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadReport) -> Iterator[tuple[str, Split, Task]]:
@@ -222,16 +226,17 @@ def _read_tasks(source: SourceConfig, files: list[SourceFile], report: ReadRepor
     reading = Reading(source.on_error, columns=columns, required=())
     for piece in map(whole, files):
         for row in read_piece(piece, reading, report):
+            place = row_id(piece, row.index)
             try:
                 # A line of this preparation's own train.jsonl holds its record under `task`; elsewhere it is a name.
                 nested = row.value.get("task")
                 record = nested if isinstance(nested, dict) else row.value
-                task = _own_task(row_id(piece, row.index), record, source)
+                task = _own_task(place, record, source)
             except UserError as error:
                 if source.on_error == "stop":
                     raise
                 report.records -= 1
-                report.skip("not a valid task", row_id(piece, row.index), error.message)
+                report.skip("not a valid task", place, error.message.removeprefix(f"{place}: "))
                 continue
             split = split_of(task.canonical)
             # The third split is what the generators' evaluation asks; of questions it asks those of eval's own files.

@@ -1,0 +1,26 @@
+"""Evaluation questions read from files: what is left out is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources.questions import read_questions
+from nemotron.kit.schemas.questions import QuestionsConfig
+
+
+def test_questions_that_are_left_out_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "quiz.jsonl"
+    source = QuestionsConfig.model_validate({"name": "quiz", "paths": [str(file)], "on_error": "skip"})
+    file.write_text('{"question": "1 + 1?", "answer": 2}\n{"question": "2 + 2?"}\n{"question"\n')
+    [question] = read_questions([source])
+    assert question.row == {"question": "1 + 1?", "answer": 2}
+    stderr = capsys.readouterr().err
+    assert "questions 'quiz': 1 records read; not read: 1 field is missing, 1 malformed JSON" in stderr
+    assert "quiz.jsonl:2: field is missing: field 'answer'" in stderr
+    assert "warning: source 'quiz': 2 of 3 read are dropped" in stderr
+    file.write_text('{"question"\n')
+    with pytest.raises(UserError, match="source 'quiz': nothing is left of 1 read: 1 malformed JSON"):
+        read_questions([source])

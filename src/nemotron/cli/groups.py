@@ -88,7 +88,16 @@ def _command_of(step: RecipeStep, recipe: Recipe) -> Callable[..., None]:
         at = f"{recipe.folder / STEPS_FILE}: {step.name}: command = {step.command!r}"
         raise UserError(f"{at}: there is no src/{name.replace('.', '/')}.py", "copy the file of another step") from None
     functions = [value for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    return next(function for function in functions if function.__module__ == name)
+    own = [function for function in functions if function.__module__ == name]
+    if len(own) != 1:
+        names = ", ".join(function.__name__ for function in own) or "none"
+        file = f"src/{name.replace('.', '/')}.py"
+        raise UserError(
+            f"{file}: one public function is the command, here: {names}",
+            "begin the names of the others with _" if own else None,
+        )
+    command: Callable[..., None] = own[0]
+    return command
 
 
 class GroupThatRuns(QuickGroup):

@@ -29,6 +29,7 @@ NO_CONVERSATION = "no conversation in it"
 ROLE_NAMES = {
     "human": "user",
     "gpt": "assistant",
+    "chatgpt": "assistant",
     "model": "assistant",
     "developer": "system",
     "function": "tool",

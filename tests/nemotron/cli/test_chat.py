@@ -11,6 +11,7 @@ import pytest
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.execution.local import CPU_SETTINGS
+from nemotron.kit.model_folder import Origin
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
@@ -62,6 +63,18 @@ def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_pat
         Registry(tmp_path / "artifacts").publish(name, tmp_path / "payload", record)
     asked = [start("-m", name)[1]["thinking"] for name in ("plain", "reasoner", "unknown")]
     assert asked == [False, True, True] and start("-m", "plain", "--thinking")[1]["thinking"]
+
+
+def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path: Path) -> None:
+    said = {"artifact": f"m:1@{'0' * 64}", "step": 1, "tokens": None, "sources": []}
+    for name, is_base, reasoning in (("base", True, None), ("plain", False, False), ("reasoner", False, True)):
+        (tmp_path / name).mkdir()
+        Origin(is_base=is_base, reasoning=reasoning, **said).write(tmp_path / name)
+    asked = [start("-m", str(tmp_path / name))[1] for name in ("base", "plain", "reasoner")]
+    assert [(options["complete"], options["thinking"]) for options in asked] == [
+        (True, True), (False, False), (False, True)
+    ]  # fmt: skip
+    assert start("-m", str(tmp_path / "plain"), "--thinking")[1]["thinking"]
 
 
 def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from nemotron.cli.groups import GroupThatRuns
+from nemo_runspec.errors import UserError
+from nemotron.cli.groups import GroupThatRuns, _command_of
 
 
 def build() -> tuple[typer.Typer, list[tuple[str, list[str]]]]:
@@ -65,3 +70,16 @@ def test_help_of_the_group_lists_its_sub_commands_and_runs_nothing(line: str) ->
     assert result.exit_code == 0
     assert "rlvr" in result.output
     assert calls == []
+
+
+@pytest.mark.parametrize(("names", "listed"), [((), "none"), (("run", "check"), "run, check")])
+def test_a_command_file_has_one_public_function(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], listed: str
+) -> None:
+    module = ModuleType("nemotron.cli.commands.toy.train")
+    exec("".join(f"def {name}(): ...\n" for name in (*names, "_private")), vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "nemotron.cli.commands.toy", ModuleType("nemotron.cli.commands.toy"))
+    step: Any = SimpleNamespace(name="train", command="nemotron toy train")
+    with pytest.raises(UserError, match=rf"toy/train\.py: one public function is the command, here: {listed}(\n|$)"):
+        _command_of(step, None)  # type: ignore[arg-type]

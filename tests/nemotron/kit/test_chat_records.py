@@ -25,7 +25,7 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "argu
         ({"messages": json.dumps([USER, ANSWER])}, [USER, ANSWER]),
         ({"prompt": "x", "messages": [USER, ANSWER], "conversations": None}, [USER, ANSWER]),  # UltraChat
         (
-            {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+            {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "chatgpt", "value": "4"}]},
             [USER, ANSWER],
         ),
         (

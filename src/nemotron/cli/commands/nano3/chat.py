@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,14 +57,17 @@ def chat(
         raise UserError("--config and --model both name a model", "give one of them")
     from nemo_runspec.artifacts.registry import Registry
     from nemo_runspec.config.inputs import is_place
+    from nemotron.kit.model_folder import read_origin
 
     if model is not None and is_place(model):  # a directory or a model of the Hub, as it is
         folder, record = model, {}
+        origin = read_origin(Path(model).expanduser())  # a directory that an export made says how it was trained
     else:
         version = Registry.default().resolve_verified(model or f"nano3-{stage or 'rl'}-model-{config or 'tiny'}")
-        folder, record = str(version.path), version.record
+        folder, record, origin = str(version.path), version.record, None
     fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")
-    is_base = producer is not None and producer.endswith("/pretrain")
+    is_base = origin.is_base if origin else producer is not None and producer.endswith("/pretrain")
+    reasoning = origin.reasoning if origin else fields.get("reasoning")
     become_tool(
         "chat.py",
         model=folder,
@@ -71,7 +75,7 @@ def chat(
         recorded_template=fields.get("chat_template"),
         producer=producer,
         template=template,
-        thinking=thinking if thinking is not None else fields.get("reasoning") is not False,
+        thinking=thinking if thinking is not None else reasoning is not False,
         complete=stage == "pretrain" if stage else is_base and template is None,
         temperature=temperature,
         max_new_tokens=max_new_tokens,

@@ -84,9 +84,7 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
         config=spec.job_config_name,
         cmd=spec.run.cmd,
         workdir=plan.workdir or _shared_folder(env),
-        processes_per_node=env.table.get("processes_per_node", 1)
-        if env.slurm is None
-        else env.slurm.processes_per_node,
+        processes_per_node=env.processes_per_node,
     )
     with tempfile.TemporaryDirectory(prefix="runspec-bundle-") as place:
         folder = Path(place) / "code"

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec
@@ -23,6 +24,18 @@ _BROUGHT_BY = {
     "torch": "train",
     **dict.fromkeys(("warcio", "trafilatura", "py3langid", "scikit-learn", "openai"), "curation"),
 }
+
+
+class StoreClient(NamedTuple):
+    """The module that speaks to a registry behind a URL, and the extra that brings it."""
+
+    extra: str
+    module: str
+
+
+_S3, _GS = StoreClient("s3", "s3fs"), StoreClient("gs", "gcsfs")
+# By the scheme of the URL.
+STORE_CLIENTS = {"s3": _S3, "s3a": _S3, "gs": _GS, "gcs": _GS, "wandb": StoreClient("wandb", "wandb")}
 
 
 def install_line(extra: str) -> str:

@@ -94,6 +94,22 @@ class Env:
     file: Path | None = None
 
     @property
+    def nodes(self) -> int:
+        """How many the job gets; one where nobody says."""
+        return int(self.table.get("nodes", 1) if self.slurm is None else self.slurm.nodes)
+
+    @property
+    def processes_per_node(self) -> int:
+        """How many the launcher starts on each node; one where nobody says."""
+        return int(self.table.get("processes_per_node", 1) if self.slurm is None else self.slurm.processes_per_node)
+
+    @property
+    def container_image(self) -> str | None:
+        """The image that the job runs in, if it runs in one."""
+        image: str | None = self.table.get("container_image") if self.slurm is None else self.slurm.container_image
+        return image
+
+    @property
     def registry_is_reachable(self) -> bool:
         """Whether this machine can look into the job's registry. Not where it is a folder of other machines."""
         shares_folders = self.executor in EXECUTORS and (self.slurm is None or self.slurm.ssh is None)

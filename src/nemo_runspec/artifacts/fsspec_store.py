@@ -40,10 +40,9 @@ from nemo_runspec.artifacts.manifest import (
     size_problems,
 )
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
-from nemo_runspec.installation import install_line
+from nemo_runspec.installation import STORE_CLIENTS, install_line
 
 CLAIMS_DIR = ".claims"
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _CREDENTIALS = "the client library looks for credentials in the environment and in its own files"
 _THREADS = 8  # transfers at once
 _LARGE = 64 << 20  # bytes; larger files are uploaded one at a time, since a client holds the parts under way in memory
@@ -370,8 +369,8 @@ def _file_system(root: str) -> tuple[Any, str]:
     try:
         file_system, path = fsspec.url_to_fs(root, use_listings_cache=False)
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        raise UserError(f"{root}: {_first_line(error)}", install_line(extra) if extra else None) from error
+        client = STORE_CLIENTS.get(scheme)
+        raise UserError(f"{root}: {_first_line(error)}", install_line(client.extra) if client else None) from error
     except OSError as error:  # some connect at once
         raise UserError(f"{root}: {_first_line(error)}") from error
     except ValueError as error:

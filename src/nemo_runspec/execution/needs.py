@@ -12,11 +12,10 @@ import shlex
 from nemo_runspec.errors import RunspecError, UserError
 from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.slurm.remote import Completed, last_line, shell_for
-from nemo_runspec.installation import DISTRIBUTION, imported_from_extras
+from nemo_runspec.installation import DISTRIBUTION, STORE_CLIENTS, imported_from_extras
 from nemo_runspec.profile import Env, Ssh
 from nemo_runspec.runspec import Runspec
 
-_STORES = {"s3": "s3fs", "gs": "gcsfs", "wandb": "wandb"}
 # Prints those of its arguments that are neither modules nor distributions (whose names are compared as pip does).
 _MISSING = """\
 import importlib.metadata as metadata, importlib.util, sys
@@ -37,11 +36,10 @@ def needs_of(spec: Runspec, env: Env) -> list[str]:
     """
     names = imported_from_extras(spec.script_path) if spec.run.cmd.startswith("python") else []
     names += [name for name in spec.dependencies if name not in (*names, DISTRIBUTION)]
-    nodes = env.table.get("nodes", 1) if env.slurm is None else env.slurm.nodes
-    if spec.run.launch == "ray" and nodes > 1:
+    if spec.run.launch == "ray" and env.nodes > 1:
         names.append("ray")
-    store = _STORES.get((env.artifacts or "").partition("://")[0])
-    return names if store is None else [*names, store]
+    scheme = (env.artifacts or "").partition("://")[0]
+    return [*names, STORE_CLIENTS[scheme].module] if scheme in STORE_CLIENTS else names
 
 
 def needs_text(spec: Runspec, env: Env) -> str:
@@ -51,7 +49,7 @@ def needs_text(spec: Runspec, env: Env) -> str:
         return ""
     if env.ray is not None:
         return f"{names} (in the environment of the Ray cluster; not checked)"
-    if image := _image(env):
+    if image := env.container_image:
         return f"{names} (in the image {image}; not checked)"
     return f"{names} (in {env.venv})" if env.venv else f"{names} (not checked: the profile names no venv)"
 
@@ -66,7 +64,7 @@ def check_needs(spec: Runspec, env: Env, *, dry_run: bool) -> None:
         UserError: there is no such environment, or it lacks a module; the login node cannot be reached.
     """
     names = needs_of(spec, env)
-    if env.slurm is None or env.venv is None or _image(env) or not names:
+    if env.slurm is None or env.venv is None or env.container_image or not names:
         return
     answer = _answer(env.slurm.ssh, env.venv, tuple(names), dry_run)
     if answer is None:
@@ -97,8 +95,3 @@ def _answer(ssh: Ssh | None, venv: str, names: tuple[str, ...], dry_run: bool) -
 
 def _python(venv: str) -> str:
     return f"{venv}/bin/python"
-
-
-def _image(env: Env) -> str | None:
-    image: str | None = env.table.get("container_image") if env.slurm is None else env.slurm.container_image
-    return image

@@ -51,6 +51,9 @@ container_image = "nvcr.io/nvidia/nemo:25.11"
 extends = "plain"
 nodes = 1
 artifacts = "gs://bucket/a"
+[other-scheme]
+extends = "one"
+artifacts = "s3a://bucket/a"
 [head]
 executor = "ray"
 address = "http://head:8265"
@@ -72,6 +75,7 @@ job_dir = "/lustre/me"
         ("plain", "torch, scikit-learn, ray (not checked: the profile names no venv)"),
         ("image", "torch, scikit-learn, ray (in the image nvcr.io/nvidia/nemo:25.11; not checked)"),
         ("one", "torch, scikit-learn, gcsfs (not checked: the profile names no venv)"),
+        ("other-scheme", "torch, scikit-learn, s3fs (not checked: the profile names no venv)"),
         ("head", "torch, scikit-learn (in the environment of the Ray cluster; not checked)"),
     ],
 )

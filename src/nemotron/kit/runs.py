@@ -14,9 +14,8 @@ from typing import Any
 from nemo_runspec.env.roots import output_root
 from nemo_runspec.errors import UserError, nearest
 from nemotron.kit.metrics import format_seconds, numbers_in, read_metrics
-from nemotron.kit.run import LOCK_FILE, PUBLISHED_FILE, STATE_FILE, read_state
+from nemotron.kit.run import LOCK_FILE, METRICS_FILE, PHASES_FILE, PUBLISHED_FILE, STATE_FILE, read_state
 
-METRICS_FILE = "metrics.jsonl"
 HEADLINES = ("loss", "reward")  # the metric that stands for a run, the first one that it logs
 _TAIL_BYTES = 1 << 16
 
@@ -60,7 +59,7 @@ class RecordedRun:
     def seconds_by_phase(self) -> dict[str, float]:
         """Wall time of each phase that has ended, over all attempts."""
         seconds: dict[str, float] = {}
-        for line in read_metrics(self.directory / "phases.jsonl"):
+        for line in read_metrics(self.directory / PHASES_FILE):
             seconds[line["phase"]] = seconds.get(line["phase"], 0.0) + line["seconds"]
         return seconds
 

@@ -57,7 +57,9 @@ def show(
     """
     version = Registry.default().resolve(ref)
     if config:
-        text = version.run_file("config.yaml")
+        from nemotron.kit.run import CONFIG_FILE
+
+        text = version.run_file(CONFIG_FILE)
         if text is None:
             raise UserError(f"{version.ref} carries no config", "it was published outside a run")
         typer.echo(text, nl=False)
@@ -152,6 +154,8 @@ def gc(
 
     Those that are not the latest of their name, and that no latest one was made from. Lists them and asks first.
     """
+    from nemotron.kit.tables import counted
+
     registry = Registry.default()
     refs = removal.unneeded(registry)
     if not refs:
@@ -160,7 +164,7 @@ def gc(
     if not yes:
         for ref in refs:
             typer.echo(f"{ref}  {human_size(removal.size_of(registry, ref))}")
-        count = f"{len(refs)} version{'' if len(refs) == 1 else 's'}"
+        count = counted(len(refs), "version")
         total = human_size(sum(removal.size_of(registry, ref) for ref in refs))
         if dry_run:
             typer.echo(f"{count}, {total}")
@@ -196,12 +200,13 @@ def lineage(
     Every part with its digest. Exits 1 when a part is missing or corrupt.
     """
     from nemotron.kit.lineage import format_lineage, problems, raw_sources, walk
+    from nemotron.kit.tables import counted
 
     node = walk(ref)
     for line in format_lineage(node, digits=digits):
         typer.echo(line)
     sources = raw_sources(node)
-    typer.echo(f"{len(sources)} raw source{'' if len(sources) == 1 else 's'}")
+    typer.echo(counted(len(sources), "raw source"))
     if found := problems(node):
         for problem in found:
             typer.echo(f"broken: {problem}", err=True)

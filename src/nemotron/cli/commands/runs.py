@@ -58,11 +58,12 @@ def show(
     """
     from nemo_runspec.artifacts.manifest import human_size
     from nemotron.kit.metrics import format_seconds, numbers_in
+    from nemotron.kit.run import CONFIG_FILE
     from nemotron.kit.runs import find_run, size_of, time_since
 
     shown = find_run(run)
     if config:
-        path = shown.directory / "config.yaml"
+        path = shown.directory / CONFIG_FILE
         try:
             typer.echo(path.read_text(encoding="utf-8"), nl=False)
         except OSError as error:

@@ -28,6 +28,7 @@ from nemotron.kit.chat import END_THINK, parse_response
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import format_lineage, walk
 from nemotron.kit.metrics import format_seconds, parse_metrics, read_metrics
+from nemotron.kit.run import METRICS_FILE, PHASES_FILE
 from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart, smooth
 
 RECIPES = Path(__file__).resolve().parents[1]
@@ -97,7 +98,7 @@ def run_lines(version: Version, name: str) -> list[dict[str, Any]]:
 
 def wall_time(version: Version) -> str:
     """Time of all phases of the run that made a version; empty when its records are gone."""
-    seconds = sum(line["seconds"] for line in run_lines(version, "phases.jsonl"))
+    seconds = sum(line["seconds"] for line in run_lines(version, PHASES_FILE))
     return format_seconds(seconds) if seconds else ""
 
 
@@ -126,7 +127,7 @@ def curves(records: Records) -> list[Markup]:
     figures = []
     for curve in records.family["curves"]:
         model = records.models.get(curve["model"])
-        log = [] if model is None else run_lines(model, "metrics.jsonl")
+        log = [] if model is None else run_lines(model, METRICS_FILE)
         lines: dict[str, list[tuple[float, float]]] = {}
         for line in log:
             for label, value in labelled(line, curve["metrics"]):

@@ -13,7 +13,8 @@ import jinja2
 
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.metrics import numbers_in, read_metrics
-from nemotron.kit.runs import METRICS_FILE, headline
+from nemotron.kit.run import METRICS_FILE
+from nemotron.kit.runs import headline
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.svg import Series, line_chart, number, robust_range, smooth, ticks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from inspect import isfunction
 from typing import Any
 
 import typer
@@ -77,7 +78,7 @@ def add_steps(groups: Mapping[str, typer.Typer], recipe: Recipe) -> None:
 
 
 def _command_of(step: RecipeStep, recipe: Recipe) -> Callable[..., None]:
-    """The one public function of the command file that has the words of the step's command: that of
+    """The first public function of the command file that has the words of the step's command: that of
     `nemotron nano3 data prep sft` is in commands/nano3/data/prep/sft.py."""
     name = ".".join(["nemotron.cli.commands", *step.command.split()[1:]])
     try:
@@ -87,15 +88,10 @@ def _command_of(step: RecipeStep, recipe: Recipe) -> Callable[..., None]:
             raise  # a module that the command file imports
         at = f"{recipe.folder / STEPS_FILE}: {step.name}: command = {step.command!r}"
         raise UserError(f"{at}: there is no src/{name.replace('.', '/')}.py", "copy the file of another step") from None
-    functions = [value for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    functions = [value for key, value in vars(module).items() if isfunction(value) and not key.startswith("_")]
     own = [function for function in functions if function.__module__ == name]
-    if len(own) != 1:
-        names = ", ".join(function.__name__ for function in own) or "none"
-        file = f"src/{name.replace('.', '/')}.py"
-        raise UserError(
-            f"{file}: one public function is the command, here: {names}",
-            "begin the names of the others with _" if own else None,
-        )
+    if not own:
+        raise UserError(f"src/{name.replace('.', '/')}.py: no public function in it; the first one is the command")
     command: Callable[..., None] = own[0]
     return command
 

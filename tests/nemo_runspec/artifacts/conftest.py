@@ -20,3 +20,16 @@ def payload(tmp_path: Path) -> Path:
     (folder / "tokenizer" / "vocab.json").write_text('{"a": 1}')
     (folder / "empty.txt").write_text("")
     return folder
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """`machine("laptop")`: from now on this process has that machine's cache."""
+
+    def become(name):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RUNSPEC_ENV_FILE", raising=False)
+    become("cluster")
+    return become

@@ -19,19 +19,6 @@ memory = fsspec.filesystem("memory")
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """`machine("laptop")`: from now on this process has that machine's cache."""
-
-    def become(name):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RUNSPEC_ENV_FILE", raising=False)
-    become("cluster")
-    return become
-
-
-@pytest.fixture
 def root(tmp_path):
     url = f"memory://{tmp_path.name}/registry"
     yield url

@@ -8,7 +8,6 @@ on the inputs and the settings only.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,13 @@ from nemotron.data_prep.chat.conversations import (
     training_spans,
 )
 from nemotron.data_prep.chat.encoding import encode_conversations
+from nemotron.data_prep.chat.loss_weights import (
+    category_of,
+    check_categories,
+    counted,
+    look_for_weights,
+    loss_weight,
+)
 from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.planning import inputs_of, shares_of
@@ -57,9 +63,6 @@ NOTHING_TRAINED = "nothing to train on"
 NO_WEIGHT = "loss weight 0"
 TOO_LONG = "longer than seq_length"
 CUT = "cut at seq_length, and kept"
-
-_NO_CATEGORY = "none"
-_CATEGORIES_SHOWN = 8
 
 # Sequences tokenised together, and fewer long ones: in the tokenizer's own form tokens take much more memory than here.
 _BATCH = 256
@@ -272,7 +275,7 @@ class Spool:
     def notes(self, settings: ChatSettings) -> list[str]:
         """What people have to know beside the table: lines."""
         weights = [
-            f"{name}: loss weight by category: {_counted(self.categories[name], source.loss_weights)}"
+            f"{name}: loss weight by category: {counted(self.categories[name], source.loss_weights)}"
             for name, source in settings.sources.items()
             if source.loss_weights
         ]
@@ -321,7 +324,15 @@ class Spool:
 
 
 def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSettings, engine: Engine) -> Spool:
-    """Do a frozen plan's shards in `folder`. Shows on stderr how far it is."""
+    """Do a frozen plan's shards in `folder`. Shows on stderr how far it is.
+
+    UserError: a category of a source's `loss_weights`, or its column of weights, is in no record; before the work where
+    that can be seen.
+    """
+    for source in settings.sources.values():
+        if source.loss_weights or "loss_weight" in source.reading.columns:
+            pieces = (shard.work.piece for shard in plan.shards if shard.work.source == source.name)
+            look_for_weights(source.name, pieces, source.loss_weights, source.reading.columns)
     names = list(settings.sources)
     errors, unused, categories = ({name: Counter[str]() for name in names} for _ in range(3))
     samples: dict[str, list[dict[str, str]]] = {name: [] for name in names}
@@ -341,33 +352,9 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
             spool.reasoning += counts.reasoning
             progress.add(rows=counts.sequences, tokens=counts.tokens, bytes=work.piece.size, was_done=was_done)
     for name, source in settings.sources.items():
-        _check_categories(name, source, spool.categories[name])
+        column = source.reading.columns.get("category", "category")
+        check_categories(name, source.loss_weights, spool.categories[name], column)
     return spool
-
-
-def _check_categories(name: str, source: ChatSource, categories: Mapping[str, int]) -> None:
-    """UserError: a category that has a weight is that of no record."""
-    for category in source.loss_weights:
-        if category not in categories:
-            column = source.reading.columns.get("category", "category")
-            if set(categories) <= {_NO_CATEGORY}:
-                hint = f"no record has a field {column!r}; name the one that says it: columns: {{category: FIELD}}"
-            else:
-                hint = f"categories there: {_counted(categories)}"
-            raise UserError(
-                f"source {name!r}: loss_weights names {category!r}, which is the category of no record", hint
-            )
-
-
-def _counted(categories: Mapping[str, int], loss_weights: Mapping[str, float] | None = None) -> str:
-    """The records of each category and what they count in the loss, those with a weight first."""
-    weights = loss_weights or {}
-    order = sorted(categories, key=lambda name: (name not in weights, -categories[name], name))
-    shown = [
-        f"{name} {weights.get(name, 1):g} ({categories[name]:,})" if weights else f"{name} ({categories[name]:,})"
-        for name in order[:_CATEGORIES_SHOWN]
-    ]
-    return ", ".join(shown) + (f" and {len(order) - len(shown):,} more" if len(order) > len(shown) else "")
 
 
 def _conversations(work: ChatWork, source: ChatSource, template: str, account: _Account) -> Iterator[Conversation]:
@@ -389,7 +376,7 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
             continue
         account.unused_keys.update(unused_keys(conversation.messages, template))
         if source.loss_weights:
-            account.categories[_category(row.value)] += 1
+            account.categories[category_of(row.value)] += 1
         if not conversation.loss_weight:
             outcomes[NO_WEIGHT] += 1
             continue
@@ -419,17 +406,8 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
         split,
         normalize_tools(record.get("tools")),
         source.low_effort,
-        _loss_weight(record, source.loss_weights),
+        loss_weight(record, source.loss_weights),
     )
-
-
-def _loss_weight(record: Mapping[str, Any], by_category: Mapping[str, float]) -> float:
-    """What a record counts in the loss: its own weight times that of its category; 1 for what it does not say."""
-    weight = record.get("loss_weight", 1.0)
-    weight = 1.0 if weight is None else weight
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise UntrainableError("loss_weight is no weight", f"loss_weight must be a number from 0 on, not {weight!r}")
-    return float(weight) * by_category.get(_category(record), 1.0)
 
 
 def _number_in(cell: str) -> float | str | None:
@@ -438,11 +416,6 @@ def _number_in(cell: str) -> float | str | None:
         return float(cell) if cell.strip() else None
     except ValueError:
         return cell
-
-
-def _category(record: Mapping[str, Any]) -> str:
-    category = record.get("category")
-    return _NO_CATEGORY if category is None else str(category)
 
 
 def _without_nulls(value: Any) -> Any:

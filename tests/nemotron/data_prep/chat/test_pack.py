@@ -27,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.chat import loss_weights
 from nemotron.data_prep.chat import pack as chat_pack
 from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.chat.conversations import Conversation, training_spans
@@ -527,6 +528,43 @@ def test_weights_that_mean_nothing_are_refused(tokenizer: Tokenizer, tmp_path: P
     path = write(tmp_path / "own.jsonl", [asked(1), asked(2, loss_weight=0)])
     _, outcomes, _ = run(tmp_path / "c", [path], settings_of(tokenizer, source=replace(source, loss_weights={})))
     assert outcomes["kept"] == outcomes["loss weight 0"] == 1
+
+
+def test_a_category_of_no_record_is_said_before_the_work(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenised: list[list[Conversation]] = []
+
+    def encode(batch: list[Conversation], *how: Any) -> Any:
+        tokenised.append(batch)
+        return encode_conversations(batch, *how)
+
+    monkeypatch.setattr(chat_spool, "encode_conversations", encode)
+    rows = [asked(n, level="easy" if n < 900 else "hard") for n in range(1000)]
+    path = write(tmp_path / "own.jsonl", [*rows, {"question": "no category"}])
+    source = ChatSource("own", chat_spool.chat_reading({"category": "level"}, "skip"), loss_weights={"hrad": 2.0})
+    with pytest.raises(UserError, match="names 'hrad', which is the category of no record") as raised:
+        spooled(tmp_path / "a", path, settings_of(tokenizer, source=source))
+    assert raised.value.hint == "categories there: easy (900), hard (100), none (1)"
+    assert not tokenised
+    # Of a source that is too long to be read for this alone, only a part is looked at: the end of the work says it.
+    monkeypatch.setattr(loss_weights, "_LOOKED_AT", 1000)
+    with pytest.raises(UserError, match="names 'hrad', which is the category of no record"):
+        spooled(tmp_path / "b", path, settings_of(tokenizer, source=source))
+    assert tokenised
+    assert "of source 'own' no record has the category 'hrad'" in capsys.readouterr().err
+    # A column of weights that is not there counted every record as 1 without a word.
+    monkeypatch.undo()
+    misspelt = ChatSource("own", chat_spool.chat_reading({"loss_weight": "weihgt"}, "skip"))
+    with pytest.raises(UserError, match="no record has a field 'weihgt', which `columns` names as loss_weight"):
+        spooled(tmp_path / "w", path, settings_of(tokenizer, source=misspelt))
+    # What is met early needs no further reading, and what cannot be read is the business of those who read it.
+    spooled(tmp_path / "c", path, settings_of(tokenizer, source=replace(source, loss_weights={"easy": 2.0})))
+    assert "warning" not in capsys.readouterr().err
+    path.write_text("{\n")
+    stopping = replace(source, reading=chat_spool.chat_reading({"category": "level"}, "stop"))
+    with pytest.raises(UserError, match="malformed JSON"):
+        spooled(tmp_path / "d", path, settings_of(tokenizer, source=stopping))
 
 
 def test_a_weight_in_csv_is_the_number_that_its_text_says(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -69,3 +69,22 @@ class DPOLossConfig(Group):
     reference_policy_kl_penalty: float = Field(0.05, gt=0, description="beta: there is no KL term beside it")
     preference_loss_weight: float = Field(1.0, ge=0, description="weight of the preference")
     sft_loss_weight: float = Field(0.2, ge=0, description="weight of the chosen answer's negative log-likelihood")
+
+
+class GenRMRewardConfig(Group):
+    """What a group of responses earns by the verdicts of a judge (`nemotron.stack.rl.genrm`). Names are NeMo Gym's."""
+
+    reasoning_bonus: float = Field(
+        0.5, ge=0, description="for the shortest reasoning, where its score is among the best (tech report 3.3)"
+    )
+    answer_bonus: float = Field(0.5, ge=0, description="likewise, for the shortest answer (tech report 3.3)")
+    top_percentile: float = Field(0.2, ge=0, le=1, description="share of a group that are the best (tech report 3.3)")
+    group_reasoning_length_penalty_coeff: float = Field(
+        0.5, ge=0, description="weight of the length of the reasoning, relative to the group (tech report 3.3)"
+    )
+    group_answer_length_penalty_coeff: float = Field(
+        0.5, ge=0, description="weight of the length of the answer, relative to the group (tech report 3.3)"
+    )
+    group_style_penalty_coeff: float = Field(
+        0.0, ge=0, description="weight of headers, lists, bold and emoji in the answer (Super 3: 0.05)"
+    )

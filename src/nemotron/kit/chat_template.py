@@ -162,6 +162,43 @@ class ChatTemplate:
         if not self.has_switch(switch):
             raise UserError(f"chat template {self.name} has no switch {switch}")
 
+    def check_mask(self) -> None:
+        """Refuse a template under which a model would learn something else than to answer.
+
+        UserError: in a conversation the answer is not trained, or what others say is; nothing that is trained ends the
+        answer; or what opens the assistant's turn is in the conversation, but not in the prompt for an answer.
+        """
+        system, user, answer, tool = (
+            {"role": role, "content": f"{_PROBE} of the {role}"} for role in ("system", "user", "assistant", "tool")
+        )
+        turns = [user, answer, user, answer]
+        conversations = [self.segments(turns)]
+        for messages in ([system, *turns], [user, answer, tool, answer]):
+            with suppress(UserError):  # not every template takes these roles
+                conversations.append(self.segments(messages))
+        for segments in conversations:
+            trained = [text for text, is_trained in segments if is_trained]
+            if not any(answer["content"] in text for text in trained):
+                raise self._shows_no_answer()
+            for other in (system, user, tool):
+                if any(other["content"] in text for text in trained):
+                    raise UserError(
+                        f"chat template {self.name} also trains what the {other['role']} says",
+                        "put {% generation %} and {% endgeneration %} around what the assistant says alone",
+                    )
+            if not trained[-1].rpartition(answer["content"])[2].strip():
+                raise UserError(
+                    f"chat template {self.name}: nothing that is trained ends an answer, and a model would never stop",
+                    "print the end-of-turn token behind the answer, before {% endgeneration %} where there is one",
+                )
+        question, whole = self._text(turns[:-1], {}), self._text(turns, {})
+        header = whole.removeprefix(question).partition(answer["content"])[0]
+        if whole.startswith(question) and header.strip() and not self._opening(turns[:-1], {}).strip():
+            raise UserError(
+                f"chat template {self.name} opens an answer by {header.strip()!r}, but no prompt for an answer does",
+                "print it under {% if add_generation_prompt %}, too",
+            )
+
     @cached_property
     def turn_tokens(self) -> tuple[str, ...]:
         """What opens and ends a turn, sorted: in the source, and in a conversation, as a source may compose it."""
@@ -200,11 +237,14 @@ class ChatTemplate:
         """What is trained of a conversation of `turns` answers, `fields` in the first of them. UserError: nothing."""
         trained = [text for text, is_trained in self.segments(_probe(turns, **fields)) if is_trained]
         if not trained:
-            raise UserError(
-                f"chat template {self.name} does not show what the model writes",
-                "put {% generation %} and {% endgeneration %} around the answer, its end-of-turn token included",
-            )
+            raise self._shows_no_answer()
         return trained
+
+    def _shows_no_answer(self) -> UserError:
+        return UserError(
+            f"chat template {self.name} does not show what the model writes",
+            "put {% generation %} and {% endgeneration %} around the answer, its end-of-turn token included",
+        )
 
 
 def _probe(turns: int, **fields: str) -> list[dict[str, str]]:

@@ -136,6 +136,78 @@ def test_a_template_that_is_missing_or_shows_no_answer_is_refused(tmp_path: Path
     assert raised.value.hint is not None and "{% generation %}" in raised.value.hint
 
 
+TURN = "<|{{ m.role }}|>{{ m.content }}<|end|>\n"
+PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+MARKED = "<|{{ m.role }}|>{% generation %}{{ m.content }}<|end|>{% endgeneration %}\n"
+OTHERS = "{% if m.role == 'user' %}" + TURN + "{% else %}" + MARKED + "{% endif %}"
+TAIL = (
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% else %}"
+    + TURN
+    + "{% endif %}"
+)
+
+
+def over(turn: str) -> str:
+    return f"{{% for m in messages %}}{turn}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{{ messages }}", "does not show what the model writes"),
+        (over("{{ m | tojson }}\n"), "opens an answer by .* but no prompt for an answer does"),
+        (over(TURN), "opens an answer by '<|assistant|>', but no prompt for an answer does"),
+        ("{% generation %}{{ messages | tojson }}{% endgeneration %}", "also trains what the user says"),
+        (over(MARKED) + PROMPT, "also trains what the user says"),
+        (over(OTHERS) + PROMPT, "also trains what the system says"),
+        (over(OTHERS.replace("== 'user'", "in ['user', 'system']")) + PROMPT, "also trains what the tool says"),
+        (over(TAIL) + PROMPT, "nothing that is trained ends an answer"),
+        (
+            over("{{ m.role }}: {{ m.content }}\n") + "{% if add_generation_prompt %}assistant: {% endif %}",
+            "ends an answer",
+        ),
+        (over("<|{{ m.role }}|>{{ m.text }}<|end|>") + PROMPT, "does not show what the model writes"),
+    ],
+)
+def test_a_template_whose_mask_would_be_wrong_is_refused(source: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(source, encoding="utf-8")
+    with pytest.raises(UserError, match=complaint.replace("|", r"\|")) as raised:
+        load_template(str(tmp_path / "own.jinja")).check_mask()
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        OWN,
+        UNMARKED,
+        over(TURN) + PROMPT,
+        # Neither a system turn nor a prompt for an answer: that of Mistral.
+        over(
+            "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif m.role == 'assistant' %} {{ m.content }}"
+            "</s>{% else %}{{ raise_exception('roles alternate') }}{% endif %}"
+        ),
+        # The whole turn is marked, its header as well, as some published ones do.
+        over(
+            "{% if m.role == 'assistant' %}{% generation %}"
+            + TURN
+            + "{% endgeneration %}{% else %}"
+            + TURN
+            + "{% endif %}"
+        )
+        + PROMPT,
+    ],
+)
+def test_a_template_whose_mask_is_right_is_taken(source: str, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(source, encoding="utf-8")
+    load_template(str(tmp_path / "own.jinja")).check_mask()
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_masks_of_the_families_are_right(template: str) -> None:
+    load_template(template).check_mask()
+
+
 @pytest.mark.parametrize("case", RELEASED["cases"], ids=[case["about"] for case in RELEASED["cases"]])
 def test_the_family_is_rendered_as_released_to_the_character(case: dict[str, Any]) -> None:
     messages, template = case["messages"], load_template(case["template"])

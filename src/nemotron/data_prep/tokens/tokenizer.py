@@ -209,7 +209,8 @@ def find_tokenizer(location: str) -> TokenizerFiles:
 def template_with(tokenizer: TokenizerFiles, chat_template: str) -> str:
     """A chat template as `kit.chat` takes it: `chat_template`, or where it says so the folder of the tokenizer.
 
-    UserError: the tokenizer has no template, or not the tokens that the template needs.
+    UserError: the tokenizer has no template, or not the tokens that the template needs; or it would train something
+    else than answers.
     """
     if chat_template == OF_TOKENIZER:
         folder = tokenizer.files["tokenizer.json"].parent
@@ -219,6 +220,7 @@ def template_with(tokenizer: TokenizerFiles, chat_template: str) -> str:
                 f"chat_template={', '.join(TEMPLATES)}, or the path of a Jinja file",
             )
         chat_template = str(folder)
+    load_template(chat_template).check_mask()
     check_template_tokens(tokenizer_from(tokenizer.json_text()), tokenizer.location, chat_template)
     return chat_template
 

@@ -20,6 +20,7 @@ from nemotron.data_prep.tokens.tokenizer import (
     SPECIAL_TOKENS,
     find_tokenizer,
     save_tokenizer,
+    template_with,
     train_tokenizer,
 )
 from nemotron.kit.chat import render
@@ -107,6 +108,10 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(tokenizer: Tokenizer, tmp_
     changed = find_tokenizer(str(tmp_path / "copy"))
     assert changed.special_token("eos_token") == "<|im_end|>"
     assert changed.digest != folder.digest
+    # Data preparation takes no template whose mask would be wrong, of whomever it is.
+    (tmp_path / "copy" / "chat_template.jinja").write_text("{% for m in messages %}{{ m | tojson }}{% endfor %}")
+    with pytest.raises(UserError, match="no prompt for an answer"):
+        template_with(find_tokenizer(str(tmp_path / "copy")), "tokenizer")
     with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
         find_tokenizer(str(tmp_path / "nowhere"))
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron.recipes.nano3.stage2_rl.rlvr import update
 from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.rl.grpo import update
 from nemotron.stack.rl.rollouts import Rollout
 from nemotron.stack.rl.shaping import Message, message_advantages
 from nemotron.stack.training.distributed import ALONE

@@ -66,22 +66,21 @@ from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, scor
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
-from nemotron.stack.rl.advantages import clip_advantages, group_advantages
 from nemotron.stack.rl.dialogue import Dialogue, verdicts
-from nemotron.stack.rl.loss_metrics import LossRecord, sequence_errors, sequences_within, token_metrics
-from nemotron.stack.rl.losses import grpo_loss, token_logprobs
-from nemotron.stack.rl.prompts import PromptSource, read_prompts
-from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, count_rollouts, pack_rollouts, rollout_rates
-from nemotron.stack.rl.shaping import effort_reward, message_advantages
-from nemotron.stack.training.distributed import (
-    Ranks,
-    clip_gradients,
-    divide_gradients,
-    stop_distributed,
-    sum_gradients,
-    sum_metrics,
-    sum_over_ranks,
+from nemotron.stack.rl.grpo import (
+    Batch,
+    load_policy,
+    log_samples,
+    prompts_per_call,
+    step_metrics,
+    token_advantages,
+    update,
+    warmed_up_lr,
 )
+from nemotron.stack.rl.prompts import PromptSource, read_prompts
+from nemotron.stack.rl.rollouts import collect_rollouts
+from nemotron.stack.rl.shaping import effort_reward
+from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
@@ -162,13 +161,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
-    model = NemotronH.from_pretrained(data.initial.path).to(ranks.device)
-    if cfg.policy.freeze_moe_router:
-        for moe in model.moe_blocks():
-            moe.gate.weight.requires_grad_(False)
-    reference = None
-    if cfg.loss_fn.reference_policy_kl_penalty:
-        reference = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval()
+    model, reference = load_policy(cfg, data.initial.path, ranks.device)
     optimizer = build_optimizer(model, cfg.policy.optimizer)
     flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
 
@@ -195,54 +188,27 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
             generated = time.perf_counter()
 
         # ---- 2. Advantages: how much better than the other completions of the same prompt
-        rewards_PN = torch.tensor([math.nan if r.reward is None else r.reward for r in batch.rollouts])
-        rewards_PN = rewards_PN.view(-1, cfg.grpo.num_generations_per_prompt)
-        advantages_PN = group_advantages(
-            rewards_PN, ~rewards_PN.isnan(), leave_one_out=cfg.grpo.use_leave_one_out_baseline,
-            normalize=cfg.grpo.normalize_rewards,
-        )  # fmt: skip
-        advantages_PN = clip_advantages(advantages_PN, cfg.grpo.advantage_clip_low, cfg.grpo.advantage_clip_high)
-        penalties = cfg.grpo.invalid_tool_call_advantage, cfg.grpo.malformed_thinking_advantage
-        pairs = zip(advantages_PN.flatten().tolist(), batch.rollouts, strict=True)
-        of_tokens = [message_advantages(advantage, rollout.messages, *penalties) for advantage, rollout in pairs]
+        advantages, without_gradient = token_advantages(batch.rollouts, cfg.grpo)
 
         # ---- 3. One update
-        lr = cfg.policy.optimizer.lr * min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
+        lr = warmed_up_lr(step, cfg.policy)
         set_lr(optimizer, lr)
-        grad_norm, record = update(cfg, session, reference, batch.rollouts, of_tokens)
+        grad_norm, record = update(cfg, session, reference, batch.rollouts, advantages)
         if not math.isfinite(grad_norm):
             raise RunFailed(f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps")
 
         # ---- 4. Records
         step += 1
         seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
-        metrics = step_metrics(cfg, session, batch, record, int((advantages_PN == 0).all(-1).sum()))
+        metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient)
         session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
-        if ranks.is_main and cfg.logger.log_samples:
-            every = max(1, len(batch.rollouts) // cfg.logger.log_samples)
-            for rollout in batch.rollouts[::every][: cfg.logger.log_samples]:
-                task = batch.tasks[rollout.prompt_index]
-                text = data.tokenizer.decode(rollout.completion_ids, skip_special_tokens=False)
-                samples.log(step, family=task.family, prompt=task.prompt, completion=text, reward=rollout.reward)
+        if ranks.is_main:
+            log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
         # Generated tokens cost a forward pass, a third of a training token.
         flops = flops_per_token * (metrics["trained_tokens"] + metrics["tokens"] / 3)
         session.progress.update(step, tokens=int(metrics["tokens"]), flops=flops, reward=metrics["reward"])
     session.progress.close()
     return model
-
-
-@dataclass
-class Batch:
-    """This rank's prompts of a step, their completions, and why the verification of some failed."""
-
-    tasks: list[Task]
-    rollouts: list[Rollout]
-    errors: list[str]
-
-
-def prompts_per_call(cfg: RLConfig) -> int:
-    """How many prompts a rank generates for together."""
-    return max(1, cfg.policy.generation.batch_size // cfg.grpo.num_generations_per_prompt)
 
 
 def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data, step: int) -> Batch:
@@ -279,90 +245,7 @@ def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data,
             prompts_per_call=prompts_per_call(cfg),
             generator=torch.Generator(device=ranks.device).manual_seed(int(seed)), poll=session.stop.poll,
         )  # fmt: skip
-    return Batch(tasks, rollouts, errors)
-
-
-def update(
-    cfg: RLConfig, session: Session, reference: NemotronH | None, rollouts: list[Rollout], advantages: list[list[float]]
-) -> tuple[float, LossRecord]:
-    """One step on one batch. Loss: sum over sampled tokens / number of sampled tokens of the global batch.
-
-    Completions without a verdict count in neither, and neither do those that hit the length limit, with overlong
-    filtering, or those for which trainer and generator disagree. `advantages`: of each completion token. `reference`:
-    the model that a KL term, if any, holds the policy to. Returns norm of the gradient and what was measured.
-    """
-    model, optimizer = session.model, session.optimizer
-    device = session.ranks.device
-    counted = [
-        (rollout, advantage)
-        for rollout, advantage in zip(rollouts, advantages, strict=True)
-        if rollout.reward is not None and not (cfg.grpo.overlong_filtering and rollout.truncated)
-    ]
-    rewards_R = torch.tensor([rollout.reward or 0.0 for rollout, _ in counted], device=device)
-    record = LossRecord(len(counted))
-    loss_tokens = torch.tensor([sum(len(rollout.logprobs) for rollout, _ in counted)], device=device)
-    model.train()
-    for micro in pack_rollouts(
-        [rollout for rollout, _ in counted],
-        [advantage for _, advantage in counted],
-        cfg.policy.max_total_sequence_length,
-        cfg.policy.train_micro_batch_size,
-        keep_zero_advantage=reference is not None,  # with a KL term every completion has a gradient
-    ):
-        micro = micro.to(device)
-        inputs = micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL
-        with session.autocast:
-            logits_TV = model(*inputs).logits
-        logp_T = token_logprobs(logits_TV, micro.targets_T)
-        reference_T = None
-        if reference is not None:
-            with torch.no_grad(), session.autocast:
-                reference_T = token_logprobs(reference(*inputs).logits, micro.targets_T)
-        # Where the two disagree too much the whole completion is left out, and its tokens of the denominator, which is
-        # why the gradient of a sum is taken here and divided once, below.
-        errors_S = sequence_errors(logp_T, micro.logp_generator_T, micro.lengths)
-        kept_S = sequences_within(errors_S, cfg.grpo.seq_logprob_error_threshold)
-        kept_T = kept_S.repeat_interleave(torch.tensor(micro.lengths, device=device))
-        loss_tokens -= (~kept_T).sum()
-        record.add_sequences(errors_S, kept_S, rewards_R[micro.rollouts], micro.input_ids_BL.numel())
-        logp_T, generator_T, advantages_T = logp_T[kept_T], micro.logp_generator_T[kept_T], micro.advantages_T[kept_T]
-        old_T = logp_T.detach()  # one update a batch: the policy of the rollouts is the policy being updated
-        reference_T = None if reference_T is None else reference_T[kept_T]
-        loss = grpo_loss(logp_T, old_T, generator_T, advantages_T, cfg.loss_fn, reference_T)
-        loss.loss.backward()
-        record.add_tokens(token_metrics(loss, logp_T, old_T, generator_T, cfg.loss_fn))
-    sum_over_ranks([loss_tokens])
-    sum_gradients(model)
-    divide_gradients(model, loss_tokens.clamp(min=1))
-    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
-    if math.isfinite(grad_norm):
-        optimizer.step()
-        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
-    optimizer.zero_grad()
-    return grad_norm, record
-
-
-def step_metrics(
-    cfg: RLConfig, session: Session, batch: Batch, record: LossRecord, without_gradient: int
-) -> dict[str, float]:
-    """The metrics of a step over all ranks, from what this rank's update measured and from its rollouts.
-
-    RunFailed where the verification of too many rollouts failed.
-    """
-    counts = count_rollouts(batch.rollouts, [task.family for task in batch.tasks], list(cfg.env.families))
-    counts |= {"groups_without_gradient": without_gradient, "verifier_errors": len(batch.errors)}
-    sums = sum_metrics(counts, session.ranks)
-    if sums["verifier_errors"] > cfg.grpo.max_error_rate * sums["completions"]:
-        raise RunFailed(
-            f"verification failed for {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts",
-            batch.errors[0] if batch.errors else "on another rank",
-        )
-    return {
-        **rollout_rates(sums, list(cfg.env.families)),
-        "groups_without_gradient": sums["groups_without_gradient"] / cfg.grpo.num_prompts_per_step,
-        **record.metrics(session.ranks),
-        **{name: sums[name] for name in ("verifier_errors", "tokens")},
-    }
+    return Batch(tasks, rollouts, errors, list(cfg.env.families))
 
 
 def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> dict[str, float]:

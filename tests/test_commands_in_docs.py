@@ -84,7 +84,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry = Registry(root)
     record = {
         "type": "Model",
-        "types": ["Checkpoint", "PretrainBlend", "SFTPack", "RLPrompts"],  # whatever a command reads under the name
+        # whatever a command reads under the name
+        "types": ["Checkpoint", "PretrainBlend", "SFTPack", "RLPrompts", "Preferences"],
         "fields": {"train_path": "art://.", "tokenizer_path": "art://."},
         "metrics": {},
         "inputs": {},
@@ -100,7 +101,15 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (payload / "content").write_text(name)
         for _ in range(2):  # examples name versions 1 and 2
             registry.publish(name, payload, record, run_files={"config.yaml": b"{}"})
-    for name in ("my-model", "my-chats", "my-tuned-model", "tools-sft", "tools-rl", "tools-sft-model"):
+    for name in (
+        "my-model",
+        "my-chats",
+        "my-tuned-model",
+        "tools-sft",
+        "tools-rl",
+        "tools-sft-model",
+        "nano3-dpo-data-own",
+    ):
         registry.publish(name, payload, record)
     for step in ("", *(f"{step}-" for step in STEPS)):
         for config in ("tiny", "default"):
@@ -118,6 +127,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "chats.json",
         "chats.jsonl",
         "quiz.jsonl",
+        "pairs.jsonl",
         "tasks.jsonl",
         "train.jsonl",
         "my-folder/note.md",

@@ -8,7 +8,8 @@
     {"prompt": "…", "completion": "…"}                                  both may be lists of messages
     {"question": "…", "answer": "…"}
     {"prompt": "…", "chosen": "…", "rejected": "…"}                     a preference pair: the chosen one is learnt;
-                                                                        `question` is read as `prompt`
+                                                                        `question` is read as `prompt`; `to_pair`
+                                                                        reads both answers
 
 Beside them `tools` declares functions, `system` is a system turn, `reasoning` is what precedes an answer.
 """
@@ -26,6 +27,7 @@ from nemotron.kit.chat_templates import is_path
 from nemotron.kit.record_fields import QUESTION_AND_ANSWER, REASONING, TURNS
 
 NO_CONVERSATION = "no conversation in it"
+NO_PAIR = "no preference pair"
 ROLE_NAMES = {
     "human": "user",
     "gpt": "assistant",
@@ -65,6 +67,38 @@ def to_messages(record: Mapping[str, Any]) -> list[Any]:
     if isinstance(record.get("chosen"), list):
         return normalize_messages(record["chosen"])
     raise UntrainableError(NO_CONVERSATION, f"{NO_CONVERSATION}: its fields are {_fields(record)}", _advice(record))
+
+
+def to_pair(record: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Prompt, chosen answer and rejected answer of a preference pair, each a list of messages as `to_messages` has it.
+
+    The prompt is in `prompt` or `question`, in a list of turns beside the answers, or at the beginning of both answers,
+    which are then whole conversations. It ends with the last user turn that both have.
+
+    UntrainableError: the record is no such pair, or both answers are equal.
+    """
+    missing = [name for name in ("chosen", "rejected") if record.get(name) is None]
+    if missing:
+        raise UntrainableError(NO_PAIR, f"{NO_PAIR}: no field {missing[0]!r}; its fields are {_fields(record)}")
+    answers = [normalize_messages(record[name]) for name in ("chosen", "rejected")]
+    # Beside whole conversations a list of turns is one of them once more.
+    is_whole = any(isinstance(turn, dict) and turn.get("role") == "user" for turn in answers[0])
+    names = ("prompt", "question", *(() if is_whole else TURNS))
+    asked = next((record[name] for name in names if record.get(name) is not None), None)
+    prompt = {} if asked is None else {"prompt": asked}
+    beside = {name: record[name] for name in ("system", "system_prompt") if record.get(name) is not None}
+    chosen, rejected = (to_messages({**beside, **prompt, "chosen": answer}) for answer in answers)
+    if chosen == rejected:
+        raise UntrainableError("equal answers", "chosen and rejected are equal")
+    common = 0
+    for i, (one, other) in enumerate(zip(chosen, rejected, strict=False)):
+        if one != other:
+            break
+        if isinstance(one, dict) and one.get("role") == "user":
+            common = i + 1
+    if not common:
+        raise UntrainableError(NO_PAIR, f"{NO_PAIR}: chosen and rejected have no user turn in common")
+    return chosen[:common], chosen[common:], rejected[common:]
 
 
 def unused_keys(messages: Iterable[Any], template: str) -> set[str]:

@@ -60,10 +60,11 @@ def makers_by_artifact() -> dict[str, Maker]:
         for recipe in all_recipes():
             specs = [parse(step.script) for step in recipe.steps]
             configs = [list_configs(spec.config_dir, spec.config.format) for spec in specs]
-            of_all = set.intersection(*map(set, configs)) if configs else set()
+            piped = [names for step, names in zip(recipe.steps, configs, strict=True) if step.in_pipe]
+            of_all = set.intersection(*map(set, piped)) if piped else set()
             for number, (step, spec) in enumerate(zip(recipe.steps, specs, strict=True)):
                 for config in configs[number]:
-                    has_pipe = recipe.pipe and number > 0 and config in of_all
+                    has_pipe = recipe.pipe and number > 0 and step.in_pipe and config in of_all
                     maker = Maker(f"{step.command} -c {config}", f"{recipe.pipe} -c {config}" if has_pipe else None)
                     makers = dict.fromkeys(_written(spec, config), maker) | makers
     return makers

@@ -15,7 +15,7 @@ from nemo_runspec.toml_text import TomlText, read_toml
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 STEPS_FILE = "steps.toml"
 
-_KEYS = ("command", "script", "about")
+_KEYS = ("command", "script", "about", "in_pipe")
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class RecipeStep:
 
     `name`: in the pipe, as in `sft:optimizer.lr=1e-3`. `command`: all words of the command that runs the step alone.
     `script`: absolute. `about`: one sentence for the help page; empty where the command's own docstring has it.
+    `in_pipe`: false where the pipe leaves the step out, and its command alone runs it.
     """
 
     name: str
     command: str
     script: Path
     about: str = ""
+    in_pipe: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,22 @@ class Recipe:
     pipe: str | None
     steps: tuple[RecipeStep, ...]
 
+    @property
+    def piped(self) -> tuple[RecipeStep, ...]:
+        """The steps that the pipe runs."""
+        return tuple(step for step in self.steps if step.in_pipe)
+
     def first_of(self, name: str) -> int:
-        """Where the stage of the step `name` begins: index of the first step whose script is in the same folder.
+        """Where the stage of the step `name` begins: index, among those of the pipe, of the first step whose script is
+        in the same folder.
 
         Raises:
-            UserError: no step is called so.
+            UserError: no step of the pipe is called so.
         """
-        folders = {step.name: step.script.parent for step in self.steps}
+        folders = {step.name: step.script.parent for step in self.piped}
         if name not in folders:
             raise UserError(f"unknown step '{name}'", did_you_mean(name, folders, "steps"))
-        return [step.script.parent for step in self.steps].index(folders[name])
+        return list(folders.values()).index(folders[name])
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -74,18 +82,21 @@ def read_recipe(folder: Path) -> Recipe:
 
 def _read_step(name: str, line: object, toml: TomlText, folder: Path) -> RecipeStep:
     at = f"{toml.where('steps', name)}: {name}"
-    if not isinstance(line, dict) or not all(isinstance(value, str) for value in line.values()):
+    texts = {key: value for key, value in line.items() if key != "in_pipe"} if isinstance(line, dict) else {}
+    if not isinstance(line, dict) or not all(isinstance(value, str) for value in texts.values()):
         raise UserError(f"{at}: must be a table of text", 'as in {command = "nemotron …", script = "train.py"}')
     for key in line:
         if key not in _KEYS:
             raise UserError(f"{at}: unknown key {key!r}", did_you_mean(key, _KEYS))
     if missing := [key for key in ("command", "script") if not line.get(key)]:
         raise UserError(f"{at}: has no {missing[0]!r}, which is required")
+    if not isinstance(in_pipe := line.get("in_pipe", True), bool):
+        raise UserError(f"{at}: in_pipe = {in_pipe!r}: must be true or false")
     script = folder / line["script"]
     if not script.is_file():
         near = did_you_mean(line["script"], [file.relative_to(folder).as_posix() for file in folder.rglob("*.py")])
         raise UserError(f"{at}: script = {line['script']!r}: no such file in {folder}", near)
-    return RecipeStep(name, line["command"], script, line.get("about", ""))
+    return RecipeStep(name, line["command"], script, line.get("about", ""), in_pipe)
 
 
 def all_recipes() -> list[Recipe]:

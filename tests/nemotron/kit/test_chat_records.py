@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemotron.kit.chat import UntrainableError, check_conversation
-from nemotron.kit.chat_records import normalize_messages, normalize_tools, to_messages, unused_keys
+from nemotron.kit.chat_records import normalize_messages, normalize_tools, to_messages, to_pair, unused_keys
 
 USER = {"role": "user", "content": "2+2?"}
 ANSWER = {"role": "assistant", "content": "4"}
@@ -144,3 +144,52 @@ def test_messages_as_they_are_published() -> None:
     wrapped = {"type": "function", "function": {**ADD, "parameters": json.dumps(ADD["parameters"])}}
     assert normalize_tools([wrapped]) == [{"type": "function", "function": ADD}]
     assert normalize_tools(None) is normalize_tools([]) is normalize_tools("null") is None
+
+
+OTHER = {"role": "assistant", "content": "5"}
+
+
+@pytest.mark.parametrize(
+    ("record", "pair"),
+    [
+        ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, ([USER], [ANSWER], [OTHER])),
+        (
+            {"question": "2+2?", "system": "Be brief.", "chosen": "4", "rejected": "5"},
+            ([SYSTEM, USER], [ANSWER], [OTHER]),
+        ),
+        ({"prompt": [SYSTEM, USER], "chosen": [ANSWER], "rejected": [OTHER]}, ([SYSTEM, USER], [ANSWER], [OTHER])),
+        ({"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}, ([USER], [ANSWER], [OTHER])),
+        # UltraFeedback as it is published: the prompt alone, and both conversations; or the chosen one twice
+        ({"prompt": "2+2?", "chosen": [USER, ANSWER], "rejected": [USER, OTHER]}, ([USER], [ANSWER], [OTHER])),
+        (
+            {"messages": [USER, ANSWER], "chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+            ([USER], [ANSWER], [OTHER]),
+        ),
+        ({"messages": [USER], "chosen": "4", "rejected": "5"}, ([USER], [ANSWER], [OTHER])),
+        # both begin with the same call, which is of the answers; an earlier answer is of the prompt
+        (
+            {"prompt": [USER, ANSWER, USER], "chosen": [CALL, ANSWER], "rejected": [CALL, OTHER]},
+            ([USER, ANSWER, USER], [CALL, ANSWER], [CALL, OTHER]),
+        ),
+        (
+            {"prompt": "2+2?", "chosen": "<think>two and two</think>4", "rejected": json.dumps([OTHER])},
+            ([USER], [THOUGHT], [OTHER]),
+        ),
+    ],
+)
+def test_preference_pairs(record: dict[str, Any], pair: tuple[list[Any], list[Any], list[Any]]) -> None:
+    assert to_pair(record) == pair
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "2+2?", "chosen": "4"}, "no field 'rejected'; its fields are 'prompt', 'chosen'"),
+        ({"prompt": "2+2?", "chosen": "4", "rejected": "4"}, "chosen and rejected are equal"),
+        ({"chosen": [USER, ANSWER], "rejected": [SYSTEM, OTHER]}, "no user turn in common"),
+        ({"chosen": "4", "rejected": "5"}, "no conversation in it"),
+    ],
+)
+def test_what_is_no_pair(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(UntrainableError, match=message):
+        to_pair(record)

@@ -37,6 +37,19 @@ def test_steps_are_in_the_order_of_the_file(folder: Path) -> None:
     assert (caught.value.message, caught.value.hint) == ("unknown step 'cok'", "did you mean cook?")
 
 
+def test_a_step_outside_the_pipe_has_a_command_alone(folder: Path) -> None:
+    (folder / "steps.toml").write_text(
+        '[steps]\ndig = {command = "nemotron garden dig", script = "bed/dig.py", in_pipe = false}\n'
+        f'{LINE}\ncook = {{command = "nemotron garden cook", script = "kitchen/cook.py"}}\n'
+    )
+    recipe = read_recipe(folder)
+    assert [step.name for step in recipe.steps] == ["dig", "sow", "cook"]
+    assert [step.name for step in recipe.piped] == ["sow", "cook"]
+    assert [recipe.first_of(name) for name in ("sow", "cook")] == [0, 1]
+    with pytest.raises(UserError, match="unknown step 'dig'"):
+        recipe.first_of("dig")
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -46,6 +59,7 @@ def test_steps_are_in_the_order_of_the_file(folder: Path) -> None:
         ('[steps]\nsow = {comand = "x"}', ":2: sow: unknown key 'comand'", "did you mean command?"),
         ('[steps]\nsow = {command = "x"}', ":2: sow: has no 'script', which is required", None),
         (f"[steps]\n{LINE.replace('/sow', '/sew')}", ":2: sow: script = 'bed/sew.py'", "did you mean bed/sow.py?"),
+        (f"[steps]\n{LINE[:-1]}, in_pipe = 0}}", ":2: sow: in_pipe = 0: must be true or false", None),
         ("[steps\n", ":1: bad TOML", None),
     ],
 )

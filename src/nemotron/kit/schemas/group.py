@@ -24,6 +24,7 @@ MODEL = ArtifactInput("Checkpoint", _adopt_model)
 PRETRAIN_BLEND = ArtifactInput("PretrainBlend")
 SFT_PACK = ArtifactInput("SFTPack")
 RL_PROMPTS = ArtifactInput("RLPrompts")
+PREFERENCES = ArtifactInput("Preferences")
 
 
 # A model by its place, under the key that the library which does the same at scale has for it; the same as `run.model`.

@@ -24,7 +24,7 @@ from nemotron.kit.steps import read_recipe
 FAMILY = recipe_dir("nano3")
 RECIPE = read_recipe(FAMILY)
 # In order. Each has its own script and config; `-c tiny` is the tiny config of each.
-STEPS = tuple(Step(step.name, step.script) for step in RECIPE.steps)
+STEPS = tuple(Step(step.name, step.script) for step in RECIPE.piped)
 
 HELP = f"""All of it: data, base model, SFT, RL, evaluation.
 
@@ -36,7 +36,7 @@ Reads and writes the artifacts nano3-STAGE-data-CONFIG, nano3-STAGE-model-CONFIG
 Configs: those that every step has; tiny is for a laptop CPU, offline; smoke trains next to nothing, in a minute.
 
 \b
-Steps: {", ".join(step.name for step in RECIPE.steps)}
+Steps: {", ".join(step.name for step in RECIPE.piped)}
 
 \b
 Options, anywhere on the line:

@@ -1,0 +1,93 @@
+"""Every knob of `dpo.py`: type, default, unit, allowed range, and where the default comes from.
+
+"tech report" is arXiv 2512.20848 (Nemotron 3 Nano), appendix C. Group and field names are NeMo-RL's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from nemotron.kit.schemas import optimizer, rl, training
+from nemotron.kit.schemas.evaluation import EvaluationConfig
+from nemotron.kit.schemas.group import MODEL, PREFERENCES, Group, ModelPath, ModelRunConfig, Seed
+
+
+class DPOConfig(rl.DPOLossConfig):
+    """The algorithm; beta and the weights of both terms are those of the tech report."""
+
+    max_num_steps: int = Field(50, ge=1, description="optimiser steps (tech report)")
+    val_period: int = Field(25, ge=0, description="steps between validations, the last step included; 0: none")
+    val_pairs: int = Field(256, ge=1, description="validation pairs, at most, the first ones")
+
+
+class OptimizerConfig(optimizer.AdamWConfig):
+    """AdamW; beyond the rate, which is the tech report's, as in RL with verifiable rewards."""
+
+    lr: float = Field(3e-6, gt=0, description="constant after the warm-up (tech report)")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="decay of the second moment")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled; not on norms, biases, A_log, D, dt_bias")
+
+
+class PolicyConfig(Group):
+    """The model being trained."""
+
+    model_name: ModelPath
+    max_total_sequence_length: int = Field(
+        49_152, ge=4, description="tokens of a packed row; a pair, its prompt counted twice, that is longer is left out"
+    )
+    train_global_batch_size: int = Field(128, ge=1, description="pairs a step, over all ranks (tech report)")
+    train_micro_batch_size: int = Field(1, ge=1, description="packed rows a forward pass; changes memory, not results")
+    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
+    lr_warmup_iters: int = Field(10, ge=0, description="steps of linear warm-up")
+    freeze_moe_router: bool = Field(True, description="router weights stay as they are, as in RL")
+    moe_router_bias_update_rate: float = Field(
+        0.0, ge=0, description="step of the expert bias towards equal loads; 0: the model chooses experts as before"
+    )
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+
+
+class DataConfig(Group):
+    """What is read."""
+
+    path: Path = Field(description="payload of the data artifact: train.jsonl and valid.jsonl")
+
+
+class CheckpointConfig(training.CheckpointConfig):
+    """How often a run can be resumed from."""
+
+    save_interval: int = Field(10, ge=1, description="steps between checkpoints; also on a signal, at the end")
+
+
+class RunConfig(ModelRunConfig):
+    """Identity, artifacts read and written."""
+
+    model: Annotated[str, MODEL] = Field(
+        description="model to train, which is also the reference: name, name:version, directory or hf://ORG/NAME"
+    )
+    data: Annotated[str, PREFERENCES] = Field(description="pairs to train on: Preferences, as name or name:version")
+
+
+class DPORunConfig(Group):
+    """`nemotron nano3 rl dpo`."""
+
+    neutral_keys: ClassVar = training.NEUTRAL_KEYS
+
+    run: RunConfig
+    dpo: DPOConfig = Field(default_factory=DPOConfig)
+    policy: PolicyConfig
+    data: DataConfig
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    logger: training.TrackersConfig = Field(default_factory=training.TrackersConfig)
+    seed: Seed = Field(42, description="of the order of the pairs")
+    mixed_precision: training.MixedPrecision = "bf16_mixed"
+    resume: training.Resume = None
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if not self.dpo.preference_loss_weight and not self.dpo.sft_loss_weight:
+            raise ValueError("dpo.preference_loss_weight and dpo.sft_loss_weight are both 0: nothing to learn")
+        return self

@@ -1,0 +1,84 @@
+"""Preference pairs from a user's file to tokens: what is kept, what is left out and why, and what is learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError
+from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.kit.chat import UntrainableError
+from nemotron.recipes.nano3.stage2_rl.data_prep_pairs import as_pair
+from nemotron.recipes.nano3.stage2_rl.dpo import read_pairs
+
+CALCULATOR = {"name": "calculator", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "calculator", "arguments": {"x": "2+2"}}]}
+USER = {"role": "user", "content": "What is 2+2?"}
+RIGHT = {"role": "assistant", "content": "four"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(["What is 2+2? four five calculator"], 400)
+
+
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_only_the_rejected_answer_may_call_a_tool_that_is_not_declared() -> None:
+    pair = as_pair({"prompt": "What is 2+2?", "chosen": "four", "rejected": [CALL], "category": "no tools"})
+    assert pair == {"prompt": [USER], "chosen": [RIGHT], "rejected": [CALL], "category": "no tools"}
+    with pytest.raises(UntrainableError, match="calls 'calculator', which is not declared"):
+        as_pair({"prompt": "What is 2+2?", "chosen": [CALL], "rejected": "four"})
+    declared = as_pair({"prompt": "What is 2+2?", "chosen": [CALL], "rejected": "four", "tools": [CALCULATOR]})
+    assert declared["tools"] == [CALCULATOR]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "message"),
+    [
+        ([{"role": "assistent", "content": "five"}], "rejected: message 1: unknown role 'assistent'"),
+        ([{"role": "tool", "content": "five"}], "rejected has no assistant turn after the prompt"),
+    ],
+)
+def test_a_rejected_answer_is_checked_too(rejected: list[dict[str, str]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_pair({"prompt": "What is 2+2?", "chosen": "four", "rejected": rejected})
+
+
+def test_what_is_learned_is_what_the_model_writes_after_the_prompt(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    earlier = [USER, {"role": "assistant", "content": "five"}, USER]
+    results = [CALL, {"role": "tool", "content": "five"}, RIGHT]
+    path = write(
+        tmp_path / "train.jsonl", {"prompt": earlier, "tools": [CALCULATOR], "chosen": results, "rejected": [RIGHT]}
+    )
+    (pair,), left_out = read_pairs(path, tokenizer, "nano3", 2000)
+    assert not left_out
+
+    def learned(answer: Any) -> str:
+        ids = [token for token, predicts in zip(answer.ids[1:], answer.predicts, strict=False) if predicts]
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    assert learned(pair.rejected) == "four<|im_end|>"
+    call = (
+        "\n<tool_call>\n<function=calculator>\n<parameter=x>\n2+2\n</parameter>\n</function>\n</tool_call>\n<|im_end|>"
+    )
+    assert learned(pair.chosen) == f"{call}four<|im_end|>"
+
+
+def test_pairs_that_cannot_be_learned_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    good = {"prompt": [USER], "chosen": [RIGHT], "rejected": [{"role": "assistant", "content": "five"}]}
+    forged = {**good, "rejected": [{"role": "assistant", "content": "five<|im_end|>"}]}
+    long = {**good, "chosen": [{"role": "assistant", "content": "four " * 200}]}
+    pairs, left_out = read_pairs(write(tmp_path / "train.jsonl", good, forged, long), tokenizer, "nano3", 150)
+    assert len(pairs) == 1
+    assert dict(left_out) == {
+        "with a control token of the chat template in a text": 1,
+        "longer than policy.max_total_sequence_length 150": 1,
+    }

@@ -6,6 +6,7 @@ Subprocesses of tests import the code of this checkout.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
@@ -13,6 +14,9 @@ from hypothesis import settings
 for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS"):
     os.environ.pop(_name, None)  # before any module of tests copies the environment for its subprocesses
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
+
+# Where a shell started the tests in the background, they and their subprocesses would ignore Ctrl-C, which some test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")

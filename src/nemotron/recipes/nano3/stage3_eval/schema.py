@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.kit.schemas.group import MODEL, PRETRAIN_BLEND, RL_PROMPTS, SFT_PACK, Group, RunConfig
@@ -15,7 +15,9 @@ class EvalRunConfig(RunConfig):
     """The models compared, what they were trained on, and the results written. A model that is null is left out."""
 
     models: Annotated[list[str], MODEL] = Field(
-        [], description="models of any origin, each compared with the one before: name, name:version, directory, hf://"
+        [],
+        description="models of any origin, each compared with the one before: name, name:version, directory, hf://. "
+        "Beside the recipe's stages they need a `results` of their own",
     )
     base: Annotated[str | None, MODEL] = Field(None, description="the pretrained model, as name or name:version")
     sft: Annotated[str | None, MODEL] = Field(None, description="the model after SFT")
@@ -29,6 +31,19 @@ class EvalRunConfig(RunConfig):
     rl_data: Annotated[str | None, RL_PROMPTS] = Field(None, description="prompts of RL: tasks that training saw")
     results: str | None = Field(None, description="name under which the results are published")
     output: None = Field(None, description="nothing: an evaluation makes no model")
+
+    @model_validator(mode="after")
+    def _stages_keep_their_results(self) -> Self:
+        """What carries the name of a config's stages is about these alone: the report reads the latest of that name."""
+        stages = (self.base, self.sft, self.sft_continued, self.rl)
+        data = (self.pretrain_data, self.pretrain_results, self.sft_data, self.rl_data)
+        is_named_after_config = bool(self.config) and (self.results or "").endswith(f"-eval-results-{self.config}")
+        if self.models and any((*stages, *data)) and is_named_after_config:
+            raise ValueError(
+                f"{self.results} is for the stages of config {self.config} alone; name what run.models is part of: "
+                "run.results=my-comparison, or take -c default, which evaluates run.models alone"
+            )
+        return self
 
 
 class TasksConfig(ResponsesConfig):

@@ -8,10 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.config.loader import load_config
+from nemo_runspec.config.resolve import resolve_config
+from nemo_runspec.errors import UserError
+from nemo_runspec.runspec import parse
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, Results, RLPrompts
 from nemotron.recipes.nano3.stage3_eval import evaluate as script
@@ -126,6 +131,24 @@ def test_any_models_are_asked_the_users_own_questions(environment: dict[str, str
     assert [tasks[name]["samples"] for name in names] == [0, 1, 1]
     assert list(record["metrics"]["comparisons"]) == [f"{names[1]} - {names[0]}", f"{names[2]} - {names[1]}"]
     assert [pinned.partition("@")[0] for pinned in record["inputs"].values()] == [f"{name}:1" for name in names]
+
+
+def config_of(name: str, *overrides: str) -> Any:
+    spec = parse(SCRIPT)
+    return resolve_config(load_config(spec.config_dir, name, overrides), spec, look_up=False).model
+
+
+def test_other_models_do_not_take_the_name_of_the_stages_results() -> None:
+    models = "run.models=[mine]"
+    for stages in ([], [f"run.{stage}=null" for stage in ("base", "sft", "rl")]):
+        with pytest.raises(
+            UserError, match="nano3-eval-results-smoke is for the stages of config smoke alone"
+        ) as raised:
+            config_of("smoke", models, *stages)
+        assert "run.results=my-comparison" in str(raised.value)
+    assert config_of("smoke", models, "run.results=mine-beside-smoke").run.models == ["mine:latest"]
+    assert config_of("default", models).run.results == "nano3-eval-results-default"
+    assert config_of("smoke", "run.rl=mine").run.results == "nano3-eval-results-smoke"
 
 
 def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.artifacts.naming import SCHEME, check_name
 from nemo_runspec.artifacts.pins import agree
 from nemo_runspec.artifacts.registry import Registry, Version
-from nemo_runspec.config.inputs import ArtifactInput, input_marks, is_place, name_inputs, put_reference, references_of
+from nemo_runspec.config.inputs import (
+    Adopt,
+    ArtifactInput,
+    input_marks,
+    is_place,
+    name_inputs,
+    put_reference,
+    references_of,
+)
 from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
@@ -29,6 +37,7 @@ from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_f
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
+from nemo_runspec.user_files import UserFiles, is_elsewhere
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -114,9 +123,10 @@ def resolve_config(
     if publish and look_up and any(map(is_place, references_of(run).values())):
         # A fault of the config is found before a model is downloaded and published.
         resolve_config(loaded, spec, produced=produced, registry=registry, found_here=found_here, publish=False)
-    inputs, missing = _look_up_inputs(
-        run, _Finder(registry, input_marks(schema), publish), produced or {}, look_up=look_up, at_start=at_start
-    )
+    finder = _Finder(registry, input_marks(schema), publish)
+    inputs, missing = _look_up_inputs(run, finder, produced or {}, look_up=look_up, at_start=at_start)
+    # What the job is to adopt has to lie where it runs, like the user's files.
+    there = [] if look_up or found_here is None else _local_places(run, finder, loaded)
     for key, reference in references_of(run).items():
         version = inputs[key]
         put_reference(run, key, _latest(reference) if version is None else version.ref)
@@ -127,12 +137,11 @@ def resolve_config(
     if model is not None and run["family"] != spec.family:
         _refuse_defaults_of_another_family(model, spec, loaded)
     # 6. The user's files are where the config says, and their digest is part of the run's identity.
-    remote_files: tuple[str, ...] = ()
+    locations = [] if model is None else user_locations(model, loaded)
+    here = locations if found_here is None else found_here([*there, *locations])
+    remote_files = tuple(each.location for each in locations if each not in here)
     if model is not None:
-        locations = user_locations(model, loaded)
-        here = locations if found_here is None else found_here(locations)
-        remote_files = tuple(each.location for each in locations if each not in here)
-        model.run.files = digest_user_files(here)  # type: ignore[attr-defined]
+        model.run.files = digest_user_files(each for each in here if each in locations)  # type: ignore[attr-defined]
     if missing is not None:
         raise missing
     # Every default becomes visible, and two configs that mean the same get the same fingerprint.
@@ -292,9 +301,7 @@ class _Finder:
         mark = self.marks.get(key.partition(".")[0])
         try:
             if is_place(reference):
-                if mark is None or mark.adopt is None:
-                    raise UserError("the name of an artifact expected, not a directory or an address")
-                version = mark.adopt(reference, registry, self.publish)
+                version = self.adopting(key)(reference, registry, self.publish)
             else:
                 version = registry.resolve(reference)
             if mark is not None and version is not None:
@@ -302,6 +309,28 @@ class _Finder:
         except UserError as error:
             raise error.at(f"run.{key} = {reference}") from None
         return version
+
+    def adopting(self, key: str) -> Adopt:
+        """How a directory or an address of a key becomes an artifact. UserError: it takes references alone."""
+        mark = self.marks.get(key.partition(".")[0])
+        if mark is None or mark.adopt is None:
+            raise UserError("the name of an artifact expected, not a directory or an address")
+        return mark.adopt
+
+
+def _local_places(run: Mapping[str, Any], finder: _Finder, loaded: LoadedConfig) -> list[UserLocation]:
+    """The paths in `run`, which the job adopts. UserError: a path or an address of a key that takes neither."""
+    places = {key: reference for key, reference in references_of(run).items() if is_place(reference)}
+    for key, place in places.items():
+        try:
+            finder.adopting(key)
+        except UserError as error:
+            raise error.at(f"run.{key} = {place}") from None
+    return [
+        UserLocation(place, f"{loaded.origin(('run', key))}: run.{key}", UserFiles())
+        for key, place in places.items()
+        if not is_elsewhere(place)
+    ]
 
 
 def _look_up_inputs(

@@ -63,7 +63,7 @@ def split_remote(env: Env, locations: Sequence[UserLocation], *, dry_run: bool) 
         if not path.startswith(("/", "~/")) and path != "~":
             raise UserError(
                 f"{each.at}: {each.location}: a relative path, and the job runs on {ssh.host}",
-                "write an absolute path of the cluster, or s3://…",
+                "write an absolute path of the cluster, or an address (s3://…, hf://…)",
             )
     try:
         answer = shell_for(ssh).run(f"bash -c {shlex.quote(_MISSING)} bash {shlex.join(paths)}")
@@ -77,7 +77,8 @@ def split_remote(env: Env, locations: Sequence[UserLocation], *, dry_run: bool) 
         here = local_path(each.location)
         if here.exists():
             what = f"{each.location} is on this machine only, and the job runs on {ssh.host}"
-            hint = f"copy it there: rsync -a {shlex.quote(str(here))} {ssh.user}@{ssh.host}:FOLDER/, or write s3://…"
+            copy = f"rsync -a {shlex.quote(str(here))} {ssh.user}@{ssh.host}:FOLDER/"
+            hint = f"copy it there: {copy}, or give an address (s3://…, hf://…)"
         else:
             what = f"no such file on {ssh.host}: {each.location}"
             hint = 'remote_folders = ["/folder"] in the profile names folders that its login node does not see'

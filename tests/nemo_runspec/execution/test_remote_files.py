@@ -20,10 +20,18 @@ SCHEMA = """
 from typing import Annotated
 
 from pydantic import BaseModel
+from nemo_runspec.config.inputs import ArtifactInput
 from nemo_runspec.user_files import UserFiles
 
 
+class Run(BaseModel):
+    model_config = {"extra": "allow"}
+    data: str | None = None
+    model: Annotated[str | None, ArtifactInput("Checkpoint", adopt=lambda place, registry, publish: None)] = None
+
+
 class Cfg(BaseModel):
+    run: Run
     paths: list[Annotated[str, UserFiles()]] = []
 """
 # The cluster is the folder `there`: an absolute path begins in it.
@@ -52,9 +60,12 @@ def two_machines(
     SshShell.of.cache_clear()
 
 
-def job_of(*paths: str, dry_run: bool = False, profile: str = "far", executors: Sequence[str] = EXECUTORS) -> Job:
+def job_of(
+    *paths: str, dry_run: bool = False, profile: str = "far", executors: Sequence[str] = EXECUTORS, **run: str
+) -> Job:
     spec = parse("train.py")
-    loaded = load_config(spec.config_dir, "tiny", [f"paths={list(paths)}"])
+    inputs = [f"run.{key}={value}" for key, value in run.items()]
+    loaded = load_config(spec.config_dir, "tiny", [f"paths={list(paths)}", *inputs])
     env = parse_env(profile, spec=spec, loaded=loaded, executors=executors)
     return build_job_config(loaded, spec, env, dry_run=dry_run)
 
@@ -88,6 +99,25 @@ def test_one_that_lies_here_only_is_refused(tmp_path: Path) -> None:
 def test_one_that_lies_nowhere_is_refused(path: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         job_of(path)
+
+
+def test_a_model_that_the_job_is_to_adopt_lies_there_like_any_file(tmp_path: Path) -> None:
+    """The registry is a folder of the cluster, so that nothing is adopted here."""
+    for dry_run in (False, True):
+        for model in ("/lustre/docs", "hf://org/name", "model:3"):
+            job = job_of(model=model, dry_run=dry_run)
+            assert job.resolved.run["model"] == model and job.resolved.remote_files == ()
+        with pytest.raises(
+            UserError, match=r"command line: run.model: ./here: a relative path, and the job runs on login"
+        ):
+            job_of(model="./here", dry_run=dry_run)
+        with pytest.raises(UserError, match=r"run.model: .* is on this machine only, and the job runs on login"):
+            job_of("/lustre/docs", model=str(tmp_path / "here"), dry_run=dry_run)
+        for place in ("./here", "/lustre/docs", "hf://org/name"):
+            with pytest.raises(
+                UserError, match=f"run.data = {place}: the name of an artifact expected, not a directory"
+            ):
+                job_of(data=place, dry_run=dry_run)
 
 
 def test_a_folder_that_the_profile_names_is_not_looked_into(write: Callable[[str, str], Path], tmp_path: Path) -> None:

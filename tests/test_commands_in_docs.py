@@ -126,6 +126,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "notes/note.jsonl",
         "chats.json",
         "chats.jsonl",
+        "halves.py",
         "quiz.jsonl",
         "pairs.jsonl",
         "tasks.jsonl",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES, DifficultyConfig, Family
+from nemotron.kit.schemas.environments import Environments
 from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.sandbox import SANDBOX, Sandbox
 
@@ -13,6 +14,7 @@ class ResponsesConfig(Group):
     """Which responses are drawn, and how hard the tasks are that they answer."""
 
     families: list[Family] = Field(list(DEFAULT_FAMILIES), min_length=1, description="of the generated tasks")
+    environments: Environments = Field({})
     difficulty: DifficultyConfig = Field(
         default_factory=DifficultyConfig, description="per family, of the tasks; {} for the defaults"
     )

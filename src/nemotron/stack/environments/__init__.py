@@ -30,11 +30,13 @@ from nemotron.stack.environments.families import (
     verify,
     verify_all,
 )
-from nemotron.stack.environments.task import Solution, Split, Task, Verdict, answer_of, split_of
+from nemotron.stack.environments.own import load_environments
+from nemotron.stack.environments.task import Environment, Solution, Split, Task, Verdict, answer_of, split_of
 
 __all__ = [
     "FAMILIES",
     "ConstantAnswer",
+    "Environment",
     "Episode",
     "Solution",
     "Split",
@@ -48,6 +50,7 @@ __all__ = [
     "from_gym",
     "generate_tasks",
     "iter_tasks",
+    "load_environments",
     "make_difficulty",
     "nearest_neighbour_lookup",
     "open_episode",

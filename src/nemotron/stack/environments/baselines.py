@@ -45,7 +45,7 @@ def best_constant_answer(tasks: Sequence[Task], sandbox: Sandbox = "bubblewrap")
     candidates = Counter(task.solution.answer for task in tasks).most_common(_PROGRAMS if are_programs else _CANDIDATES)
     for answer, _ in candidates:
         verdicts = verify_all(tasks, [answer] * len(tasks), sandbox=sandbox)
-        score = sum(verdict.status == "score" for verdict in verdicts) / len(tasks)
+        score = sum(verdict.score for verdict in verdicts if verdict.status == "score") / len(tasks)
         if score > best.score:
             best = ConstantAnswer(answer, score)
     return best
@@ -84,7 +84,7 @@ def nearest_neighbour_lookup(
             shared[postings[ngram]] += weight[ngram]
         answers.append(train_tasks[int(np.argmax(shared / norm))].solution.answer)
     verdicts = verify_all(eval_tasks, answers, sandbox=sandbox)
-    return sum(verdict.status == "score" for verdict in verdicts) / len(eval_tasks)
+    return sum(verdict.score for verdict in verdicts if verdict.status == "score") / len(eval_tasks)
 
 
 def fraction_of_space_seen(

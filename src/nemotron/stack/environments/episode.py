@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from nemotron.stack.environments.own import OwnEpisode
 from nemotron.stack.environments.task import Task, Verdict
 from nemotron.stack.environments.workplace_assistant import FAMILY as WORKPLACE_ASSISTANT
 from nemotron.stack.environments.workplace_assistant import WorkplaceEpisode
@@ -29,4 +30,6 @@ def open_episode(task: Task, thinking: bool | None = None) -> Episode | None:
 
     `thinking`: whether the generation prompt opens `<think>` (`answer_of`).
     """
+    if task.environment is not None:
+        return OwnEpisode(task, task.environment, thinking)
     return WorkplaceEpisode(task, thinking) if task.family == WORKPLACE_ASSISTANT else None

@@ -31,6 +31,7 @@ from nemotron.stack.environments import (
     instruction_following,
     math,
     multiple_choice,
+    own,
     questions,
     structured_output,
     workplace_assistant,
@@ -192,6 +193,8 @@ def verify(task: Task, response: str, thinking: bool | None = None, sandbox: San
         right, wrong, or `error` where the check itself failed (a broken task record); never raises for either.
     """
     try:
+        if task.environment is not None:
+            return own.verify_answer(task.environment, task.spec, answer_of(response, thinking))
         if task.family.startswith(questions.PREFIX):
             return questions.verify_answer(task.spec, answer_of(response, thinking))
         if task.family == code_generation.FAMILY:
@@ -257,6 +260,8 @@ def prompt_messages(task: Task) -> list[dict[str, Any]]:
 
 def prompt_tools(task: Task) -> list[dict[str, Any]]:
     """The tools that the prompt declares, as chat templates take them; empty for a task without."""
+    if task.environment is not None:
+        return list(task.spec.get("tools", []))
     return workplace_assistant.tools(task.spec) if task.family == workplace_assistant.FAMILY else []
 
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.environments import QUESTIONS as PREFIX
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 Match = Literal["exact", "contains", "regex", "choice"]
-PREFIX = "questions/"
 
 
 def match_of(record: Mapping[str, Any], match: Match | None) -> Match:

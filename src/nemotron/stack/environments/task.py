@@ -7,9 +7,9 @@ the same split for every seed, so no evaluation task can occur in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import xxhash
 
@@ -36,6 +36,7 @@ class Task:
     """One verifiable task. `spec` is plain JSON, all that verification needs; `canonical` decides the split.
 
     `messages`: the conversation up to where the model answers, where that is more than `prompt` as the user's.
+    `environment`: what verifies it, where that is the user's own (`own.py`); no record says so, only a config.
     """
 
     family: str
@@ -44,10 +45,12 @@ class Task:
     spec: dict[str, Any] = field(hash=False)
     solution: Solution
     messages: list[dict[str, str]] | None = field(default=None, hash=False)
+    environment: Environment | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The task as plain JSON data, as written to the prompt files of RL. `Task.from_dict` is the inverse."""
-        return {name: value for name, value in asdict(self).items() if name != "messages" or value is not None}
+        record = asdict(replace(self, environment=None))
+        return {name: value for name, value in record.items() if name in _REQUIRED or value is not None}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Task:
@@ -61,6 +64,7 @@ class Task:
 _TASK_KEYS = {"family": str, "prompt": str, "canonical": str, "spec": dict, "solution": dict, "messages": list}
 _SOLUTION_KEYS = {"reasoning": str, "answer": str, "style": str}
 _OPTIONAL = {"style", "messages"}
+_REQUIRED = _TASK_KEYS.keys() - _OPTIONAL
 
 
 def _check_record(record: Any, keys: Mapping[str, type], prefix: str) -> None:
@@ -95,6 +99,25 @@ class Verdict:
     status: Literal["score", "wrong", "error"]
     score: float
     reason: str = ""
+
+
+class Environment(Protocol):
+    """What an environment has to have. It may have `open_episode(spec)` as well, for tasks of several turns.
+
+    An episode has `respond(answer)`, with the messages of the role `tool` that answer a response, or None at the end of
+    the episode, and `verdict()`, which is what `verify_answer` returns. The tools are those of the task's record.
+    """
+
+    def tasks(self) -> Iterable[Mapping[str, Any]]:
+        """Records: `prompt`, text, or `messages`; `spec`, JSON that verification needs; where wanted `tools`, as chat
+        templates take them, and `answer`, a right one, which is held against `verify_answer`. They may be endless."""
+
+    def verify_answer(self, spec: dict[str, Any], answer: str) -> Verdict | float:
+        """What an answer, without its reasoning, is worth: a verdict, or a number in 0..1, with True and False.
+
+        It is called from several threads. What it raises makes an error of this one answer, which never counts as a
+        zero; so a limit of time is its own to keep.
+        """
 
 
 def right() -> Verdict:

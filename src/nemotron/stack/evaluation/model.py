@@ -6,6 +6,7 @@ import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,14 @@ from nemo_runspec.errors import UserError
 from nemotron.kit import chat
 from nemotron.kit.chat_template import load_template, stop_tokens
 from nemotron.kit.metrics import Progress
-from nemotron.stack.environments import Episode, Task, best_constant_answer, generate_tasks
+from nemotron.stack.environments import (
+    Episode,
+    Task,
+    best_constant_answer,
+    generate_tasks,
+    load_environments,
+    own,
+)
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
@@ -199,12 +207,15 @@ def evaluate_model(
 
 
 def held_out_tasks(per_family: int, settings: ResponsesConfig) -> list[Task]:
-    """`per_family` tasks of each of `settings.families` that no training data holds."""
-    return [
+    """`per_family` tasks of each of `settings.families` that no training data holds, and of each own environment."""
+    generated = [
         task
         for family in settings.families
         for task in generate_tasks(family, "eval", per_family, settings.seed, settings.difficulty.get(family))
     ]
+    environments = load_environments(settings.environments) if per_family else {}
+    yours = (own.held_out_tasks(name, environment, per_family) for name, environment in environments.items())
+    return [*generated, *chain.from_iterable(yours)]
 
 
 def score_tasks(
@@ -229,7 +240,7 @@ def score_tasks(
     )
     constants = {
         family: best_constant_answer([task for task in tasks if task.family == family], settings.sandbox).score
-        for family in settings.families
+        for family in evaluation.families
     }
     for family, constant in constants.items():
         score = evaluation.greedy(family).estimate

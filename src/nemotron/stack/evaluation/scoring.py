@@ -273,7 +273,8 @@ def evaluate_tasks(
 ) -> Evaluation:
     """Generate and verify one greedy response a task, and `samples` sampled ones at temperature 1.
 
-    Tasks with tools are episodes: the model is shown the results of its calls and goes on.
+    Tasks with tools are episodes: the model is shown the results of its calls and goes on. So are those of the user's
+    own environments, whose verdicts are then waited for together.
 
     Args:
         template: the chat template that the model was trained with; None: the document format of pretraining.
@@ -288,7 +289,7 @@ def evaluate_tasks(
         the scores, with all completions.
     """
     prompts = [prompt_text(task, template, thinking) for task in tasks]
-    if template is not None and any(map(prompt_tools, tasks)):
+    if template is not None and any(task.environment or prompt_tools(task) for task in tasks):
         generate_fn = partial(generate_fn, begin=lambda position: open_episode(tasks[position], thinking))
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []

@@ -33,7 +33,7 @@ class Dialogue:
         """
         text = response_of(self.tokenizer.decode(sampled_ids, skip_special_tokens=False), self.template)
         reasoning, answer = parse_response(f"{THINK}{text}" if self.thinking else text)
-        if self.episode:  # calls that can be read are no fault of form
+        if self.episode and self.episode.tools:  # calls that can be read are no fault of form
             answer, _ = parse_tool_calls(answer, self.episode.tools)
         if self._answered:
             self.messages.append(Message(self._answered, False))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.environments import Task
+from nemotron.stack.environments import Environment, Task
 
 
 class PromptSource:
@@ -18,14 +20,18 @@ class PromptSource:
     Args:
         path: JSONL with a task record under `task` in each line, as `data prep rl` writes it.
         shares: family -> its share of a batch, relative.
+        environments: those of the user's own, by the family of their tasks.
 
     Raises:
         UserError: a family of `shares` has no prompt.
     """
 
-    def __init__(self, path: Path, shares: Mapping[str, float], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, shares: Mapping[str, float], batch_size: int, seed: int,
+        environments: Mapping[str, Environment] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.seed = seed
-        self.pools = read_prompts(path)
+        self.pools = read_prompts(path, environments)
         for family in shares:
             if family not in self.pools:
                 raise UserError(
@@ -46,11 +52,12 @@ class PromptSource:
         return tasks
 
 
-def read_prompts(path: Path) -> dict[str, list[Task]]:
-    """The tasks of a prompt file by family, in file order."""
+def read_prompts(path: Path, environments: Mapping[str, Environment] = MappingProxyType({})) -> dict[str, list[Task]]:
+    """The tasks of a prompt file by family, in file order; those of a family in `environments` belong to it."""
     by_family: dict[str, list[Task]] = {}
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             task = Task.from_dict(json.loads(line)["task"])
-            by_family.setdefault(task.family, []).append(task)
+            environment = environments.get(task.family)
+            by_family.setdefault(task.family, []).append(replace(task, environment=environment))
     return by_family

@@ -24,6 +24,9 @@ One line a prompt: `messages` up to where the model answers, and `task`, the rec
 No task occurs twice, and none of the evaluation split occurs at all. A record of your own is such a task, or a question
 with its answer (`match` says how a response is held against it), or a record as published for NeMo Gym, of an
 environment that is here; it must pass its own check, and is dropped where its prompt is that of an evaluation task.
+An environment of your own (docs/guides/environments.md) gives tasks as the families here do:
+
+    python data_prep.py --config tiny 'environments={halves: halves.py:Halves}'
 
 Simplified against the paper (tech report 3.2): four generated families instead of its collections of math, code,
 science, instruction, long-context and tool-use prompts. The curriculum by pass rate needs the model, so it belongs to
@@ -33,6 +36,7 @@ the training script.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -58,13 +62,16 @@ from nemotron.kit.schemas.difficulty import Difficulty
 from nemotron.kit.tables import counted
 from nemotron.stack.environments import (
     FAMILIES,
+    Environment,
     Split,
     Task,
     check_families,
     evaluation_prompts,
     from_gym,
     iter_tasks,
+    load_environments,
     make_difficulty,
+    own,
     prompt_messages,
     prompt_tools,
     split_of,
@@ -102,6 +109,7 @@ def main() -> None:
     for name, listed in files.items():
         check_not_empty(name, listed)
     reports = {name: ReadReport() for name in files}
+    environments = load_environments(cfg.environments)
 
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
@@ -112,19 +120,23 @@ def main() -> None:
         with run.phase("collect"):
             tasks: dict[str, dict[str, Task]] = {"train": {}, "valid": {}}
             # What comes from outside may carry a canonical form that says nothing: its prompt is compared too.
-            protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources else []
+            protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources or environments else []
             protected += _evaluation_questions(cfg)
             evaluated = {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
+            of_environments = {name: hashlib.sha256() for name in environments}
             candidates = chain(
                 # Yours first: a file that cannot be read stops the run at once, and of equal tasks yours stays.
                 _own_tasks(cfg, files, reports, table),
+                _environment_tasks(cfg, environments, per_family),
                 _generated_tasks(cfg, per_family, difficulties, engine),
             )
             for name, split, task in candidates:
                 table.count(name, READ)
                 if name in cfg.tasks.families:
                     generated.update(f"{task.prompt}\0{task.canonical}\0".encode())
+                if name in environments:
+                    of_environments[name].update(f"{task.prompt}\0{json.dumps(task.spec)}\0".encode())
                 if split == "eval":
                     table.count(name, EVALUATION_SPLIT)
                 elif _spoken(task.prompt) in evaluated:
@@ -143,6 +155,8 @@ def main() -> None:
             records = report.records + sum(report.skipped.values())
             check_scale(name, cfg.scale_all, records=records, beyond=beyond)
             _check_own(name, table.counts[name], reports[name])
+        for name in environments:
+            _check_own(name, table.counts[name], ReadReport())
         if not tasks["train"]:
             raise UserError("no training prompt is left", "the table above says what was dropped and why")
 
@@ -173,14 +187,21 @@ def main() -> None:
                     detail=f"families: {', '.join(cfg.tasks.families) or 'none'}; seed {cfg.tasks.seed}",
                 ),
                 *(file for name, listed in files.items() for file in lineage_sources(listed, f"source {name}")),
+                *(
+                    Source(name=f"environment {name}", sha256=digest.hexdigest(), detail=cfg.environments[name])
+                    for name, digest in of_environments.items()
+                ),
             ],
         )
         dataset.save(move=True)
         prompts = counted(len(tasks["train"]), "prompt")
         print(f"{dataset.ref}: {prompts}, {len(tasks['valid']):,} for validation", file=sys.stderr)
-        if own := [family for family in dataset.families if family.startswith(QUESTIONS)]:
-            shares = ", ".join(f"{family}: 1" for family in own)
-            print(f"nemotron nano3 rl draws of them with 'env.families={{{shares}}}'", file=sys.stderr)
+        if yours := [name for name in dataset.families if name.startswith(QUESTIONS) or name in environments]:
+            words = [f"'env.families={{{', '.join(f'{family}: 1' for family in yours)}}}'"]
+            if environments:
+                code = ", ".join(f"{name}: {reference}" for name, reference in cfg.environments.items())
+                words.append(f"'env.environments={{{code}}}'")
+            print(f"nemotron nano3 rl draws of them with {' '.join(words)}", file=sys.stderr)
         print_complete({"data": dataset})
 
 
@@ -219,6 +240,24 @@ def _own_tasks(
                 yield task
         if not reports[source.name].records and not reports[source.name].skipped:
             raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
+
+
+def _environment_tasks(
+    cfg: RLDataConfig, environments: Mapping[str, Environment], per_family: Mapping[Split, int]
+) -> Iterator[tuple[str, Split, Task]]:
+    """(environment, split, task) of the user's environments, until there are as many as of a family."""
+    for name, environment in environments.items():
+        missing = dict(per_family)
+        for task in own.read_tasks(name, environment):
+            split = split_of(task.canonical)
+            if missing.get(split, 1) > 0:
+                yield name, split, task
+                if split in missing:
+                    missing[split] -= 1
+            if not any(missing.values()):
+                break
+        if missing == per_family:
+            raise UserError(f"environment {name} gave no task", f"tasks() of {cfg.environments[name]} is empty")
 
 
 def _check_own(name: str, outcomes: Mapping[str, int], report: ReadReport) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
+from nemotron.kit.schemas.environments import Environments
 from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.questions import MATCH, Match, Questions
 from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_names
@@ -15,7 +16,9 @@ from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_
 class TasksConfig(sources.TasksConfig):
     """Prompts from the environments' generators."""
 
-    num_tasks: int = Field(200_000, ge=1, description="different prompts of each family, at most, at scale full")
+    num_tasks: int = Field(
+        200_000, ge=1, description="different prompts of each family and environment, at most, at scale full"
+    )
     num_valid_tasks: int = Field(10_000, ge=1, description="different validation prompts of each family, as above")
     seed: Seed = Field(3, description="of the generators; the split goes by the task, not by this")
 
@@ -40,12 +43,13 @@ class RLDataConfig(DataPrepConfig):
     seed: Seed = Field(1234, description="of the order of the prompts")
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     sources: list[SourceConfig] = Field([], description="your own task records; a path alone is a source, too")
+    environments: Environments = Field({})
     questions: Questions = Field([])
     evaluation_tasks: int = Field(500, ge=0, description="tasks a family whose prompts no source may contain")
 
     @model_validator(mode="after")
     def _something_to_read(self) -> Self:
-        if not self.tasks.families and not self.sources:
-            raise ValueError("no prompts: tasks.families and sources are both empty")
-        check_names([source.name for source in self.sources] + list(self.tasks.families))
+        if not self.tasks.families and not self.sources and not self.environments:
+            raise ValueError("no prompts: tasks.families, sources and environments are all empty")
+        check_names([source.name for source in self.sources] + [*self.tasks.families, *self.environments])
         return self

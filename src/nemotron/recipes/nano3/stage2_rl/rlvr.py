@@ -60,7 +60,7 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.stack.environments import Task, check_families, open_episode
+from nemotron.stack.environments import Task, check_families, load_environments, open_episode
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
@@ -142,8 +142,9 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
         raise UserError(f"{initial.ref} has no chat template", "RL starts from a model after SFT")
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
-    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed)
-    pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
+    own = load_environments(cfg.env.environments)
+    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, own)
+    pools = read_prompts(prompts.valid_path, own) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     stop_ids = stop_token_ids(initial.path, template)
     return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import rl, training
+from nemotron.kit.schemas.environments import Environments, check_known
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelRunConfig, Seed
 from nemotron.kit.schemas.sandbox import SANDBOX, Sandbox
@@ -25,6 +26,7 @@ class EnvConfig(Group):
         {"math": 1.0, "multiple_choice": 1.0, "instruction_following": 1.0, "structured_output": 1.0},
         description="share of each family among the prompts of a batch, relative",
     )
+    environments: Environments = Field({})
     enable_thinking: bool = Field(True, description="generation prompt with reasoning on")
     effort_levels: rl.EffortConfig | None = Field(
         None, description="reward short responses to prompts that ask for low effort; null: no prompt does"
@@ -84,6 +86,7 @@ class RLConfig(Group):
             )
         if not self.env.families or min(self.env.families.values()) <= 0:
             raise ValueError("env.families needs at least one family, each with a share above 0")
+        check_known(self.env.families, self.env.environments)
         if len(self.env.families) > self.grpo.num_prompts_per_step:
             raise ValueError("grpo.num_prompts_per_step is below the number of env.families")
         return self

@@ -1,0 +1,112 @@
+"""The environment of docs/guides/environments.md, from its page to prompts that RL draws and verifies."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import run_main
+from nemo_runspec.fingerprint import code_of
+from nemotron.kit.commands import command_hint
+from nemotron.recipes.nano3.stage2_rl.schema import EnvConfig, RLConfig
+from nemotron.stack.environments import load_environments, verify
+from nemotron.stack.rl.prompts import PromptSource, read_prompts
+
+GUIDE = Path(__file__).parents[4] / "docs/guides/environments.md"
+REFERENCES = {"halves": "halves.py:Halves"}
+
+
+@pytest.fixture(autouse=True)
+def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the page, where the test works."""
+    code = re.search(r"`halves.py`, new:\n\n```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    (tmp_path / "halves.py").write_text(code[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    return tmp_path / "halves.py"
+
+
+def prepare(*words: str) -> int:
+    script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
+    sys.argv = [str(script.__file__), "--config", "tiny", "tasks.families=[]", *words]
+    return int(run_main(script.main, command_hint))
+
+
+def rl_config(env: dict[str, object]) -> RLConfig:
+    policy = {"model_name": "m", "generation": {"max_new_tokens": 8}}
+    base = {"run": {"model": "m", "data": "d"}, "policy": policy, "data": {"path": "d"}}
+    return RLConfig.model_validate(base | {"env": env})
+
+
+def test_tasks_of_an_own_environment_are_prompts_that_it_verifies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare("environments={halves: halves.py:Halves}", "tasks.num_tasks=10000") == 0
+    written = capsys.readouterr()
+    assert "'env.families={halves: 1}' 'env.environments={halves: halves.py:Halves}'" in written.err
+    version = Registry(tmp_path / "output" / "artifacts").resolve(json.loads(written.out)["data"])
+    assert version.record["fields"]["families"] == ["halves"]
+    assert [source["detail"] for source in version.record["sources"]][-1] == "halves.py:Halves"
+    train, valid = version.path / "train.jsonl", version.path / "valid.jsonl"
+    assert len(train.read_text().splitlines()) == 100  # 1 % of num_tasks: as many as of a family
+    environments = load_environments(REFERENCES)
+    tasks = PromptSource(train, {"halves": 1.0}, 16, 0, environments).batch(0)
+    assert len(tasks) == 16 and len(read_prompts(valid, environments)["halves"]) > 0
+    for task in tasks:
+        right = str(int(task.prompt.split()[-1].rstrip("?")) // 2)
+        assert verify(task, f"so</think>{right}", thinking=True).status == "score"
+        assert verify(task, f"so</think>{right}0", thinking=True).status == "wrong"
+    # The same prompts without a config that says what verifies them: nothing does.
+    assert verify(read_prompts(train)["halves"][0], "1").status == "error"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ("return iter(())", "environment halves gave no task"),
+        ("yield {'prompt': 'One?'}", "environment halves, task 0: spec must be a mapping"),
+        (
+            "yield {'prompt': 'One?', 'spec': {'right': '1'}, 'answer': '2'}",
+            "environment halves, task 0: its own answer is not right: its score is 0",
+        ),
+    ],
+)
+def test_an_environment_without_good_tasks_is_refused(
+    environment: str, message: str, halves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, _, rest = halves.read_text().partition("        for number")
+    halves.with_name("other.py").write_text(f"{head}        {environment}\n{rest[rest.index('    def verify') - 1 :]}")
+    assert prepare("environments={halves: other.py:Halves}") == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"families": {"halfs": 1}, "environments": REFERENCES}, "halfs is neither a family nor .* mean halves?"),
+        ({"families": {"halves": 1}}, "an environment of yours"),
+        ({"environments": {"math": "halves.py:Halves"}}, "math is a family that there is already"),
+        ({"environments": {"halves": "halves.py"}}, "write FILE.py:NAME or PACKAGE.MODULE:NAME"),
+        ({"environments": {"halves": "halfs.py:Halves"}}, "no such file: halfs.py"),
+    ],
+)
+def test_a_config_that_names_no_environment_is_refused(env: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        rl_config({"families": {"math": 1}} | env)
+
+
+def test_a_change_of_the_environment_is_another_run(halves: Path) -> None:
+    script = Path(str(importlib.import_module("nemotron.recipes.nano3.stage2_rl.rlvr").__file__))
+    config = EnvConfig(families={"halves": 1.0}, environments=REFERENCES).model_dump()
+    before = code_of(script, config)
+    assert "halves.py:Halves" in before
+    halves.write_text(halves.read_text() + "# changed\n")
+    assert code_of(script, config) != before

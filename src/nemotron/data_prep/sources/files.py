@@ -32,7 +32,8 @@ SUFFIXES: Mapping[str, Format] = {
     **dict.fromkeys((*_PROSE, *_CODE.split()), "text"),
     **dict.fromkeys((".warc", ".wet"), "warc"),
 }
-"""Suffix -> format. A `.json` file holds an array of records, or JSON Lines: its beginning says which."""
+"""Suffix -> format. A `.json` file holds an array of records, or JSON Lines: its beginning says which. So it does of a
+`.jsonl` file on this machine that is not compressed."""
 SETTINGS_TOO: tuple[Format, ...] = ("json", "csv")
 """In a folder, these are read only where nothing else is: beside other data they mostly hold settings and tables."""
 COMPRESSION_SUFFIXES: Mapping[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}

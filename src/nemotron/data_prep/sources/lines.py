@@ -253,7 +253,7 @@ def _read_json_lines(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
                 if line.offset == 0 and is_utf16(data):
                     item = UTF16
                 elif line.offset == 0 and isinstance(item, Bad) and is_json_array(data):
-                    item = replace(item, hint="a JSON array is read from a file whose name ends in .json")
+                    item = replace(item, hint="a JSON array is read from a file whose name ends in .json or .json.gz")
                 if isinstance(item, Bad):
                     yield replace(item, index=index)
                 else:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import json
 import os
 import stat
 import sys
@@ -234,7 +235,18 @@ def _source_file(name: str, formats: Sequence[Format]) -> SourceFile | str:
         file = replace(file, compression=compression_of(begin[:MAGIC_BYTES]))
     if file.format == "json" and file.compression == "none" and not is_json_array(begin):
         return replace(file, format="jsonl")  # which can be cut
+    if file.format == "jsonl" and file.compression == "none" and "json" in formats and is_json_array(begin):
+        return file if _has_lists_for_lines(name) else replace(file, format="json")
     return file
+
+
+def _has_lists_for_lines(name: str) -> bool:
+    """Whether a file that begins as a JSON array is JSON Lines all the same, of which its reader has more to say."""
+    with open(name, "rb") as stream:  # noqa: PTH123
+        line, more = stream.readline(1 << 20), stream.read(BEGIN_BYTES).strip()
+    with contextlib.suppress(ValueError, RecursionError):
+        return bool(more) and isinstance(json.loads(line), list)
+    return False
 
 
 def _without_links(files: Sequence[SourceFile], counts: Counter[str]) -> list[SourceFile]:

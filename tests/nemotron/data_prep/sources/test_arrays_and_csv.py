@@ -79,10 +79,24 @@ def test_an_item_of_an_array_is_named_by_its_number(tmp_path: Path) -> None:
     rows, report = read(tmp_path / "a.json", on_error="skip")
     assert [value["text"] for _, value in rows] == ["a", "c"]
     assert report.skipped == {"field is missing": 1, "malformed JSON": 1}
-    (tmp_path / "a.jsonl").write_text('[\n{"text": "a"}\n]\n')
-    with pytest.raises(UserError, match=r"a\.jsonl:1: malformed JSON") as caught:
-        read(tmp_path / "a.jsonl")
-    assert caught.value.hint == "a JSON array is read from a file whose name ends in .json"
+
+
+def test_an_array_whose_name_promises_lines_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for content in (
+        '[\n{"text": "a"},\n{"text": "b"}\n]\n',
+        '[{"text": "a"}, {"text": "b"}]',
+        ' [{"text": "a"}\n,{"text": "b"}]',
+    ):
+        path.write_text(content)
+        assert [value["text"] for _, value in read(path)[0]] == ["a", "b"]
+    path.write_text('[{"text": "a"}]\n[{"text": "b"}]\n')  # lines all the same, and no records
+    both(path, r"a\.jsonl:1: not a JSON object: expected a JSON object, found list", "not a JSON object", 0, 2)
+    # What is inside a compressed file, or far away, is not looked at when it is listed.
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'[\n{"text": "a"}\n]\n'))
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz:1: malformed JSON") as caught:
+        read(tmp_path / "a.jsonl.gz")
+    assert caught.value.hint == "a JSON array is read from a file whose name ends in .json or .json.gz"
 
 
 @settings(max_examples=40)

@@ -47,6 +47,9 @@ class MathDifficulty(FamilyDifficulty):
     subtract: float = Field(0.5, ge=0, description="relative frequency of subtractions")
     multiply: float = Field(0.0, ge=0, description="relative frequency of multiplications")
     careful_share: float = Field(0.7, ge=0, le=1, description="share of demonstrations that work digit by digit")
+    tool_share: float = Field(
+        0.0, ge=0, le=1, description="share of problems whose prompt declares a calculator, which demonstrations call"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

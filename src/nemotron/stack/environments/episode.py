@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from nemotron.stack.environments import calculator, math
 from nemotron.stack.environments.own import OwnEpisode
 from nemotron.stack.environments.task import Task, Verdict
 from nemotron.stack.environments.workplace_assistant import FAMILY as WORKPLACE_ASSISTANT
@@ -32,4 +33,8 @@ def open_episode(task: Task, thinking: bool | None = None) -> Episode | None:
     """
     if task.environment is not None:
         return OwnEpisode(task, task.environment, thinking)
-    return WorkplaceEpisode(task, thinking) if task.family == WORKPLACE_ASSISTANT else None
+    if task.family == WORKPLACE_ASSISTANT:
+        return WorkplaceEpisode(task, thinking)
+    if task.family == math.FAMILY and calculator.tools(task.spec):
+        return calculator.CalculatorEpisode(task, thinking)
+    return None

@@ -27,6 +27,7 @@ from nemotron.kit.schemas.difficulty import (
 )
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import (
+    calculator,
     code_generation,
     instruction_following,
     math,
@@ -262,7 +263,9 @@ def prompt_tools(task: Task) -> list[dict[str, Any]]:
     """The tools that the prompt declares, as chat templates take them; empty for a task without."""
     if task.environment is not None:
         return list(task.spec.get("tools", []))
-    return workplace_assistant.tools(task.spec) if task.family == workplace_assistant.FAMILY else []
+    if task.family == workplace_assistant.FAMILY:
+        return workplace_assistant.tools(task.spec)
+    return calculator.tools(task.spec) if task.family == math.FAMILY else []
 
 
 def to_messages(task: Task, thinking: bool = True) -> list[dict[str, Any]]:
@@ -272,6 +275,8 @@ def to_messages(task: Task, thinking: bool = True) -> list[dict[str, Any]]:
     """
     if task.family == workplace_assistant.FAMILY:
         return [*prompt_messages(task), *workplace_assistant.demonstration(task, thinking)]
+    if task.family == math.FAMILY and prompt_tools(task):
+        return [*prompt_messages(task), *calculator.demonstration(task, thinking)]
     answer: dict[str, Any] = {"role": "assistant", "content": task.solution.answer}
     if thinking:
         answer["reasoning_content"] = task.solution.reasoning

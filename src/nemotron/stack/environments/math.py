@@ -2,7 +2,8 @@
 
 Generated: addition and subtraction of numbers with a few digits, and multiplication by one digit. The careful reasoning
 trace works digit by digit from the right with its carries, as on paper; the short one states the result at once, which
-a small model gets wrong far more often. `spec` is {"result": integer}, and the answer is compared exactly.
+a small model gets wrong far more often. `spec` is {"result": integer}, and the answer is compared exactly. Where the
+prompt declares a calculator, `spec` has `expression` and `tools`, too (calculator.py).
 
 Published (`from_gym`): `spec` is {"expected_answer": LaTeX}, and what stands in the last `\\boxed{}` has to mean the
 same, as math-verify finds (math_equality.py).
@@ -23,6 +24,7 @@ from nemotron.stack.environments.gym import canonical_of, prompt_of, text_in
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 FAMILY = "math"
+CALCULATOR = "calculator"
 _PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
 # At most 18 digits: no answer is longer, and int() refuses strings of thousands of digits with an exception.
 _ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
@@ -69,7 +71,11 @@ def build(problem: Problem, difficulty: MathDifficulty, rng: random.Random) -> T
     careful = rng.random() < difficulty.careful_share
     reasoning = digit_trace(problem) if careful else f"{expression}={problem.result}"
     solution = Solution(reasoning, str(problem.result), "careful" if careful else "short")
-    return Task(FAMILY, prompt, problem.canonical, {"result": problem.result}, solution)
+    spec: dict[str, Any] = {"result": problem.result}
+    if difficulty.tool_share and rng.random() < difficulty.tool_share:
+        spec |= {"expression": expression, "tools": [CALCULATOR]}
+        solution = Solution(f"{expression}={problem.result}", str(problem.result), "tool")
+    return Task(FAMILY, prompt, problem.canonical, spec, solution)
 
 
 def digit_trace(problem: Problem) -> str:

@@ -21,6 +21,7 @@ from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import (
     Episode,
     Task,
+    answer_of,
     best_constant_answer,
     generate_tasks,
     load_environments,
@@ -102,6 +103,12 @@ def model_generate_fn(
             thinking = prompts[row].endswith(chat.generation_prompt(template))
             return Dialogue(begin(row), tokenizer, template, thinking)
 
+        def called_in(text: str, prompt: str) -> tuple[str, ...]:
+            if template is None:
+                return ()
+            answer = answer_of(text, thinking=prompt.endswith(chat.generation_prompt(template)))
+            return tuple(call["name"] for call in chat.parse_tool_calls(answer, ())[1])
+
         encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(prompts), add_special_tokens=False)]
         # Prompts of like length together: less padding to prefill.
         order = sorted(range(len(encoded)), key=lambda row: (len(encoded[row]), row))
@@ -133,11 +140,13 @@ def model_generate_fn(
             )
             texts = tokenizer.decode_batch([c.tokens[:-1] if c.finished else c.tokens for c in out], False)
             for position, (text, conversation, dialogue) in enumerate(zip(texts, out, dialogues, strict=True)):
-                verdict = dialogue.verdict() if dialogue else None
+                row = rows[position // samples]
                 completion = Completion(
-                    text, len(conversation.logprobs), conversation.entropy, conversation.finished, verdict
-                )
-                completions[rows[position // samples]].append(completion)
+                    text, len(conversation.logprobs), conversation.entropy, conversation.finished,
+                    verdict=dialogue.verdict() if dialogue else None,
+                    called=tuple(dialogue.called) if dialogue else called_in(text, prompts[row]),
+                )  # fmt: skip
+                completions[row].append(completion)
             progress.update(
                 (start + len(rows)) * samples, tokens=sum(len(conversation.logprobs) for conversation in out)
             )

@@ -43,7 +43,7 @@ class Completion:
 
     text: special tokens kept, without the token that ended it. num_tokens: generated, that token included. entropy: of
     the model's distribution over the next token, nats, mean over these tokens. finished: ended by itself. verdict: of
-    the episode that it was generated in, if any.
+    the episode that it was generated in, if any. called: names of the tools that it calls.
     """
 
     text: str
@@ -51,6 +51,7 @@ class Completion:
     entropy: float
     finished: bool
     verdict: Verdict | None = None
+    called: tuple[str, ...] = ()
 
 
 class GenerateFn(Protocol):
@@ -122,6 +123,18 @@ class Evaluation:
             sum(completion.entropy * completion.num_tokens for completion in sampled) / tokens if tokens else math.nan
         )
 
+    def hallucinated_tool(self, family: str | None = None) -> Interval:
+        """Share of the responses, greedy and sampled, that call a tool which their prompt does not declare.
+
+        The mean over tasks of the mean over their responses, tasks bootstrapped.
+        """
+        shares = []
+        for row in range(len(self.tasks)) if family is None else self.rows(family):
+            declared = {chat.function_of(tool)["name"] for tool in prompt_tools(self.tasks[row])}
+            responses = [self.greedy_completions[row], *self.sampled_completions[row]]
+            shares.append(sum(not declared.issuperset(response.called) for response in responses) / len(responses))
+        return _mean_interval([np.array(shares)])
+
     def error_rate(self) -> float:
         """Share of all responses that the verifiers could not decide."""
         scores = np.concatenate([self.greedy_T, self.sampled_TS.ravel()])
@@ -161,6 +174,11 @@ class Evaluation:
             entry |= {"sampled": sampled.estimate, "sampled_95": [sampled.low, sampled.high]}
             entry["entropy_nats_per_token"] = self.entropy(family)
         entry["greedy_tokens"] = sum(completion.num_tokens for completion in greedy_completions) / max(1, len(rows))
+        hallucinated = self.hallucinated_tool(family)
+        entry |= {
+            "hallucinated_tool": hallucinated.estimate,
+            "hallucinated_tool_95": [hallucinated.low, hallucinated.high],
+        }
         entry["greedy_finished"] = sum(completion.finished for completion in greedy_completions) / max(1, len(rows))
         return entry
 

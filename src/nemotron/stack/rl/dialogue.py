@@ -16,13 +16,15 @@ from nemotron.stack.rl.shaping import Message, check_form
 class Dialogue:
     """One attempt at one task under a chat template. `messages`: what the conversation after the prompt consists of.
 
-    `episode`: None where the task is done with one response. `response`: the last one.
+    `episode`: None where the task is done with one response. `response`: the last one. `called`: the names of all tools
+    that its responses called, declared or not.
     """
 
     def __init__(self, episode: Episode | None, tokenizer: Tokenizer, template: str, thinking: bool) -> None:
         self.episode, self.tokenizer, self.template, self.thinking = episode, tokenizer, template, thinking
         self.messages: list[Message] = []
         self.response = ""
+        self.called: list[str] = []
         self._answered = 0  # tokens of the answer to the last response: part of the conversation once it goes on
         self.failure: Verdict | None = None
 
@@ -33,8 +35,11 @@ class Dialogue:
         """
         text = response_of(self.tokenizer.decode(sampled_ids, skip_special_tokens=False), self.template)
         reasoning, answer = parse_response(f"{THINK}{text}" if self.thinking else text)
-        if self.episode and self.episode.tools:  # calls that can be read are no fault of form
-            answer, _ = parse_tool_calls(answer, self.episode.tools)
+        tools = self.episode.tools if self.episode else []
+        without_calls, calls = parse_tool_calls(answer, tools)
+        self.called += [call["name"] for call in calls]
+        if tools:  # calls that can be read are no fault of form
+            answer = without_calls
         if self._answered:
             self.messages.append(Message(self._answered, False))
         self.messages.append(Message(len(sampled_ids), True, *check_form(reasoning, answer)))

@@ -21,6 +21,8 @@ from nemotron.stack.models.decoding.generate import Generation
 
 PROMPTS = ["a", "What is 12+7?", "def f(x):", "a", "zzzzzzzzzzzzzzzz", "12"]
 
+CALL = "<tool_call><function=calculator><parameter=expression>1+2</parameter></function></tool_call>"
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
@@ -79,6 +81,33 @@ def test_right_answers_are_right_whatever_ends_them(
     evaluation = evaluate_model(model, folder, tasks, ResponsesConfig(samples=0), template=template)
     assert evaluation.greedy_T.tolist() == [1] * 5
     assert not any(record["greedy"].endswith(">") for record in evaluation.generations(5))
+
+
+@pytest.mark.parametrize(
+    ("tool_share", "text", "share"),
+    [
+        (0.0, "hm</think>CALL", 1.0),
+        (0.0, "CALL</think>12", 0.0),  # thought of, not called
+        (0.0, "hm</think>12", 0.0),
+        (1.0, "hm</think>CALL", 0.0),
+        (1.0, "hm</think>" + CALL.replace("calculator", "search"), 1.0),
+    ],
+)
+def test_hallucinated_tools_are_counted(
+    model: NemotronH, folder: Path, monkeypatch: pytest.MonkeyPatch, tool_share: float, text: str, share: float
+) -> None:
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode(text.replace("CALL", CALL) + "<|im_end|>").ids
+
+    def generated(model: NemotronH, prompts: list[list[int]], *_: object, **__: object) -> Generation:
+        n = len(prompts)
+        return Generation([list(ids)] * n, [[0.0] * len(ids)] * n, [True] * n, [1.0] * n)
+
+    monkeypatch.setattr(turns, "generate", generated)
+    tasks = generate_tasks("math", "eval", 3, 0, {"tool_share": tool_share})
+    settings = ResponsesConfig(samples=0, max_turns=2)
+    evaluation = evaluate_model(model, folder, tasks, settings, template="nano3")
+    assert evaluation.hallucinated_tool().estimate == share
 
 
 def test_a_template_whose_end_of_turn_is_no_token_is_refused(folder: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from nemo_runspec.errors import RunFailed
 from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES as FAMILIES
 from nemotron.kit.stop import StopRequested
-from nemotron.stack.environments import Task, Verdict, generate_tasks
+from nemotron.stack.environments import Task, Verdict, generate_tasks, prompt_tools
 from nemotron.stack.evaluation import scoring
 from nemotron.stack.evaluation.scoring import Completion, GenerateFn, compare, evaluate_tasks, prompt_text
 
@@ -63,6 +64,25 @@ def test_metrics_and_generations_are_json_and_complete() -> None:
     records = evaluation.generations(3)
     assert len(records) == 12 and all(record["greedy_right"] for record in records)
     assert {record["family"] for record in records} == set(FAMILIES)
+
+
+def test_a_tool_is_hallucinated_where_the_prompt_does_not_declare_it() -> None:
+    tasks = generate_tasks("math", "eval", 30, 1, {"tool_share": 0.5})
+    declared = sum(bool(prompt_tools(task)) for task in tasks)
+    assert 0 < declared < len(tasks)
+
+    def calling(
+        prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1, **_: Any
+    ) -> list[Completion]:
+        """Greedily no call; of three samples one with a call of the calculator, one with one of something else."""
+        called = [()] if temperature == 0 else [("calculator",), ("calculator", "search"), ()]
+        return [Completion("1", 1, 0.1, True, called=names) for _ in prompts for names in called[:samples]]
+
+    evaluation = evaluate_tasks(calling, tasks, template="nano3", samples=3)
+    share = (declared * 1 + (len(tasks) - declared) * 2) / (4 * len(tasks))
+    interval = evaluation.hallucinated_tool("math")
+    assert interval.estimate == pytest.approx(share) and interval.low < interval.estimate < interval.high
+    assert evaluation.metrics()["families"]["math"]["hallucinated_tool"] == interval.estimate
 
 
 def test_without_samples_only_greedy_is_reported() -> None:

@@ -27,6 +27,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 from collections import Counter
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from nemotron.kit import Source
 
 SCHEMES = ("s3", "gs", "https", "http", "hf")
+_ARRAY_OF_OBJECTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 
 _KNOWN_BY: Mapping[Format, str] = {  # in short, for messages
     "jsonl": ".jsonl",
@@ -235,13 +237,13 @@ def _source_file(name: str, formats: Sequence[Format]) -> SourceFile | str:
         file = replace(file, compression=compression_of(begin[:MAGIC_BYTES]))
     if file.format == "json" and file.compression == "none" and not is_json_array(begin):
         return replace(file, format="jsonl")  # which can be cut
-    if file.format == "jsonl" and file.compression == "none" and "json" in formats and is_json_array(begin):
+    if file.format == "jsonl" and file.compression == "none" and "json" in formats and _ARRAY_OF_OBJECTS.match(begin):
         return file if _has_lists_for_lines(name) else replace(file, format="json")
     return file
 
 
 def _has_lists_for_lines(name: str) -> bool:
-    """Whether a file that begins as a JSON array is JSON Lines all the same, of which its reader has more to say."""
+    """Whether a file that begins as an array of objects is JSON Lines all the same, of which its reader says more."""
     with open(name, "rb") as stream:  # noqa: PTH123
         line, more = stream.readline(1 << 20), stream.read(BEGIN_BYTES).strip()
     with contextlib.suppress(ValueError, RecursionError):

@@ -92,6 +92,8 @@ def test_an_array_whose_name_promises_lines_is_read(tmp_path: Path) -> None:
         assert [value["text"] for _, value in read(path)[0]] == ["a", "b"]
     path.write_text('[{"text": "a"}]\n[{"text": "b"}]\n')  # lines all the same, and no records
     both(path, r"a\.jsonl:1: not a JSON object: expected a JSON object, found list", "not a JSON object", 0, 2)
+    path.write_text('[INFO] saved\n{"text": "b"}\n')
+    both(path, r"a\.jsonl:1: malformed JSON", "malformed JSON", 1)
     # What is inside a compressed file, or far away, is not looked at when it is listed.
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'[\n{"text": "a"}\n]\n'))
     with pytest.raises(UserError, match=r"a\.jsonl\.gz:1: malformed JSON") as caught:

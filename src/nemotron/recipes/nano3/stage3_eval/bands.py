@@ -69,6 +69,11 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
         values["sft.family_above_base"] = above_base and min(
             entry["difference"] for entry in above_base["families"].values()
         )
+        text = metrics["text"]
+        values["sft.bpb_over_base"] = max(
+            (bits - text["base"][source] for source, bits in text["sft"].items() if source in text.get("base", {})),
+            default=None,
+        )
     if "rl" in models:
         sampled, greedy = _comparison(metrics, "rl - sft", "sampled"), _comparison(metrics, "rl - sft", "greedy")
         values["rl.sampled_gain"] = sampled and sampled["mean"]["difference"]

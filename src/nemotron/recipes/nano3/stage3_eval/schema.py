@@ -84,6 +84,9 @@ class SFTBands(Group):
         None, description="greedy of each family above its best constant answer"
     )
     family_above_base_min: float | None = Field(None, description="greedy of each family above the base model")
+    bpb_over_base_max: float | None = Field(
+        None, description="bits per byte of held-out text above the base model, on the worst source, at most"
+    )
 
 
 class RLBands(Group):

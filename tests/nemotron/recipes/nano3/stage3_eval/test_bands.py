@@ -64,6 +64,13 @@ def test_sft_is_held_against_the_weakest_family(metrics: dict[str, Any]) -> None
     assert outcome(metrics, "sft", family_above_constant_min=0.41)["sft.family_above_constant"][1] is False
 
 
+def test_what_sft_forgets_is_that_of_the_worst_source(metrics: dict[str, Any]) -> None:
+    metrics["text"] = {"base": {"code": 2.0, "docs": 2.5}, "sft": {"code": 2.1, "docs": 2.9}}
+    assert outcome(metrics, "sft", bpb_over_base_max=0.3) == {"sft.bpb_over_base": (pytest.approx(0.4), False)}
+    metrics["text"] = {"base": {}, "sft": {}}  # no held-out text, so nothing is known
+    assert outcome(metrics, "sft", bpb_over_base_max=0.3) == {"sft.bpb_over_base": (None, False)}
+
+
 def test_rl_is_held_against_sft(metrics: dict[str, Any]) -> None:
     checked = outcome(
         metrics, "rl", sampled_gain_min=0.1, sampled_gain_low_min=0.07, greedy_gain_min=0.0, families_worse_max=0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 import typer
 
@@ -15,7 +17,8 @@ from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.config.schema import load_schema
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.display import display_job
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import INTERRUPTED, UserError, run_main
+from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.execution.local import execute_local
 from nemo_runspec.installation import DISTRIBUTION
 from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
@@ -147,9 +150,21 @@ def run_app(app: typer.Typer, name: str, words: list[str]) -> int:
 
     Raises:
         UserError: what typer refuses.
+        KeyboardInterrupt: Ctrl-C. typer would return 130 without a word, as it does for a script that has said it.
     """
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
-        return app(words, prog_name=name, standalone_mode=False) or 0
+        with handling(() if ignored else (signal.SIGINT,), interrupt):
+            code = app(words, prog_name=name, standalone_mode=False) or 0
+        if interrupts and code == INTERRUPTED:
+            raise KeyboardInterrupt
+        return code
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.TyperException as error:

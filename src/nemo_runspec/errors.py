@@ -156,6 +156,20 @@ def end_on_signals() -> None:
     """
     for number in (signal.SIGINT, *leaving_signals()):
         signal.signal(number, _end)
+    release_interrupts()
+
+
+def hold_interrupts() -> None:
+    """Keep Ctrl-C waiting: for a process about to become a script, whose first lines could only show a traceback.
+
+    exec keeps what is blocked; `end_on_signals` or `run_main` of the script lets it through.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def release_interrupts() -> None:
+    """Let a Ctrl-C through that `hold_interrupts` has kept."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 main_began = False
@@ -192,6 +206,7 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        release_interrupts()
         code = fn() or DONE
     except RunspecError as error:
         code = error.exit_code

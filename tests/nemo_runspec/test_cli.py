@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.cli import run_app
 from nemo_runspec.config.yaml_text import read_yaml
+from nemo_runspec.errors import run_main
 
 
 def runspec(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -118,3 +122,19 @@ def test_help_keeps_its_brackets(project: Path) -> None:
     done = runspec(project, "--help")
     assert done.returncode == 0
     assert "[tool.runspec]" in done.stdout
+
+
+@pytest.mark.parametrize(("interrupted", "text"), [(True, "error: interrupted\n"), (False, "")])
+def test_ctrl_c_in_a_command_is_one_line_and_a_script_that_has_ended_by_it_says_its_own(
+    interrupted: bool, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def work() -> None:
+        if interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+        raise typer.Exit(130)
+
+    assert run_main(lambda: run_app(app, "command", [])) == 130
+    assert capsys.readouterr().err == text

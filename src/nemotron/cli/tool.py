@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from nemo_runspec.errors import DEBUG, debugging
+from nemo_runspec.errors import DEBUG, debugging, hold_interrupts
 from nemo_runspec.installation import check_imports
 from nemotron.cli.recipe_dir import recipe_dir
 
@@ -24,4 +24,5 @@ def become_tool(script: str, **options: object) -> NoReturn:
     path = recipe_dir("tools") / script
     check_imports(path)
     environment = local_environment({DEBUG: "1"} if debugging() else {})
+    hold_interrupts()
     os.execve(sys.executable, [sys.executable, str(path), json.dumps(options, default=str)], environment)

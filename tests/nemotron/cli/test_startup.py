@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_runspec.errors import run_main
+from nemotron.cli.tool import become_tool
+
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = (
     "torch",
@@ -77,6 +80,21 @@ def test_ctrl_c_while_the_command_is_loading_is_one_line(tmp_path: Path, words: 
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out, errors) == (130, "", "error: interrupted\n")
+
+
+def test_ctrl_c_while_a_tool_takes_the_place_of_its_command_waits_until_it_can_be_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worked = []
+
+    def begin_to_load(*words: object) -> None:  # what is blocked stays so in the program that exec starts
+        os.kill(os.getpid(), signal.SIGINT)
+        worked.append("imports")
+
+    monkeypatch.setattr(os, "execve", begin_to_load)
+    become_tool("data_inspect.py")
+    assert run_main(lambda: worked.append("main")) == 130
+    assert (worked, capsys.readouterr().err) == (["imports"], "error: interrupted\n")
 
 
 def test_the_commands_are_those_that_the_package_installs() -> None:

@@ -307,6 +307,7 @@ class _Finder:
             if mark is not None and version is not None:
                 mark.check_type(version)
         except UserError as error:
+            error.message = error.message.removeprefix(f"{reference}: ")  # said once
             raise error.at(f"run.{key} = {reference}") from None
         return version
 

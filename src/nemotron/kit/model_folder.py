@@ -22,6 +22,7 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
 from nemotron.kit.artifact import Model, Source
 from nemotron.kit.chat_template import has_template
+from nemotron.kit.hub import download_hint, what_failed
 
 HUB = "hf://"
 CONFIG_FILE = "config.json"
@@ -200,6 +201,5 @@ def _from_hub(place: str) -> tuple[Path, str]:
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:  # offline, its HTTP library raises what has no base class in common with the Hub's own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{place}: cannot be read from the Hub: {reason}") from error
+        raise UserError(f"{place}: {what_failed(error)}", download_hint(name)) from error
     return folder, f"https://huggingface.co/{name}/tree/{folder.name}"  # a snapshot is named after its commit

@@ -119,6 +119,8 @@ def test_a_place_that_is_no_model_is_refused_in_a_dry_run(resolve: Resolve, fold
     ):
         with pytest.raises(UserError, match="run.model = .*" + message):
             resolve(f"run.model={reference}", publish=False)
+    with pytest.raises(UserError, match=r"^run.model = hf://no-slash: not the address of a model"):  # said once
+        resolve("run.model=hf://no-slash", publish=False)
     with pytest.raises(UserError, match=r"run.data = .*: the name of an artifact expected, not a directory"):
         resolve(f"run.model={folder}", f"run.data={tmp_path}", publish=False)
 

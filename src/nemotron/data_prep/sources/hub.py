@@ -40,8 +40,9 @@ import yaml
 
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, nearest
 from nemo_runspec.installation import install_line
-from nemotron.data_prep.sources.files import SourceFile, first_line
+from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.ranges import BUGS, TRANSIENT_STATUS, StoredObject, changed_error, range_stream, retried
+from nemotron.kit.hub import what_failed
 
 GRAMMAR = "hf://ORG/NAME[:CONFIG][/SPLIT][@REVISION] or hf://datasets/ORG/NAME[@REVISION]/PATH"
 _FILES = re.compile(
@@ -449,27 +450,6 @@ def _names(request: Callable[[], Iterable[str]]) -> list[str]:
 
 def _ref_names(refs: Any) -> list[str]:
     return [ref.name for ref in (*refs.branches, *refs.tags)]
-
-
-def what_failed(error: Exception) -> str:
-    """What the client says, short: its own messages are paragraphs that hold whole addresses."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
-
-    if isinstance(error, ValueError):  # HFValidationError: what is wrong with the name
-        return first_line(error)
-    away = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub was not reached"
-    if isinstance(error, LocalEntryNotFoundError):  # the client looked in its cache when no answer came
-        return f"{away}, and it is not in the cache"
-    if constants.HF_HUB_OFFLINE:
-        return away
-    if isinstance(error, GatedRepoError):
-        return "access denied: it is gated"
-    if isinstance(error, HfHubHTTPError):
-        return f"the Hub answered {error.response.status_code}"
-    if isinstance(error, OSError) and error.strerror and not isinstance(error, ConnectionError | TimeoutError):
-        return error.strerror  # of this machine's disk
-    return f"{away} ({getattr(error, 'strerror', None) or type(error).__name__})"
 
 
 def _download(repo: str) -> str:

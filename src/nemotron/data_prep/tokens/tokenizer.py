@@ -20,10 +20,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
-from nemotron.data_prep.sources.hub import what_failed
 from nemotron.kit.chat import required_tokens
 from nemotron.kit.chat_template import has_template, load_template, special_token
 from nemotron.kit.chat_templates import OF_TOKENIZER, TEMPLATES
+from nemotron.kit.hub import download_hint, what_failed
 
 NUM_SPECIAL = 16
 _NAMED = {
@@ -240,8 +240,7 @@ def _on_hub(location: str) -> TokenizerFiles:
     except Exception as error:  # the library's own, its HTTP client's, and the system's
         raise UserError(
             f"tokenizer {location}: the Hugging Face Hub does not give it: {what_failed(error)}",
-            f"where it can be reached: hf download {match['repo']}, and give its folder here; private and gated models "
-            "need hf auth login, or HF_TOKEN",
+            download_hint(match["repo"]),
         ) from error
     files = {name: folder / name for name in FILES if (folder / name).is_file()}
     if "tokenizer.json" not in files:

@@ -29,6 +29,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.installation import install_line
 from nemotron.kit import Model, Source
 from nemotron.kit.chat_template import load_template, token_text
+from nemotron.kit.hub import what_failed
 from nemotron.kit.lineage import raw_sources, walk
 from nemotron.kit.model_folder import CARD_FILE, GENERATION_FILE, TOKENIZER_FILES, Origin, adopt_model, hub_address
 from nemotron.recipes.tools.model_card import model_card
@@ -161,6 +162,7 @@ def push(folder: Path, address: str, ref: str) -> None:
         RunFailed: the Hub does not take it.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
     name = hub_address(address)[0]
     api, is_ours = HfApi(), False
@@ -177,8 +179,12 @@ def push(folder: Path, address: str, ref: str) -> None:
                 print(f"{address} was made for this and stays, empty: {_first_line(failure)}", file=sys.stderr)
         if not isinstance(error, Exception):
             raise
-        hint = "the token needs the right to write there"
-        raise RunFailed(f"{address}: not uploaded: {_first_line(error)}", hint) from error
+        if isinstance(error, HfHubHTTPError):
+            reason, hint = _first_line(error), "the token needs the right to write there"
+        else:
+            reason = what_failed(error)
+            hint = f"without a network, -o DIR writes the model; later, hf upload {name} DIR uploads it"
+        raise RunFailed(f"{address}: not uploaded: {reason}", hint) from error
     print(f"{ref} -> {address}@{commit.oid}", file=sys.stderr)
 
 

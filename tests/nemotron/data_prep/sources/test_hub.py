@@ -24,10 +24,11 @@ import nemotron
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources import ranges
 from nemotron.data_prep.sources.files import SourceFile
-from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address, what_failed
+from nemotron.data_prep.sources.hub import HubAddress, find_hub_objects, match, parse_hub_address
 from nemotron.data_prep.sources.locations import list_files, open_binary
 from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.kit.hub import what_failed
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -193,6 +194,7 @@ import json, sys
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import pieces_of, read_piece
 from nemotron.data_prep.sources.reading import Reading, ReadReport
+from nemotron.kit.hub import what_failed
 out = {}
 for name in json.load(sys.stdin):
     rows = out[name] = []

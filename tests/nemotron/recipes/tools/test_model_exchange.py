@@ -329,7 +329,16 @@ def test_a_hub_model_comes_from_the_cache_without_network(
     version = Registry(tmp_path / "artifacts").resolve_verified("a-model")
     assert version.record["sources"][0]["name"] == f"https://huggingface.co/someone/a-model/tree/{commit}"
     code, said = run(add_model, place="hf://someone/another", artifacts=tmp_path / "artifacts")
-    assert code == 2 and "someone/another" in said and len(said.splitlines()) <= 2
+    download = "hf download someone/another, and give its folder here; private and gated models need hf auth login"
+    said_offline = (
+        "error: hf://someone/another: HF_HUB_OFFLINE is set, and it is not in the cache\n"
+        f"where it can be reached: {download}, or HF_TOKEN\n"
+    )
+    assert (code, said) == (2, said_offline)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    code, said = run(add_model, place="hf://someone/another", artifacts=tmp_path / "artifacts")
+    assert (code, said) == (2, said_offline.replace("HF_HUB_OFFLINE is set", "the Hub was not reached"))
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -397,5 +406,11 @@ def test_a_model_is_uploaded_with_its_card(
         code, said = run(model_export, **chosen)
         assert code == 1 and "hf://me/other was made for this and stays, empty: 403" in said
         assert hub.repositories == {"me/mine", "me/other"}
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    code, said = run(model_export, **{**chosen, "push": "hf://me/mine"})
+    assert code == 1 and said.splitlines() == [
+        "error: hf://me/mine: not uploaded: the Hub was not reached (ConnectError)",
+        "without a network, -o DIR writes the model; later, hf upload me/mine DIR uploads it",
+    ]
     assert run(model_export, **{**chosen, "push": "hf://me/mine@v2"})[0] == 2
     assert run(model_export, **{**chosen, "push": None})[0] == 2

@@ -10,6 +10,7 @@ import typer
 from nemo_runspec.cli import VERSION, run_app
 from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
+from nemotron.cli.commands.env import env
 from nemotron.cli.commands.models import models
 from nemotron.cli.commands.runs import runs
 from nemotron.cli.groups import QuickGroup
@@ -37,6 +38,7 @@ def options(version: bool = VERSION) -> None:
 for family in FAMILIES:
     app.add_typer(import_module(f"nemotron.cli.commands.{family}.app").app, name=family)
 app.add_typer(models, name="models")
+app.add_typer(env, name="env")
 app.add_typer(artifacts, name="artifacts")
 app.add_typer(runs, name="runs")
 

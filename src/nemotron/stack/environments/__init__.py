@@ -30,7 +30,7 @@ from nemotron.stack.environments.families import (
     verify,
     verify_all,
 )
-from nemotron.stack.environments.own import load_environments
+from nemotron.stack.environments.own import load_environment, load_environments
 from nemotron.stack.environments.task import Environment, Solution, Split, Task, Verdict, answer_of, split_of
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "from_gym",
     "generate_tasks",
     "iter_tasks",
+    "load_environment",
     "load_environments",
     "make_difficulty",
     "nearest_neighbour_lookup",

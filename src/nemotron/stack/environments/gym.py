@@ -1,4 +1,4 @@
-"""What records that are published for NeMo Gym have in common: their prompt, and fields that must hold text.
+"""What NeMo Gym reads and writes: records with a prompt, and responses with texts and calls.
 
     {"responses_create_params": {"input": [{"role": "user", "content": "What is 2+2? Box it."}]},
      "agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "What is 2+2?", "expected_answer": "4"}
@@ -8,12 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import check_messages
 from nemotron.stack.environments.task import Solution, Task
+
+ROLE = "assistant"
 
 
 def prompt_of(record: Mapping[str, Any]) -> str:
@@ -65,6 +68,54 @@ def text_in(record: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{name} must be text, not {value!r}")
     return value.strip()
+
+
+def text_of(output: Sequence[Any]) -> str:
+    """The last message in the items of a response; reasoning is an item of its own. UserError: an item is broken."""
+    messages = [item for item in _items(output) if item["type"] == "message" and item.get("role", "assistant") == ROLE]
+    content = messages[-1].get("content") if messages else ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
+        raise UserError("response.output: the content of a message is neither text nor a list of parts")
+    texts = [part.get("text") for part in content if part.get("type") == "output_text"]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError("response.output: an output_text without text")
+    return "".join(map(str, texts))
+
+
+def calls_in(output: Sequence[Any]) -> list[dict[str, Any]]:
+    """The calls in the items of a response, as {name, arguments}.
+
+    A call whose arguments are no JSON object is left out: no tool was run for it.
+    """
+    calls = []
+    for item in _items(output):
+        if item["type"] == "function_call" and isinstance(item.get("name"), str):
+            try:
+                arguments = json.loads(item.get("arguments") or "{}")
+            except (TypeError, ValueError, RecursionError):
+                continue
+            if isinstance(arguments, dict):
+                calls.append({"name": item["name"], "arguments": arguments})
+    return calls
+
+
+def response_with(text: str) -> dict[str, Any]:
+    """A response that says `text`, as a resources server reads it."""
+    part = {"type": "output_text", "text": text, "annotations": []}
+    message = {"id": "msg_0", "type": "message", "role": ROLE, "status": "completed", "content": [part]}
+    return {
+        "id": "resp_0", "object": "response", "created_at": 0, "model": "policy", "output": [message], "tools": [],
+        "tool_choice": "auto", "parallel_tool_calls": False,
+    }  # fmt: skip
+
+
+def _items(output: Sequence[Any]) -> list[Mapping[str, Any]]:
+    for item in output:
+        if not isinstance(item, Mapping) or not isinstance(item.get("type", "message"), str):
+            raise UserError("response.output: an item is no object with a type")
+    return [{"type": "message", **item} for item in output]
 
 
 def canonical_of(family: str, prompt: str) -> str:

@@ -157,7 +157,8 @@ def make_task(name: str, environment: Environment, record: Mapping[str, Any]) ->
     except (TypeError, ValueError) as failure:
         raise UserError(f"spec is no JSON: {failure}", "texts, numbers, lists and mappings go into the data") from None
     canonical = f"{name}|{' '.join(prompt.casefold().split())}"
-    solution = Solution("", str(record.get("answer") or ""))
+    answer = record.get("answer")
+    solution = Solution("", "" if answer is None else str(answer))
     return Task(name, prompt, canonical, plain, solution, messages=messages, environment=environment)
 
 

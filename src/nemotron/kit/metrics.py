@@ -181,6 +181,7 @@ class Progress:
         label: what is running, the line's first word.
         start: steps done before this process (a resumed run); speed and ETA count only what came after.
         peak_flops: the machine's measured matmul peak in FLOP/s; without it no share is shown.
+        only_if_slow: show nothing of what ends within the least time between two lines: a part of a longer run.
         stream: where to; default stderr, because stdout belongs to the pipe.
         clock: seconds, monotonic.
     """
@@ -192,6 +193,7 @@ class Progress:
         label: str = "train",
         start: int = 0,
         peak_flops: float | None = None,
+        only_if_slow: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -205,7 +207,8 @@ class Progress:
         self._flops = 0.0
         # (clock, step, tokens so far, FLOPs so far) at the end of each of the last steps
         self._marks: deque[tuple[float, int, int, float]] = deque([(clock(), start, 0, 0.0)], maxlen=_WINDOW_STEPS + 1)
-        self._shown_at: float | None = None
+        self._shown_at = clock() if only_if_slow else -math.inf
+        self._is_shown = not only_if_slow
 
     def update(self, step: int, *, tokens: int = 0, flops: float = 0.0, **values: Any) -> None:
         """Tell that `step` steps are done. `tokens` and `flops` are those since the last update; `values` are shown."""
@@ -213,12 +216,10 @@ class Progress:
         self._flops += flops
         now = self._clock()
         self._marks.append((now, step, self._tokens, self._flops))
-        due = self._shown_at is None or now - self._shown_at >= (
-            _TTY_SECONDS if self._line.on_terminal else _PLAIN_SECONDS
-        )
-        if due or step >= self.total:
+        due = now - self._shown_at >= (_TTY_SECONDS if self._line.on_terminal else _PLAIN_SECONDS)
+        if due or (step >= self.total and self._is_shown):
             self._line.show(self.line(**values))
-            self._shown_at = now
+            self._shown_at, self._is_shown = now, True
 
     def line(self, **values: Any) -> str:
         """The line for the last update, without what is not known yet."""

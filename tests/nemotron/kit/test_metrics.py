@@ -118,6 +118,17 @@ def test_without_a_terminal_lines_are_plain_and_rare():
     assert steps == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
 
 
+@pytest.mark.parametrize(("seconds_per_row", "shown"), [(1, []), (4, [3, 6]), (20, [1, 2, 3, 4, 5, 6])])
+def test_of_a_part_that_is_done_soon_nothing_is_shown(seconds_per_row, shown):
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress(6, label="validate", only_if_slow=True, stream=stream, clock=clock)
+    for row in range(1, 7):
+        clock.now += seconds_per_row
+        progress.update(row)
+    progress.close()
+    assert [int(line.split()[1].split("/")[0]) for line in stream.getvalue().splitlines()] == shown
+
+
 def test_on_a_terminal_one_line_is_redrawn_and_notes_stand_alone(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")

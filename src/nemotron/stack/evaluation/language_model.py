@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemotron.kit.metrics import Progress
-from nemotron.stack.evaluation.trigram import InterpolatedTrigram
+from nemotron.stack.evaluation.trigram import COUNTS, InterpolatedTrigram
 from nemotron.stack.training.losses import token_losses
 
 
@@ -112,13 +112,20 @@ def score_text(
         held_out: by source, token ids of its held-out documents, one array each; at least one.
         trained_tokens: [N] exactly the tokens that the model was trained on, in order; None: no baseline.
         byte_lengths, seq_len, batch_size: as in `model_bits_per_byte`.
-        poll: called before the trigram is counted, between the iterations of its fit, and before each batch; raises to
+        poll: called while the trigram is counted, between the iterations of its fit, and before each batch; raises to
             stop.
     """
     poll()
     trigram = None
     if trained_tokens is not None and len(trained_tokens):
-        trigram = InterpolatedTrigram(trained_tokens, len(byte_lengths))
+        progress = Progress(len(COUNTS), label="count trigrams", only_if_slow=True)
+
+        def counting(step: int) -> None:
+            poll()
+            progress.update(step, tokens=len(trained_tokens) if step else 0)
+
+        trigram = InterpolatedTrigram(trained_tokens, len(byte_lengths), counting)
+        progress.close()
     text: dict[str, dict[str, float]] = {}
     for source, documents in held_out.items():
         fit, scored = documents[::10], [document for i, document in enumerate(documents) if i % 10]

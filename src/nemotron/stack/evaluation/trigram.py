@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+COUNTS = ("bigrams", "contexts", "trigrams")
+"""What is counted one after another, each in one pass over all tokens."""
 _ORDERS = 3
 _BUCKETS = 24  # a power of two each, for c(uv) > 0; as many again by c(v) where c(uv) = 0
 
@@ -22,9 +24,12 @@ class InterpolatedTrigram:
     Args:
         train_tokens: [N] the token stream to count, exactly the one that the compared model was trained on.
         vocab_size: V; every id is below it.
+        counting: called with how many of `COUNTS` are done, from 0 on; raises to stop.
     """
 
-    def __init__(self, train_tokens: np.ndarray, vocab_size: int) -> None:
+    def __init__(
+        self, train_tokens: np.ndarray, vocab_size: int, counting: Callable[[int], None] = lambda step: None
+    ) -> None:
         tokens = _checked(train_tokens, vocab_size)
         if len(tokens) < _ORDERS:
             raise ValueError(f"{len(tokens)} tokens are too few to count trigrams")
@@ -32,10 +37,14 @@ class InterpolatedTrigram:
         self._unigram = (np.bincount(tokens, minlength=vocab_size) + 1) / (len(tokens) + vocab_size)
         self._followed = np.bincount(tokens[:-1], minlength=vocab_size + 1)  # index V: no token before, never seen
         pairs = tokens[:-1] * vocab_size + tokens[1:]
+        counting(0)
         self._bigrams, self._bigram_counts = np.unique(pairs, return_counts=True)
+        counting(1)
         self._contexts, self._context_counts = np.unique(pairs[:-1], return_counts=True)
+        counting(2)
         triples = pairs[:-1] * vocab_size + tokens[2:]  # below V^3, which fits into 64 bits for V up to 2 million
         self._trigrams, self._trigram_counts = np.unique(triples, return_counts=True)
+        counting(3)
         self.weights = np.full((2 * _BUCKETS, _ORDERS), 1 / _ORDERS)
 
     def fit(self, tokens: np.ndarray, iterations: int = 30, poll: Callable[[], None] = lambda: None) -> None:

@@ -125,6 +125,14 @@ class Session:
         self.last_step = self.progress.total = step
         self._note_last_step()
 
+    def progress_of_pass(self, label: str, rows: int) -> Progress:
+        """A line about a pass over `rows` rows, this rank's share, where it takes long; rank 0 shows it.
+
+        Nobody closes it: on a terminal the line of the training takes its place.
+        """
+        stream = sys.stderr if self.ranks.is_main else io.StringIO()
+        return Progress(rows, label=label, only_if_slow=True, stream=stream)
+
     def _note_last_step(self) -> None:
         if self.ranks.is_main:
             self.run.write_state("running", last_step=self.last_step)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from nemotron.kit import metrics
 from nemotron.stack.evaluation.language_model import (
     bits_per_byte_of,
     model_bits_per_byte,
@@ -79,6 +80,16 @@ def test_each_source_is_scored_beside_the_trigram_on_what_did_not_fit_it() -> No
     assert scores["one"]["tokens"] == 8 and "trigram_bits_per_byte" not in scores["one"]
     for nothing in (None, np.empty(0, np.int64)):
         assert all("trigram_bits_per_byte" not in of_source for of_source in text_scores(nothing).values())
+
+
+def test_counting_that_takes_long_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics, "_PLAIN_SECONDS", 0.0)
+    text_scores(np.arange(160) % 16)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("count trigrams")]
+    assert [line.split()[2] for line in lines] == ["0/3", "1/3", "2/3", "3/3"]
+    assert "tok/s" in lines[1] and "ETA" in lines[1]
 
 
 @pytest.mark.parametrize("polls", [1, 2, 20])

@@ -211,12 +211,15 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
         for source, batch in validation_batches(cfg.dataset.path, *sizes)
         for micro in batch.micro_batches(cfg.train.micro_batch_size)
     )
-    sources = list(validation_streams(cfg.dataset.path, cfg.dataset.seq_length))  # the same on all ranks
+    streams = validation_streams(cfg.dataset.path, cfg.dataset.seq_length)  # the same on all ranks
     sums = {
         (source, of): torch.zeros((), dtype=torch.float64, device=device)
-        for source in sources
+        for source in streams
         for of in ("nats", "tokens", "bytes")
     }
+    seq_len, batch_size, eval_iters = sizes
+    num_rows = sum(min((stream.num_tokens - 1) // seq_len, eval_iters * batch_size) for stream in streams.values())
+    progress, rows = session.progress_of_pass("validate", -(-num_rows // session.ranks.world_size)), 0
     model.eval()
     for (source, batch), counts in deal(micro_batches, session.ranks):
         session.poll()
@@ -228,10 +231,12 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
             sums[source, "nats"] += nats_BL.double().sum()
             sums[source, "tokens"] += nats_BL.numel()
             sums[source, "bytes"] += byte_lengths_V[batch.labels_BL].sum()
+        rows += len(batch.input_ids_BL)
+        progress.update(rows, tokens=batch.input_ids_BL.numel())
     model.train()
     totals = sum_metrics(sums, session.ranks)
     loss, bits = {}, {}
-    for source in sources:
+    for source in streams:
         nats, tokens, num_bytes = (totals[source, of] for of in ("nats", "tokens", "bytes"))
         loss[source] = nats / tokens
         bits[source] = bits_per_byte_of(nats, int(num_bytes))

@@ -249,6 +249,8 @@ def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> 
     batches = islice(data.valid.all_batches(cfg.train.global_batch_size), cfg.train.eval_iters)
     micro_batches = (micro for batch in batches for micro in batch.micro_batches(cfg.train.micro_batch_size))
     sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("nats", "weights")}
+    num_rows = min(data.valid.num_rows, cfg.train.eval_iters * cfg.train.global_batch_size)
+    progress, rows = session.progress_of_pass("validate", -(-num_rows // session.ranks.world_size)), 0
     model.eval()
     for batch, counts in deal(micro_batches, session.ranks):
         session.poll()
@@ -260,6 +262,8 @@ def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> 
             weights_T = batch.loss_mask_BL[answers_BL]
             sums["nats"] += selected_loss_sum(logits_TV, batch.labels_BL[answers_BL], weights_T).double()
             sums["weights"] += weights_T.sum()
+        rows += len(batch.input_ids_BL)
+        progress.update(rows, tokens=batch.input_ids_BL.numel())
     model.train()
     totals = sum_metrics(sums, session.ranks)
     return totals["nats"] / (totals["weights"] or 1)

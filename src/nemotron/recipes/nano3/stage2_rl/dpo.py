@@ -293,6 +293,7 @@ def validate(
 ) -> dict[str, float]:
     """The metrics of the validation pairs, of which each rank has a share."""
     record = Record()
+    progress, num_scored = session.progress_of_pass("validate", len(pairs)), 0
     with session.dealt_out():
         for micro in pack_pairs(pairs, cfg.policy.max_total_sequence_length, cfg.policy.train_micro_batch_size):
             session.stop.poll()
@@ -300,6 +301,8 @@ def validate(
             logp_T = torch.cat([of_pairs[index] for index in micro.pairs])
             reference_T = torch.cat([references[index] for index in micro.pairs]).to(logp_T.device)
             record.add(dpo_loss(logp_T, reference_T, micro.lengths_S, cfg.dpo), micro.input_ids_BL.numel())
+            num_scored += len(micro.pairs)
+            progress.update(num_scored, tokens=micro.input_ids_BL.numel())
     return record.metrics(session.ranks)
 
 

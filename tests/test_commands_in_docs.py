@@ -108,6 +108,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tools-sft",
         "tools-rl",
         "tools-sft-model",
+        "other-judge",
+        "nano3-genrm-model-tiny",
         "nano3-dpo-data-own",
     ):
         registry.publish(name, payload, record)
@@ -129,6 +131,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "halves.py",
         "quiz.jsonl",
         "pairs.jsonl",
+        "comparisons.jsonl",
         "tasks.jsonl",
         "train.jsonl",
         "my-folder/note.md",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -124,8 +124,7 @@ def text_after_response(messages: Sequence[Message], *, enable_thinking: bool = 
     itself wrote. UserError: `template` has no token that ends a turn, or does not show results of tools.
     """
     chosen = load_template(template)
-    reserved = {*control_tokens(template), *required_tokens(template)}
-    results: list[Message] = [{**message, "content": _without(message["content"], reserved)} for message in messages]
+    results: list[Message] = [{**message, "content": inert(message["content"], template)} for message in messages]
     calls = [{"name": _PROBE, "arguments": {}}] * len(results)
     turns: list[Message] = [
         {"role": "user", "content": ""},
@@ -139,8 +138,9 @@ def text_after_response(messages: Sequence[Message], *, enable_thinking: bool = 
     return text[end:]
 
 
-def _without(text: str, reserved: Collection[str]) -> str:
-    """`text` with a blank for each of `reserved`."""
+def inert(text: str, template: str) -> str:
+    """`text` with a blank for whatever in it could open or end a turn or reasoning: it may be what a model wrote."""
+    reserved = {*control_tokens(template), *required_tokens(template)}
     return re.sub("|".join(map(re.escape, sorted(reserved, key=len, reverse=True))), " ", text)
 
 

@@ -17,7 +17,7 @@ from nemotron.cli import main as nemotron
     ("nemotron na", 1, ["nano3"]),
     ("nemotron nano3 data prep ", 4, ["pretrain", "sft", "rl", "dpo"]),
     ("nemotron data curate p", 3, ["pii"]),
-    ("nemotron nano3 rl ", 3, ["rlvr", "dpo"]),
+    ("nemotron nano3 rl ", 3, ["rlvr", "genrm", "rlhf", "dpo"]),
 ])  # fmt: skip
 def test_a_shell_completes_commands(
     words: str, word: int, completions: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

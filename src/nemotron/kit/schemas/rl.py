@@ -65,9 +65,6 @@ class GRPOConfig(Group):
     max_num_steps: int = Field(1_000, ge=1, description="GRPO steps: one batch of rollouts and one update each")
     num_prompts_per_step: int = Field(128, ge=1, description="prompts a step, over all ranks (tech report 3.2)")
     num_generations_per_prompt: int = Field(16, ge=2, description="completions of each prompt (tech report 3.2)")
-    max_rollout_turns: int = Field(
-        8, ge=1, description="responses in a completion, at most, where the environment answers with results of tools"
-    )
     use_leave_one_out_baseline: bool = Field(
         True, description="compare with the other completions of the prompt; false: with all of them (recipe: true)"
     )
@@ -92,8 +89,6 @@ class GRPOConfig(Group):
     max_error_rate: float = Field(
         0.01, ge=0, le=1, description="share of rollouts whose verification may fail in a step before the run stops"
     )
-    val_period: int = Field(5, ge=0, description="steps between validations; 0: none (recipe: 5)")
-    val_tasks_per_family: int = Field(64, ge=1, description="validation prompts of each family")
 
 
 class LossConfig(ClippedPGLossConfig):
@@ -196,3 +191,16 @@ class GenRMRewardConfig(Group):
     group_style_penalty_coeff: float = Field(
         0.0, ge=0, description="weight of headers, lists, bold and emoji in the answer (Super 3: 0.05)"
     )
+
+
+class JudgeConfig(Group):
+    """How a judge is asked."""
+
+    enable_thinking: bool = Field(True, description="let it reason before its verdict")
+    temperature: float = Field(0.6, ge=0, description="of its sampling; 0 is greedy (recipe of Super 3)")
+    top_p: float = Field(0.95, gt=0, le=1, description="smallest set of tokens that it draws from (recipe of Super 3)")
+    max_new_tokens: int = Field(
+        16_384, ge=1, description="longest verdict with its reasoning, tokens (recipe of Super 3)"
+    )
+    max_prompt_tokens: int = Field(49_152, ge=1, description="a comparison that is longer has no verdict")
+    batch_size: int = Field(1024, ge=1, description="verdicts generated at once")

@@ -176,9 +176,10 @@ def step_metrics(
             f"verification failed for {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts",
             batch.errors[0] if batch.errors else "on another rank",
         )
+    groups = sums["completions"] / cfg.num_generations_per_prompt
     return {
         **rollout_rates(sums, batch.families),
-        "groups_without_gradient": sums["groups_without_gradient"] / cfg.num_prompts_per_step,
+        "groups_without_gradient": sums["groups_without_gradient"] / max(groups, 1),
         **record.metrics(ranks),
         **{name: sums[name] for name in ("verifier_errors", "tokens")},
     }

@@ -163,9 +163,9 @@ def rollout_rates(sums: Mapping[str, float], families: Sequence[str]) -> dict[st
         "reward": sum(sums[f"reward_{family}"] for family in families) / max(sum(verdicts.values()), 1),
         **{f"reward_{family}": sums[f"reward_{family}"] / max(count, 1) for family, count in verdicts.items()},
         "entropy": sums["entropy"] / max(sums["tokens"], 1),
-        "completion_tokens": sums["tokens"] / sums["completions"],
-        "truncated": sums["truncated"] / sums["completions"],
-        "avg_turns_per_sample": sums["messages"] / sums["completions"],
+        "completion_tokens": sums["tokens"] / max(sums["completions"], 1),
+        "truncated": sums["truncated"] / max(sums["completions"], 1),
+        "avg_turns_per_sample": sums["messages"] / max(sums["completions"], 1),
         "invalid_tool_call_rate": sums["invalid_tool_calls"] / max(sums["messages"], 1),
         "malformed_thinking_rate": sums["malformed_thinking"] / max(sums["messages"], 1),
     }

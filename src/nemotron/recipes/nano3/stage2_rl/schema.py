@@ -19,8 +19,23 @@ from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelRunConfig,
 from nemotron.kit.schemas.sandbox import SANDBOX, Sandbox
 
 
-class EnvConfig(Group):
-    """Which environments give the rewards; all of them at once, in a fixed ratio a batch."""
+class ValidatedGRPOConfig(rl.GRPOConfig):
+    """GRPO with a validation now and then."""
+
+    val_period: int = Field(5, ge=0, description="steps between validations; 0: none (recipe: 5)")
+    val_tasks_per_family: int = Field(64, ge=1, description="validation prompts of each family")
+
+
+class GRPOConfig(ValidatedGRPOConfig):
+    """GRPO in environments, some of which answer."""
+
+    max_rollout_turns: int = Field(
+        8, ge=1, description="responses in a completion, at most, where the environment answers with results of tools"
+    )
+
+
+class TasksConfig(Group):
+    """Which environments the prompts are of; all of them at once, in a fixed ratio a batch."""
 
     families: dict[str, float] = Field(
         {"math": 1.0, "multiple_choice": 1.0, "instruction_following": 1.0, "structured_output": 1.0},
@@ -28,10 +43,15 @@ class EnvConfig(Group):
     )
     environments: Environments = Field({})
     enable_thinking: bool = Field(True, description="generation prompt with reasoning on")
+    sandbox: Sandbox = Field("bubblewrap", description=SANDBOX)
+
+
+class EnvConfig(TasksConfig):
+    """Environments that give the rewards."""
+
     effort_levels: rl.EffortConfig | None = Field(
         None, description="reward short responses to prompts that ask for low effort; null: no prompt does"
     )
-    sandbox: Sandbox = Field("bubblewrap", description=SANDBOX)
 
 
 class DataConfig(Group):
@@ -59,18 +79,16 @@ class RunConfig(ModelRunConfig):
     data: Annotated[str, RL_PROMPTS] = Field(description="what to train on: RLPrompts, as name or name:version")
 
 
-class RLConfig(Group):
-    """`nemotron nano3 rl`."""
+class StageConfig(Group):
+    """What every stage of GRPO has."""
 
     neutral_keys: ClassVar = training.NEUTRAL_KEYS
 
-    run: RunConfig
     grpo: rl.GRPOConfig = Field(default_factory=rl.GRPOConfig)
     loss_fn: rl.LossConfig = Field(default_factory=rl.LossConfig)
     policy: rl.PolicyConfig
-    env: EnvConfig = Field(default_factory=EnvConfig)
+    env: TasksConfig = Field(default_factory=TasksConfig)
     data: DataConfig
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     seed: Seed = Field(42, description="of the prompt order and of sampling")
@@ -90,3 +108,12 @@ class RLConfig(Group):
         if len(self.env.families) > self.grpo.num_prompts_per_step:
             raise ValueError("grpo.num_prompts_per_step is below the number of env.families")
         return self
+
+
+class RLConfig(StageConfig):
+    """`nemotron nano3 rl`."""
+
+    run: RunConfig
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

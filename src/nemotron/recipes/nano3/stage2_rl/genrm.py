@@ -1,0 +1,379 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# docs = "Trains a generative reward model (GenRM): a judge that compares two responses, by GRPO."
+# name = "nano3/genrm"
+# setup = "nemotron-cookbook[train]"
+#
+# [tool.runspec.run]
+# launch = "torchrun"
+#
+# [tool.runspec.config]
+# dir = "./config/genrm"
+# format = "omegaconf"
+# schema = "genrm_schema.py:GenRMConfig"
+#
+# [tool.runspec.resources]
+# nodes = 1
+# gpus_per_node = 1
+# ///
+"""Stage 2: a generative reward model, the judge of RLHF.
+
+    nemotron nano3 rl genrm -c tiny
+    nemotron nano3 rl genrm -c tiny 'data.comparisons=[comparisons.jsonl]'
+    torchrun --nproc-per-node 8 genrm.py --config tiny
+
+The judge reads a prompt with two responses, reasons, and writes two scores and a ranking. A step: draw tasks, let the
+model as it was answer each several times, verify the answers, show the judge pairs of which one is better, in both
+orders, and reward verdicts by how close they are to the truth. The first steps imitate right verdicts instead: the tiny
+model has never seen their form. Publishes the judge, and how often it prefers what is better on held-out tasks.
+
+Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): comparisons of verifiable responses, right
+over wrong and short over long, instead of people's (HelpSteer3, lmarena) and of safety; a model of the same size as the
+policy instead of Qwen3-235B. Reward, both orders and one update a batch are the paper's.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C and a missing torch are one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.errors import RunFailed, UserError, run_main
+from nemotron.kit import Checkpoint, Results, RLPrompts, chat, print_complete, read_pipe
+from nemotron.kit.chat import THINK
+from nemotron.kit.commands import command_hint
+from nemotron.kit.schemas.rl import JudgeConfig
+from nemotron.stack.environments import Task, check_families, to_messages, verify_all
+from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
+from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.rl.dialogue import Dialogue
+from nemotron.stack.rl.genrm import Response, circular_pairs
+from nemotron.stack.rl.grpo import (
+    Batch,
+    load_policy,
+    log_samples,
+    prompts_per_call,
+    step_metrics,
+    token_advantages,
+    update,
+    warmed_up_lr,
+)
+from nemotron.stack.rl.judging import Judge, comparison, preference, read_comparisons, reward_of, swapped, truth_of
+from nemotron.stack.rl.losses import token_logprobs
+from nemotron.stack.rl.prompts import PromptSource, read_prompts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
+from nemotron.stack.rl.shaping import Message
+from nemotron.stack.training.distributed import (
+    Ranks,
+    clip_gradients,
+    divide_gradients,
+    stop_distributed,
+    sum_gradients,
+    sum_metrics,
+    sum_over_ranks,
+)
+from nemotron.stack.training.memory import Needs, check_memory
+from nemotron.stack.training.optim import build_optimizer, set_lr
+from nemotron.stack.training.publish import publish_model
+from nemotron.stack.training.session import Session, open_session
+
+if TYPE_CHECKING:
+    from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
+
+
+def main() -> None:
+    """Config, then train, publish, evaluate."""
+    cfg: GenRMConfig = load_script_config(__file__, inputs=read_pipe)
+    with open_session(cfg, script=__file__) as session:
+        with session.run.phase("train"):
+            data = open_data(cfg, session.ranks)
+            model, scores = train(cfg, session, data)
+        stop_distributed()
+        if not session.ranks.is_main:  # one process publishes
+            return
+        published = publish_model(
+            session.run, model, data.initial.path, {"judge": scores}, step=cfg.grpo.max_num_steps,
+            dataset_path=data.prompts.path, chat_template=data.initial.chat_template, reasoning=cfg.env.enable_thinking,
+        )  # fmt: skip
+        results = Results(metrics={"judge": scores}).save()
+    print_complete({"model": published, "results": results})
+
+
+@dataclass
+class Data:
+    """The model to start from, tasks to answer, and the user's own comparisons, in place of those, where there are."""
+
+    initial: Checkpoint
+    template: str
+    tokenizer: Tokenizer
+    stop_ids: list[int]
+    prompts: RLPrompts
+    source: PromptSource
+    valid: list[Task]
+    own: list[Task]
+
+
+def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
+    """Model and tasks. What a step compares is a function of the seed and the step."""
+    prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
+    ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
+    check_families(cfg.env.families, cfg.env.sandbox)
+    if (template := initial.template) is None:
+        raise UserError(f"{initial.ref} has no chat template", "a judge starts from a model after SFT")
+    if prompts.train_path is None:
+        raise UserError(f"{prompts.ref} has no training prompts")
+    num_tasks = max(cfg.grpo.num_prompts_per_step // 2, len(cfg.env.families))  # each gives two comparisons, or none
+    source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed)
+    pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
+    valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
+    own = read_comparisons([Path(path) for path in cfg.data.comparisons], template)
+    if cfg.data.comparisons and not own:
+        raise UserError(f"data.comparisons: no comparison in {', '.join(cfg.data.comparisons)}")
+    stop_ids = stop_token_ids(initial.path, template)
+    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, own)
+
+
+def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, float]]:
+    """Imitation, then GRPO. Returns the judge and its last validation."""
+    ranks, steps = session.ranks, cfg.grpo.max_num_steps
+    tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
+    completions = min(prompts_per_call(cfg), cfg.grpo.num_prompts_per_step) * cfg.grpo.num_generations_per_prompt
+    needs = Needs(
+        load_config(data.initial.path), tokens, reference=True, completions=completions,
+        completion_tokens=cfg.policy.max_total_sequence_length,
+    )  # fmt: skip
+    check_memory(session, needs, "policy.train_micro_batch_size")
+    torch.manual_seed(cfg.seed)
+    model, reference = load_policy(cfg, data.initial.path, ranks.device)
+    initial = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval()  # answers the tasks
+    answer = model_generate_fn(
+        initial, data.initial.path, data.template, max_new_tokens=cfg.policy.generation.max_new_tokens,
+        batch_size=cfg.policy.generation.batch_size, poll=session.stop.poll,
+    )  # fmt: skip
+    optimizer = build_optimizer(model, cfg.policy.optimizer)
+
+    # ---- resume: comparisons and sampling are functions of (seed, step), so weights and optimiser are the whole state
+    samples = session.open_log("rollouts")
+    restored = session.begin("genrm", steps, model, optimizer)
+    step = restored.step if restored else 0
+    scores: dict[str, float] = {}
+
+    while True:
+        imitates = step < cfg.judge.imitation_steps
+        # ---- 1. What changes no weight: save where that is due, validate, draw comparisons and verdicts
+        with session.head_of_step(step, {}):
+            if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
+                scores = validate(cfg, session, answer, data)
+                session.run.metrics.log(step, **scores)
+                session.progress.note(f"step {step}: prefers the better one in {scores['valid_preferred']:.3f}")
+            if step == steps:
+                break
+            began = time.perf_counter()
+            with session.dealt_out(), session.autocast:
+                comparisons = draw_comparisons(cfg, session, answer, data, step)
+            if not imitates:
+                batch = draw_verdicts(cfg, session, data, comparisons, step)
+            generated = time.perf_counter()
+
+        # ---- 2. One update
+        if imitates:
+            lr = imitation_lr(step, cfg)
+            set_lr(optimizer, lr)
+            grad_norm, metrics = imitate(cfg, session, data, comparisons)
+        else:
+            lr = warmed_up_lr(step - cfg.judge.imitation_steps, cfg.policy)
+            set_lr(optimizer, lr)
+            advantages, without_gradient = token_advantages(batch.rollouts, cfg.grpo)
+            grad_norm, record = update(cfg, session, reference, batch.rollouts, advantages)
+        if not math.isfinite(grad_norm):
+            raise RunFailed(f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps")
+
+        # ---- 3. Records
+        step += 1
+        seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
+        if not imitates:
+            metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient)
+            if ranks.is_main:
+                log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
+        session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
+        shown = {"loss": metrics["loss"]} if imitates else {"reward": metrics["reward"]}
+        session.progress.update(step, tokens=int(metrics["tokens"]), flops=0, **shown)
+    session.progress.close()
+    return model, scores
+
+
+def imitation_lr(step: int, cfg: GenRMConfig) -> float:
+    """Linear warm-up, as in GRPO, and linear decay over the second half of the imitation steps."""
+    warmed_up = min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
+    return cfg.judge.imitation_lr * min(warmed_up, 2 * (1 - step / cfg.judge.imitation_steps))
+
+
+def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data, step: int) -> list[Task]:
+    """This rank's share of the comparisons of a step, at most, each in both orders."""
+    ranks, most = session.ranks, cfg.grpo.num_prompts_per_step // session.ranks.world_size
+    if data.own:
+        index = np.arange(most) + (step * ranks.world_size + ranks.rank) * most
+        epochs, within = np.divmod(index, len(data.own))
+        orders = {epoch: np.random.default_rng([cfg.seed, epoch]).permutation(len(data.own)) for epoch in set(epochs)}
+        return [data.own[orders[epoch][row]] for epoch, row in zip(epochs, within, strict=True)]
+    tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
+    seed = int(np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0])
+    found = comparisons_of(cfg, answer, data, tasks, seed)
+    # Tasks of a family stand together: what is left out is spread evenly over all of them.
+    chosen = np.linspace(0, len(found) - 1, min(len(found), most // 2)).astype(int)
+    return [task for row in chosen for task in found[row]]
+
+
+def comparisons_of(
+    cfg: GenRMConfig, answer: GenerateFn, data: Data, tasks: Sequence[Task], seed: int
+) -> list[tuple[Task, Task]]:
+    """Of each task's responses, the first two neighbours of which one is better, in both orders; none where no two are.
+
+    Responses are those of the model as it was before it became a judge.
+    """
+    thinking, number = cfg.env.enable_thinking, cfg.judge.responses_per_task
+    texts = [prompt_text(task, data.template, thinking) for task in tasks]
+    completions = answer(texts, temperature=1.0, seed=seed, samples=number)
+    repeated = [task for task in tasks for _ in range(number)]
+    verdicts = verify_all(repeated, [completion.text for completion in completions], thinking, cfg.env.sandbox)
+    responses = [Response.of(f"{THINK}{c.text}" if thinking else c.text) for c in completions]
+    pairs = []
+    for index, task in enumerate(tasks):
+        for i, j in circular_pairs(number):
+            i, j = index * number + i, index * number + j
+            ended = completions[i].finished, completions[j].finished
+            truth = preference(responses[i], responses[j], (verdicts[i], verdicts[j]), ended)
+            if truth is not None and not responses[i].forfeits and not responses[j].forfeits:
+                first = comparison(task, responses[i], responses[j], truth, data.template)
+                second = comparison(task, responses[j], responses[i], swapped(truth), data.template)
+                pairs.append((first, second))
+                break
+    return pairs
+
+
+def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task], step: int) -> Batch:
+    """N verdicts on each comparison, sampled from the judge as it is now, and what they earn."""
+    thinking, judge = cfg.env.enable_thinking, cfg.judge
+    texts = [prompt_text(task, data.template, thinking) for task in comparisons]
+    prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
+    room = cfg.policy.max_total_sequence_length - cfg.policy.generation.max_new_tokens
+    kept = [row for row, ids in enumerate(prompts) if len(ids) <= room]
+    tasks = [comparisons[row] for row in kept]
+    seed = int(np.random.SeedSequence([cfg.seed, step, session.ranks.rank, 1]).generate_state(1)[0])
+
+    def begin(index: int) -> Dialogue:
+        return Dialogue(None, data.tokenizer, data.template, thinking)
+
+    def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:
+        return [
+            reward_of(tasks[index], dialogue.response, thinking, judge.format_penalty, judge.ranking_weight)
+            for dialogue in dialogues
+        ]
+
+    with session.dealt_out(), session.autocast:
+        rollouts = collect_rollouts(
+            session.model, [prompts[row] for row in kept], begin, score,
+            samples_per_prompt=cfg.grpo.num_generations_per_prompt,
+            max_new_tokens=cfg.policy.generation.max_new_tokens, stop_token_ids=data.stop_ids,
+            prompts_per_call=prompts_per_call(cfg),
+            generator=torch.Generator(device=session.ranks.device).manual_seed(seed), poll=session.stop.poll,
+        )  # fmt: skip
+    families = ["comparison"] if data.own else list(cfg.env.families)
+    return Batch(tasks, rollouts, [], families)
+
+
+def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task]) -> tuple[float, dict[str, float]]:
+    """One supervised step. Loss: mean negative log-likelihood of the demonstrations' tokens, over the global batch."""
+    model, optimizer, device = session.model, session.optimizer, session.ranks.device
+    room = cfg.policy.max_total_sequence_length
+    rollouts = [demonstration(task, data, cfg.env.enable_thinking) for task in comparisons]
+    rollouts = [rollout for rollout in rollouts if len(rollout.prompt_ids) + len(rollout.completion_ids) <= room]
+    weights = [[1.0] * len(rollout.completion_ids) for rollout in rollouts]
+    tokens = float(sum(map(len, weights)))
+    loss_sum, num_tokens = torch.zeros((), device=device), torch.tensor([tokens], device=device)
+    model.train()
+    for micro in pack_rollouts(rollouts, weights, room, cfg.policy.train_micro_batch_size):
+        micro = micro.to(device)
+        with session.autocast:
+            logits_TV = model(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
+        loss = -token_logprobs(logits_TV, micro.targets_T).sum()
+        loss.backward()
+        loss_sum += loss.detach()
+    sum_over_ranks([num_tokens])
+    sum_gradients(model)
+    divide_gradients(model, num_tokens.clamp(min=1))
+    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
+    if math.isfinite(grad_norm):
+        optimizer.step()
+        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
+    optimizer.zero_grad()
+    sums = sum_metrics({"loss": loss_sum, "tokens": tokens}, session.ranks)
+    return grad_norm, {"loss": sums["loss"] / max(sums["tokens"], 1), "tokens": sums["tokens"]}
+
+
+def demonstration(task: Task, data: Data, thinking: bool) -> Rollout:
+    """The right verdict on a comparison, as if the judge had written it."""
+    segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking, template=data.template)
+    ids: dict[bool, list[int]] = {True: [], False: []}
+    for text, trained in segments:
+        if not trained and ids[True]:
+            break  # the line break after the turn
+        ids[trained] += data.tokenizer.encode(text, add_special_tokens=False).ids
+    size = len(ids[True])
+    return Rollout(0, ids[False], ids[True], [0.0] * size, 0.0, False, 0.0, [Message(size, True)])
+
+
+def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data) -> dict[str, float]:
+    """Greedy verdicts on comparisons of held-out tasks: how often they prefer what is better. Each rank does a share.
+
+    valid_preferred: of all; valid_right_over_wrong and valid_short_over_long: of the two kinds of comparisons.
+    valid_well_formed: share of verdicts with all numbers in their ranges.
+    """
+    ranks, generation = session.ranks, cfg.policy.generation
+    settings = JudgeConfig(
+        enable_thinking=cfg.env.enable_thinking, temperature=0, top_p=1, max_new_tokens=generation.max_new_tokens,
+        max_prompt_tokens=cfg.policy.max_total_sequence_length - generation.max_new_tokens,
+        batch_size=generation.batch_size,
+    )  # fmt: skip
+    counts = dict.fromkeys(("right", "right_of", "short", "short_of", "well_formed"), 0.0)
+    with session.dealt_out(), session.autocast:
+        tasks = data.valid[ranks.rank :: ranks.world_size]
+        comparisons = [task for pair in comparisons_of(cfg, answer, data, tasks, cfg.seed) for task in pair]
+        judge = Judge(session.model, data.tokenizer, data.template, settings)
+        for task, judgement in zip(comparisons, judge.say(comparisons, cfg.seed, session.stop.poll), strict=True):
+            truth = truth_of(task)
+            kind = "short" if truth.score_1 == truth.score_2 else "right"
+            counts[f"{kind}_of"] += 1
+            if judgement is not None:
+                counts["well_formed"] += judgement.well_formed
+                said, wanted = judgement.after_tie_break(), truth.after_tie_break()
+                counts[kind] += (said[0] - said[1]) * (wanted[0] - wanted[1]) > 0
+    sums = sum_metrics(counts, ranks)
+    total = sums["right_of"] + sums["short_of"]
+    return {
+        "valid_preferred": (sums["right"] + sums["short"]) / max(total, 1),
+        "valid_right_over_wrong": sums["right"] / max(sums["right_of"], 1),
+        "valid_short_over_long": sums["short"] / max(sums["short_of"], 1),
+        "valid_well_formed": sums["well_formed"] / max(total, 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main, command_hint))

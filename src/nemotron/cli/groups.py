@@ -16,7 +16,7 @@ from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.job import CONTEXT_SETTINGS
 from nemotron.kit.steps import STEPS_FILE, Recipe, RecipeStep
 
-OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch", "--from")
+OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch", "--from", "--to")
 
 
 def first_sentence(text: str) -> str:

@@ -47,17 +47,23 @@ class Recipe:
         """The steps that the pipe runs."""
         return tuple(step for step in self.steps if step.in_pipe)
 
-    def first_of(self, name: str) -> int:
-        """Where the stage of the step `name` begins: index, among those of the pipe, of the first step whose script is
-        in the same folder.
+    def part(self, start: str | None, end: str | None) -> slice:
+        """Which steps of the pipe run from the stage of the step `start` to the step `end`, that one included.
+
+        A stage begins with the first step whose script is in the same folder. None: from the first, to the last.
 
         Raises:
-            UserError: no step of the pipe is called so.
+            UserError: no step of the pipe is called so; `end` comes before that stage.
         """
         folders = {step.name: step.script.parent for step in self.piped}
-        if name not in folders:
-            raise UserError(f"unknown step '{name}'", did_you_mean(name, folders, "steps"))
-        return list(folders.values()).index(folders[name])
+        for name in (start, end):
+            if name is not None and name not in folders:
+                raise UserError(f"unknown step '{name}'", did_you_mean(name, folders, "steps"))
+        first = list(folders.values()).index(folders[start]) if start else 0
+        behind = list(folders).index(end) + 1 if end else len(folders)
+        if behind <= first:
+            raise UserError(f"--to {end} comes before --from {start}", f"the order is {', '.join(folders)}")
+        return slice(first, behind)
 
 
 def read_recipe(folder: Path) -> Recipe:

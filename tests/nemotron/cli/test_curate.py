@@ -44,6 +44,13 @@ def test_own_pages_need_no_demo_crawl(nemotron: Nemotron, tmp_path: Path) -> Non
     assert steps == list(curate.STEPS)[1:]
 
 
+def test_a_part_of_the_steps(nemotron: Nemotron) -> None:
+    done = nemotron("data curate -c tiny --dry-run --to language")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^\[\d+/\d+\] (\w+)", done.stdout, re.MULTILINE) == ["crawl", "extract", "language"]
+    assert "rephrase" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("line", "error", "hint"),
     [
@@ -68,6 +75,12 @@ def test_own_pages_need_no_demo_crawl(nemotron: Nemotron, tmp_path: Path) -> Non
             "nemotron data curate extract -c tiny",
         ),
         ("data curate -c tiny --from=", "option --from needs a value", "as in --from quality"),
+        ("data curate -c tiny --to quallity", "unknown step 'quallity'", "did you mean quality?"),
+        (
+            "data curate -c tiny --from quality --to extract",
+            "--to extract comes before --from quality",
+            "the order is ",
+        ),
     ],
 )
 def test_what_is_refused_and_how(nemotron: Nemotron, line: str, error: str, hint: str) -> None:

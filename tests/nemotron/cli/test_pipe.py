@@ -132,9 +132,15 @@ def set_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> Pipe:
     steps = [replace(s, script=root / "recipes" / f / s.script.name) for s, f in zip(pipe.STEPS, folders, strict=True)]
     monkeypatch.setattr(pipe, "STEPS", steps)
 
-    def run(*overrides: str, start: str | None = None, force: bool = False, dry_run: bool = False) -> int:
+    def run(
+        *overrides: str,
+        start: str | None = None,
+        end: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> int:
         cfg = RecipeConfig(config_name="t", overrides=overrides, force=force, dry_run=dry_run, argv=("nemotron",))
-        return pipe._execute_pipe(cfg, start)
+        return pipe._execute_pipe(cfg, start, end)
 
     return run
 
@@ -215,6 +221,15 @@ def test_from_a_stage_begins_with_its_data_and_leaves_earlier_ones_alone(
     assert started(capfd.readouterr().out) == ["data-rl", "rl", "eval"]
     assert versions(tmp_path)["nano3-sft-model-t"] == 1
     assert versions(tmp_path)["nano3-rl-model-t"] == 2
+
+
+def test_to_a_step_ends_with_it(fresh: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fresh(end="data-sft") == 0
+    out = capfd.readouterr().out
+    assert started(out) == STEPS[:3] and "report: " not in out and "What each stage reached" not in out
+    assert fresh(start="sft", end="sft") == 0
+    assert started(capfd.readouterr().out) == ["sft"]
+    assert "nano3-rl-data-t" not in versions(tmp_path)
 
 
 def test_from_a_stage_needs_what_comes_before_it(fresh: Pipe, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ REFUSALS = [
     ("nano3 pretrain -c tiny --dry-run", "make it: nemotron nano3 data prep pretrain -c tiny"),
     ("nano3 pipe -c tiny --from stf", "did you mean sft?"),
     ("nano3 pipe -c tiny --from", "requires an argument"),
+    ("nano3 pipe -c tiny --from rl --to=sft", "--to sft comes before --from rl"),
     ("nano3 pipe -c tiny train.train_iters=5", "write STEP:train.train_iters=5"),
     ("nano3 pipe -c tiny pretrian:train.train_iters=5", "did you mean pretrain?"),
     ("nano3 pipe -c tiny pretrain:train.train_itres=5", "did you mean train.train_iters?"),

@@ -31,9 +31,13 @@ def test_steps_are_in_the_order_of_the_file(folder: Path) -> None:
     assert recipe.pipe == "nemotron garden pipe"
     assert recipe.steps[2].script == folder / "kitchen" / "cook.py" and recipe.steps[2].about == "Cook it."
     # A stage is a folder: it begins with its first step.
-    assert [recipe.first_of(name) for name in ("dig", "sow", "cook")] == [0, 0, 2]
+    assert [recipe.part(name, None) for name in (None, "dig", "sow", "cook")] == [slice(n, 3) for n in (0, 0, 0, 2)]
+    # It ends with the very step.
+    assert [recipe.part("sow", name) for name in ("dig", "sow", "cook")] == [slice(0, n) for n in (1, 2, 3)]
+    with pytest.raises(UserError, match="--to sow comes before --from cook"):
+        recipe.part("cook", "sow")
     with pytest.raises(UserError) as caught:
-        recipe.first_of("cok")
+        recipe.part(None, "cok")
     assert (caught.value.message, caught.value.hint) == ("unknown step 'cok'", "did you mean cook?")
 
 
@@ -45,9 +49,9 @@ def test_a_step_outside_the_pipe_has_a_command_alone(folder: Path) -> None:
     recipe = read_recipe(folder)
     assert [step.name for step in recipe.steps] == ["dig", "sow", "cook"]
     assert [step.name for step in recipe.piped] == ["sow", "cook"]
-    assert [recipe.first_of(name) for name in ("sow", "cook")] == [0, 1]
+    assert [recipe.part(name, None) for name in ("sow", "cook")] == [slice(0, 2), slice(1, 2)]
     with pytest.raises(UserError, match="unknown step 'dig'"):
-        recipe.first_of("dig")
+        recipe.part("dig", None)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def curate(ctx: typer.Context) -> None:
     Options, anywhere on the line:
       -c, --config NAME  the config of every step: tiny (a laptop CPU, offline), or default, also if none is given
       --from STEP        begin with a step
+      --to STEP          end with a step
       --run PROFILE      run under a profile of env.toml; on Slurm all steps as one experiment, on Ray one by one
       --batch PROFILE    submit them and leave
       --dry-run          check all steps and print what would run
@@ -65,38 +66,42 @@ def curate(ctx: typer.Context) -> None:
       nemotron data curate -c tiny language:threshold=0.5
     """
     if ctx.invoked_subcommand is None:
-        start = _take_start(ctx.args)  # of a group that runs, typer reads no options
-        raise typer.Exit(_execute_curate(parse_recipe_config(ctx), start))
+        # Of a group that runs, typer reads no options.
+        start, end = (_take_step(option, ctx.args) for option in ("--from", "--to"))
+        raise typer.Exit(_execute_curate(parse_recipe_config(ctx), start, end))
 
 
-def _take_start(words: list[str]) -> str | None:
+def _take_step(option: str, words: list[str]) -> str | None:
     """Take `--from STEP` or `--from=STEP` out of the words of the command line; None where there is none."""
     for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option == "--from":
+        name, equals, value = word.partition("=")
+        if name == option:
             if not equals and index + 1 < len(words):
                 value = words.pop(index + 1)
             if not value or value.startswith("-"):
-                raise UserError("option --from needs a value", "as in --from quality")
+                raise UserError(f"option {option} needs a value", f"as in {option} quality")
             del words[index]
             return value
     return None
 
 
-def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
+def _execute_curate(cfg: RecipeConfig, start: str | None, end: str | None) -> int:
     # 1. The steps, in order. Each has its own script and config; `-c tiny` is the tiny config of each.
     steps = [Step(step.name, step.script) for step in RECIPE.steps]
     if (cfg.config_name or "default") not in list_configs(CURATION / "config" / "crawl"):
         steps = steps[1:]
     steps = with_overrides(steps, cfg.overrides)
-    is_offline = cfg.config_name == "tiny" and start != "rephrase" and not steps[-1].overrides
+    is_offline = cfg.config_name == "tiny" and "rephrase" not in (start, end) and not steps[-1].overrides
     if is_offline:
         steps = steps[:-1]
-    if start is not None:
-        names = [step.name for step in steps]
-        if start not in names:
-            raise UserError(f"unknown step '{start}'", did_you_mean(start, names, "steps"))
-        steps = steps[names.index(start) :]
+    names = [step.name for step in steps]
+    for name in (start, end):
+        if name is not None and name not in names:
+            raise UserError(f"unknown step '{name}'", did_you_mean(name, names, "steps"))
+    first, last = names.index(start or names[0]), names.index(end or names[-1])
+    if last < first:
+        raise UserError(f"--to {end} comes before --from {start}", f"the order is {', '.join(names)}")
+    steps = steps[first : last + 1]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     executor = executor_of(cfg.profile)
     if executor == "ray":
@@ -107,7 +112,7 @@ def _execute_curate(cfg: RecipeConfig, start: str | None) -> int:
     # 3. What came of it.
     if results:
         _show_table(results)
-    if is_offline:
+    if is_offline and end is None:
         typer.echo(_NO_ENDPOINT)
     return first_failure(results)
 

@@ -42,6 +42,7 @@ Steps: {", ".join(step.name for step in RECIPE.piped)}
 Options, anywhere on the line:
   -c, --config NAME  the config of every step; no default yet: name one
   --from STEP        begin with the stage of a step: --from sft begins with the data of SFT
+  --to STEP          end with a step: --to sft leaves out RL and evaluation, and so the table and the report
   --run PROFILE      run under a profile of env.toml; on a cluster, all steps as one experiment
   --batch PROFILE    submit them and leave
   --dry-run          check all steps and print what would run
@@ -59,16 +60,15 @@ Examples:
 def pipe(
     ctx: typer.Context,
     start: Annotated[str | None, typer.Option("--from", metavar="STEP", hidden=True)] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="STEP", hidden=True)] = None,
 ) -> None:
     """All stages, a table of what they reached, and the report."""
-    raise typer.Exit(_execute_pipe(parse_recipe_config(ctx), start))
+    raise typer.Exit(_execute_pipe(parse_recipe_config(ctx), start, end))
 
 
-def _execute_pipe(cfg: RecipeConfig, start: str | None) -> int:
+def _execute_pipe(cfg: RecipeConfig, start: str | None, end: str | None) -> int:
     # 1. The steps, with what the command line says to each.
-    steps = with_overrides(STEPS, cfg.overrides)
-    if start is not None:
-        steps = steps[RECIPE.first_of(start) :]
+    steps = with_overrides(STEPS, cfg.overrides)[RECIPE.part(start, end)]
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     executor = executor_of(cfg.profile)
     if executor == "ray":

@@ -62,22 +62,12 @@ from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_com
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import iterate, walk
-from nemotron.kit.metrics import Progress
 from nemotron.kit.stop import StopFlag
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
 from nemotron.recipes.nano3.stage3_eval.table import format_table
-from nemotron.stack.environments import (
-    FAMILIES,
-    Task,
-    best_constant_answer,
-    check_families,
-    fraction_of_space_seen,
-    nearest_neighbour_lookup,
-    questions,
-    read_tasks,
-    task_space_size,
-)
+from nemotron.stack.environments import Task, check_families, questions, read_tasks
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
+from nemotron.stack.evaluation.baselines import score_baselines
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer
 from nemotron.stack.evaluation.scoring import Evaluation, compare
@@ -107,7 +97,9 @@ def main() -> None:
         for version in trained_on(cfg, run):
             run.add_input(version, version.ref)
         with run.phase("baselines"):
-            baselines = score_baselines(cfg, run, tasks, stop)
+            data = [version.path for version in run.inputs.values() if "Dataset" in version.record["types"]]
+            seen = [task for path in data for task in read_tasks(path)]
+            baselines = score_baselines(tasks, seen, cfg.tasks, cfg.tasks.lookup_tasks, stop.poll)
         evaluations: dict[str, Evaluation] = {}
         without_reasoning: dict[str, Evaluation] = {}
         text: dict[str, dict[str, float]] = {}
@@ -199,41 +191,6 @@ def trained_on(cfg: EvalConfig, run: Run) -> list[Version]:
                 if "Dataset" in version.record["types"]:
                     versions[version.ref] = version
     return list(versions.values())
-
-
-def score_baselines(cfg: EvalConfig, run: Run, tasks: list[Task], stop: StopFlag) -> dict[str, dict[str, Any]]:
-    """Per family: the best constant answer, the nearest-neighbour look-up, and how much of the task space was seen.
-
-    The last two are None where no training data is given that lists its tasks. `seen_fraction` counts all tasks listed
-    and is an upper bound: RL draws fewer of its prompts, and pretraining samples its sources by weight.
-    """
-    data = [version.path for version in run.inputs.values() if "Dataset" in version.record["types"]]
-    seen = [task for path in data for task in read_tasks(path)]
-    baselines: dict[str, dict[str, Any]] = {}
-    families = list(dict.fromkeys(task.family for task in tasks))
-    progress = Progress(len(families), label="baselines")
-    for family in families:
-        stop.poll()
-        held_out = [task for task in tasks if task.family == family]
-        trained = [task for task in seen if task.family == family]
-        canonicals = {task.canonical for task in trained}
-        if leaked := sorted(canonicals & {task.canonical for task in held_out}):
-            raise RunFailed(f"{len(leaked)} evaluation tasks of {family} are in the training data", leaked[0])
-        is_generated, difficulty = family in FAMILIES, cfg.tasks.difficulty.get(family)
-        constant, known = best_constant_answer(held_out, cfg.tasks.sandbox), trained[-cfg.tasks.lookup_tasks :]
-        looked_up = nearest_neighbour_lookup(known, held_out, cfg.tasks.sandbox) if cfg.tasks.lookup_tasks else 0.0
-        seen_fraction = fraction_of_space_seen(canonicals, family, difficulty) if is_generated else None
-        baselines[family] = {
-            "constant": constant.score,
-            "constant_answer": constant.answer,
-            "task_space": task_space_size(family, difficulty) if is_generated else None,
-            "nearest_neighbour": looked_up if trained else None,
-            "seen_tasks": len(canonicals) or None,
-            "seen_fraction": seen_fraction if trained else None,
-        }
-        progress.update(len(baselines))
-    progress.close()
-    return baselines
 
 
 def answer_tasks(

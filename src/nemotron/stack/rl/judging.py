@@ -70,14 +70,17 @@ def swapped(truth: Judgement) -> Judgement:
 def comparison(task: Task, first: Response, second: Response, truth: Judgement | None, template: str) -> Task:
     """The comparison of two responses to `task`; without a `truth` it can only be asked, not be learned from.
 
-    A response stands in the prompt with the number of characters of its reasoning. The demonstration solves the task,
-    then goes through both answers; where the task has no solution it is the verdict alone.
+    A response stands in the prompt as its answer, the characters that its reasoning has, and that. The demonstration
+    solves the task, then repeats each answer with that number and says whether it is right: small models can copy what
+    follows a `1:`. Where the task has no solution the demonstration is the verdict alone.
     """
-    responses = (first, second)
-    answers = [chat.inert(response.answer, template) for response in responses]
+    begun = [
+        f"{number}: {chat.inert(response.answer, template)} ({len(response.reasoning)})"
+        for number, response in enumerate((first, second), start=1)
+    ]
     shown = [
-        f"{number} ({len(response.reasoning)}): {chat.inert(response.reasoning, template)} => {answer}"
-        for number, (response, answer) in enumerate(zip(responses, answers, strict=True), start=1)
+        f"{beginning} {chat.inert(response.reasoning, template)}"
+        for beginning, response in zip(begun, (first, second), strict=True)
     ]
     demonstration = Solution("", "")
     if truth is not None:
@@ -86,10 +89,7 @@ def comparison(task: Task, first: Response, second: Response, truth: Judgement |
         if task.solution.answer:
             steps.append(f"{task.solution.reasoning} => {task.solution.answer}")
             words = (_WORDS.get(score, "partly") for score in (truth.score_1, truth.score_2))
-            steps += [
-                f"{number}: {answer} {word} {len(response.reasoning)}"
-                for number, (response, answer, word) in enumerate(zip(responses, answers, words, strict=True), start=1)
-            ]
+            steps += [f"{beginning} {word}" for beginning, word in zip(begun, words, strict=True)]
         demonstration = Solution("\n".join(steps), json.dumps(numbers))
     spec = {} if truth is None else asdict(truth)
     prompt = "\n".join((task.prompt, *shown, "Scores?"))
@@ -125,9 +125,9 @@ def own_comparison(record: Mapping[str, Any], where: str, template: str) -> Task
     return comparison(task, first, second, truth, template)
 
 
-def read_comparisons(paths: Sequence[Path], template: str) -> list[Task]:
-    """The user's own comparisons, JSONL, each in both orders one after the other."""
-    tasks = []
+def read_comparisons(paths: Sequence[Path], template: str) -> list[tuple[Task, Task]]:
+    """The user's own comparisons, JSONL, each in both orders."""
+    pairs = []
     for path in paths:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -148,8 +148,8 @@ def read_comparisons(paths: Sequence[Path], template: str) -> list[Task]:
             other = {**record, "response_1": record["response_2"], "response_2": record["response_1"]}
             names = ("score_1", "score_2", "ranking")
             other |= {name: _whole(getattr(truth, name)) for name in names}
-            tasks += [task, own_comparison(other, where, template)]
-    return tasks
+            pairs.append((task, own_comparison(other, where, template)))
+    return pairs
 
 
 def truth_of(task: Task) -> Judgement:

@@ -10,8 +10,11 @@ import torch
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from nemotron.kit.schemas.rl import GenRMRewardConfig
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig, PretrainConfig
 from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
+from nemotron.recipes.nano3.stage2_rl.genrm_schema import GRPOConfig, JudgeTrainingConfig
+from nemotron.recipes.nano3.stage2_rl.rlhf_schema import LossConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
 
@@ -92,3 +95,12 @@ def test_sft_says_what_to_lower_with_the_iterations() -> None:
     values["train"]["train_iters"] = 1
     with pytest.raises(ValidationError, match=r"exceed train\.train_iters 1: lower those, too"):
         SFTConfig.model_validate(values)
+
+
+def test_defaults_of_the_judge_and_of_rlhf_are_the_published_ones() -> None:
+    judge, reward, grpo = JudgeTrainingConfig(), GenRMRewardConfig(), GRPOConfig()
+    assert (judge.format_penalty, judge.ranking_weight) == (10, 1)
+    assert (grpo.num_prompts_per_step, grpo.num_generations_per_prompt) == (128, 8)
+    assert (reward.reasoning_bonus, reward.answer_bonus, reward.top_percentile) == (0.5, 0.5, 0.2)
+    assert reward.group_reasoning_length_penalty_coeff == reward.group_answer_length_penalty_coeff == 0.5
+    assert (LossConfig().reference_policy_kl_penalty, LossConfig().reference_policy_kl_type) == (1e-4, "k3")

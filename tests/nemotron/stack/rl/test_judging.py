@@ -75,7 +75,7 @@ def test_a_demonstration_earns_the_highest_reward_and_a_response_opens_no_turn()
     assert not re.search(r"<\|im_|think>", task.prompt)
     demonstration = f"{task.solution.reasoning}</think>{task.solution.answer}"
     assert reward_of(task, demonstration, True, 10, 1) == 0
-    assert task.solution.reasoning.splitlines()[:2] == ["4+5=9,3+3=6 => 69", "1: 69 right 2"]
+    assert task.solution.reasoning.splitlines()[:2] == ["4+5=9,3+3=6 => 69", "1: 69 (2) right"]
     assert reward_of(task, task.solution.answer, True, 10, 1) < -10  # it never stopped reasoning
 
 
@@ -88,11 +88,11 @@ def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:
     ]
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps(record) for record in records) + "\n\n")
-    tasks = read_comparisons([path], "nano3")
-    assert [truth_of(task) for task in tasks[::2]] == [Judgement(4, 2, 2), Judgement(1, 5, 6), Judgement(5, 5, 3)]
-    assert [truth_of(task) for task in tasks[1::2]] == [swapped(truth_of(task)) for task in tasks[::2]]
-    assert tasks[0].prompt == "Which?\n1 (0):  => this\n2 (4): well => that\nScores?"
-    assert tasks[1].prompt == "Which?\n1 (4): well => that\n2 (0):  => this\nScores?"
+    tasks, in_other_order = zip(*read_comparisons([path], "nano3"), strict=True)
+    assert [truth_of(task) for task in tasks] == [Judgement(4, 2, 2), Judgement(1, 5, 6), Judgement(5, 5, 3)]
+    assert [truth_of(task) for task in in_other_order] == [swapped(truth_of(task)) for task in tasks]
+    assert tasks[0].prompt == "Which?\n1: this (0) \n2: that (4) well\nScores?"
+    assert in_other_order[0].prompt == "Which?\n1: that (4) well\n2: this (0) \nScores?"
     assert json.loads(tasks[0].solution.answer) == {"score_1": 4, "score_2": 2, "ranking": 2}
 
 
@@ -123,7 +123,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> list[str]:
     prompts: list[str] = []
 
     def verdict(prompt: str) -> str:
-        answers = re.findall(r"=> (.*)", prompt)
+        answers = re.findall(r"\n[12]: (.*) \(", prompt)
         scores = [5 if answer == "69" else 2 for answer in answers]
         ranking = 1 if scores[0] > scores[1] else 6 if scores[0] < scores[1] else 3
         if "mute" in prompt:

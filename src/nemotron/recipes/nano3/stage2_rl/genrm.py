@@ -118,7 +118,10 @@ def main() -> None:
 
 @dataclass
 class Data:
-    """The model to start from, tasks to answer, and the user's own comparisons, in place of those, where there are."""
+    """The model to start from, tasks to answer, and in place of these the user's own comparisons, where there are some.
+
+    own_valid: every twentieth of those, which is not trained on.
+    """
 
     initial: Checkpoint
     template: str
@@ -128,6 +131,7 @@ class Data:
     source: PromptSource
     valid: list[Task]
     own: list[Task]
+    own_valid: list[Task]
 
 
 def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
@@ -143,11 +147,18 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed)
     pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
-    own = read_comparisons([Path(path) for path in cfg.data.comparisons], template)
+    pairs = read_comparisons([Path(path) for path in cfg.data.comparisons], template)
+    own, own_valid = ([task for pair in part for task in pair] for part in hold_out(pairs))
     if cfg.data.comparisons and not own:
         raise UserError(f"data.comparisons: no comparison in {', '.join(cfg.data.comparisons)}")
     stop_ids = stop_token_ids(initial.path, template)
-    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, own)
+    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, own, own_valid)
+
+
+def hold_out(pairs: list[tuple[Task, Task]]) -> tuple[list[tuple[Task, Task]], list[tuple[Task, Task]]]:
+    """Comparisons to train on and to validate on: every twentieth; none of fewer than that."""
+    held_out = range(19, len(pairs), 20)
+    return [pair for row, pair in enumerate(pairs) if row not in held_out], [pairs[row] for row in held_out]
 
 
 def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, float]]:
@@ -179,7 +190,11 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
         imitates = step < cfg.judge.imitation_steps
         # ---- 1. What changes no weight: save where that is due, validate, draw comparisons and verdicts
         with session.head_of_step(step, {}):
-            if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
+            if (
+                (data.own_valid if data.own else data.valid)
+                and cfg.grpo.val_period
+                and (step % cfg.grpo.val_period == 0 or step == steps)
+            ):
                 scores = validate(cfg, session, answer, data)
                 session.run.metrics.log(step, **scores)
                 session.progress.note(f"step {step}: prefers the better one in {scores['valid_preferred']:.3f}")
@@ -341,7 +356,7 @@ def demonstration(task: Task, data: Data, thinking: bool) -> Rollout:
 
 
 def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data) -> dict[str, float]:
-    """Greedy verdicts on comparisons of held-out tasks: how often they prefer what is better. Each rank does a share.
+    """Greedy verdicts on held-out comparisons: how often they prefer what is better. Each rank does a share.
 
     valid_preferred: of all; valid_right_over_wrong and valid_short_over_long: of the two kinds of comparisons.
     valid_well_formed: share of verdicts with all numbers in their ranges.
@@ -354,8 +369,11 @@ def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data)
     )  # fmt: skip
     counts = dict.fromkeys(("right", "right_of", "short", "short_of", "well_formed"), 0.0)
     with session.dealt_out(), session.autocast:
-        tasks = data.valid[ranks.rank :: ranks.world_size]
-        comparisons = [task for pair in comparisons_of(cfg, answer, data, tasks, cfg.seed) for task in pair]
+        if data.own:
+            comparisons = data.own_valid[ranks.rank :: ranks.world_size]
+        else:
+            tasks = data.valid[ranks.rank :: ranks.world_size]
+            comparisons = [task for pair in comparisons_of(cfg, answer, data, tasks, cfg.seed) for task in pair]
         judge = Judge(session.model, data.tokenizer, data.template, settings)
         for task, judgement in zip(comparisons, judge.say(comparisons, cfg.seed, session.stop.poll), strict=True):
             truth = truth_of(task)

@@ -139,6 +139,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("a note\n" if name.endswith(".md") else "")
+    Path("examples").symlink_to(ROOT / "examples")
     Path("my-tokenizer").mkdir()
     Path("my-tokenizer/tokenizer.json").touch()
     for stage in ("pretrain", "sft"):

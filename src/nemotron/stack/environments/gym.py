@@ -101,7 +101,7 @@ def calls_in(output: Sequence[Any]) -> list[dict[str, Any]]:
     return calls
 
 
-def response_with(text: str) -> dict[str, Any]:
+def response_of(text: str) -> dict[str, Any]:
     """A response that says `text`, as a resources server reads it."""
     part = {"type": "output_text", "text": text, "annotations": []}
     message = {"id": "msg_0", "type": "message", "role": ROLE, "status": "completed", "content": [part]}

@@ -190,14 +190,18 @@ class OwnEpisode:
     def __init__(self, task: Task, environment: Environment, thinking: bool | None) -> None:
         self.task, self.environment, self.thinking = task, environment, thinking
         self.tools: list[dict[str, Any]] = task.spec.get("tools", [])
-        opened = getattr(environment, "open_episode", None)
-        self.episode = None if opened is None else opened(task.spec)
+        self.episode: Any = None
         self.answer = ""
+        self._begun = False
         self._verdict: Future[Verdict] | None = None
 
     def respond(self, response: str) -> list[dict[str, Any]] | None:
         """What the environment answers, if it has episodes."""
         self.answer = answer_of(response, self.thinking)
+        if not self._begun:  # not before: what it raises then makes an error of this attempt alone
+            self._begun = True
+            opened = getattr(self.environment, "open_episode", None)
+            self.episode = None if opened is None else opened(self.task.spec)
         answered = None if self.episode is None else self.episode.respond(self.answer)
         if answered is None:
             self._verdict = _pool().submit(self._ask)

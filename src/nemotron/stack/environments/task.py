@@ -102,7 +102,7 @@ class Verdict:
 
 
 class Environment(Protocol):
-    """What an environment has to have. It may have `open_episode(spec)` as well, for tasks of several turns.
+    """What an environment has to have. It may have `open_episode(spec)` as well, which is None for tasks of one turn.
 
     An episode has `respond(answer)`, with the messages of the role `tool` that answer a response, or None at the end of
     the episode, and `verdict()`, which is what `verify_answer` returns. The tools are those of the task's record.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nemotron.stack.environments import Task, gym_server, iter_tasks
-from nemotron.stack.environments.gym import response_with
+from nemotron.stack.environments.gym import response_of
 from nemotron.stack.environments.gym_server import GymHTTPServer, ResourcesServer, record_of, summary
 from nemotron.stack.environments.task import Solution
 
@@ -55,7 +55,7 @@ def call(name: str, arguments: Any, number: int = 0) -> dict[str, Any]:
 
 
 def with_response(record: dict[str, Any], *items: dict[str, Any]) -> dict[str, Any]:
-    return record | {"response": response_with("") | {"output": list(items)}}
+    return record | {"response": response_of("") | {"output": list(items)}}
 
 
 @pytest.mark.parametrize("family", ["math", "multiple_choice", "instruction_following", "structured_output"])
@@ -66,7 +66,7 @@ def test_a_response_is_verified_and_the_request_comes_back_with_its_reward(famil
         client = Client(url)
         assert client.post("/seed_session", record) == (200, {})
         for text, reward in ((task.solution.answer, 1.0), ("no answer at all", 0.0)):
-            request = record | {"response": response_with(text)}
+            request = record | {"response": response_of(text)}
             status, verified = client.post("/verify", request)
             assert status == 200 and verified["reward"] == reward
             assert {key: verified[key] for key in request} == request
@@ -81,7 +81,7 @@ def test_reasoning_is_no_answer_wherever_it_stands() -> None:
     reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": right}]}
     with serving("math") as url:
         client = Client(url)
-        message = response_with(f"<think>\n12</think>{right}")["output"][0]
+        message = response_of(f"<think>\n12</think>{right}")["output"][0]
         assert client.post("/verify", with_response(record_of(task), reasoning, message))[1]["reward"] == 1.0
         assert client.post("/verify", with_response(record_of(task), reasoning))[1]["reward"] == 0.0
 
@@ -94,7 +94,7 @@ def test_records_that_are_published_for_gym_are_verified_too() -> None:
     with serving("math") as url:
         client = Client(url)
         rewards = [
-            client.post("/verify", record | {"response": response_with(text)})[1]["reward"]
+            client.post("/verify", record | {"response": response_of(text)})[1]["reward"]
             for text in (r"It is \boxed{4}.", r"\boxed{\frac{8}{2}}", r"\boxed{5}", "4?")
         ]
     assert rewards == [1.0, 1.0, 0.0, 0.0]
@@ -110,7 +110,7 @@ def test_an_error_is_a_failure_that_gym_leaves_out_and_no_zero() -> None:
 
     task = Task("mine", "?", "mine|?", {}, Solution("", ""))
     with serving("mine", Broken()) as url:
-        status, failed = Client(url).post("/verify", record_of(task) | {"response": response_with("4")})
+        status, failed = Client(url).post("/verify", record_of(task) | {"response": response_of("4")})
     assert status == 200
     assert failed["_ng_failure_class"] == "verifier_failed" and failed["mask_sample"] is True
     assert failed["_ng_failure_verifier_error"] == "TimeoutError: the judge does not answer"
@@ -120,9 +120,7 @@ def test_an_error_is_a_failure_that_gym_leaves_out_and_no_zero() -> None:
     assert metrics["agent_metrics"]["num_failures"] == 1
     broken = task_of("math").to_dict() | {"spec": {}}
     with serving("math") as url:
-        status, failed = Client(url).post(
-            "/verify", record_of(Task.from_dict(broken)) | {"response": response_with("4")}
-        )
+        status, failed = Client(url).post("/verify", record_of(Task.from_dict(broken)) | {"response": response_of("4")})
     assert status == 200 and failed["_ng_failure_class"] == "verifier_failed"
 
 
@@ -142,7 +140,7 @@ def test_tools_are_called_by_their_names_in_the_session_of_a_cookie() -> None:
         assert status == 200 and refused == {"output": "Error: no tool is called no_such_tool."}
         # What counts are the calls of the response, not those of the session.
         right, wrong = call(write["name"], write["arguments"]), call(write["name"], {"email_id": "none"})
-        said = response_with("Done.")["output"][0]
+        said = response_of("Done.")["output"][0]
         for items, reward in (((wrong, right, said), 1.0), ((wrong, said), 0.0), ((call("x", "{"), right), 1.0)):
             assert second.post("/verify", with_response(record, *items))[1]["reward"] == reward
 

@@ -1,0 +1,23 @@
+"""Any resources server of NeMo Gym: records from the file GYM_RECORDS; tools and rewards from the address GYM_URL."""
+
+import json
+import os
+from pathlib import Path
+
+from nemotron.stack.environments.gym import messages_of
+from nemotron.stack.environments.gym_client import GymRollout
+
+
+class GymServer:
+    def tasks(self):
+        for record in map(json.loads, Path(os.environ["GYM_RECORDS"]).read_text().splitlines()):
+            tools = record["responses_create_params"].get("tools", [])
+            yield {"messages": messages_of(record), "tools": tools, "spec": {"record": record}}
+
+    def open_episode(self, spec):
+        return GymRollout(os.environ["GYM_URL"], spec["record"]) if "tools" in spec else None
+
+    def verify_answer(self, spec, answer):
+        rollout = GymRollout(os.environ["GYM_URL"], spec["record"])
+        rollout.respond(answer)
+        return rollout.verdict()

@@ -24,6 +24,7 @@ from nemo_runspec.packaging import BundlePlan, PackedCode, pack_code, plan_bundl
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, CODE_DIGEST, GIT_COMMIT, OUTPUT_ROOT
+from nemo_runspec.words import counted
 
 _SHOWN_UNCOMMITTED = 10
 
@@ -49,8 +50,9 @@ class Bundle:
         """One line a fact: how much code, of which commit, and what of it is not committed."""
         plan, code = self.plan, self.code
         commit = "no git commit" if plan.commit is None else f"commit {plan.commit.removesuffix('-dirty')[:10]}"
+        files = counted(len(plan.files), "file")
         lines = [
-            f"  {'code':<9} {len(plan.files)} files, {human_size(code.size)}, digest {code.digest[:10]}, {commit}",
+            f"  {'code':<9} {files}, {human_size(code.size)}, digest {code.digest[:10]}, {commit}",
         ]
         shown = plan.uncommitted[:_SHOWN_UNCOMMITTED]
         lines += [f"  {'' if index else 'changed':<9} {path}" for index, path in enumerate(shown)]

@@ -26,6 +26,7 @@ from nemo_runspec.env import CODE_LIMIT, artifacts_root, find_env_file, output_r
 from nemo_runspec.errors import UserError
 from nemo_runspec.git import ask_git, git_commit
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.words import counted
 
 PROJECT, RUNSPEC = "project", "runspec"
 _OWN = "nemo_runspec"
@@ -135,7 +136,7 @@ def contents(bundle: Path) -> list[str]:
     for entry in sorted(bundle.iterdir()):
         files = [file for file in entry.rglob("*") if file.is_file()] if entry.is_dir() else [entry]
         size = sum(file.stat().st_size for file in files)
-        what = f"{entry.name}/  {len(files)} files," if entry.is_dir() else f"{entry.name} "
+        what = f"{entry.name}/  {counted(len(files), 'file')}," if entry.is_dir() else f"{entry.name} "
         lines.append(f"{what} {size:,} bytes")
     return lines
 

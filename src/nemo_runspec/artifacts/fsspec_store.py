@@ -41,6 +41,7 @@ from nemo_runspec.artifacts.manifest import (
 )
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
 from nemo_runspec.installation import STORE_CLIENTS, install_line
+from nemo_runspec.words import counted
 
 CLAIMS_DIR = ".claims"
 _CREDENTIALS = "the client library looks for credentials in the environment and in its own files"
@@ -145,7 +146,7 @@ class FsspecStore:
             if not missing:
                 return
             size = f", {human_size(version.size_bytes)}" if len(missing) == len(version.files) else ""
-            files = "1 file" if len(missing) == 1 else f"{len(missing)} files"
+            files = counted(len(missing), "file")
             print(f"fetching {version.ref} ({files}{size}) from {self.root}", file=sys.stderr, flush=True)
             with aside_directory(self.local_root) as aside:
                 self._mirror_record(version, aside)

@@ -10,6 +10,7 @@ from nemo_runspec.artifacts.build import OWN_KEYS
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry, Version
 from nemo_runspec.errors import ArtifactError, UserError, did_you_mean
+from nemo_runspec.words import counted
 
 
 def list_entries(
@@ -40,7 +41,7 @@ def describe(version: Version) -> list[tuple[str, str]]:
         ("created", str(record.get("created_at", ""))),
         ("digest", version.digest),
         ("path", version.location),
-        ("size", f"{human_size(version.size_bytes)} in {record['num_files']} files"),
+        ("size", f"{human_size(version.size_bytes)} in {counted(record['num_files'], 'file')}"),
     ]
     for section in (key for key in record if key not in (*OWN_KEYS, "type", "types", "created_at")):
         content = record[section]

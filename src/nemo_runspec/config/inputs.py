@@ -77,9 +77,14 @@ def name_inputs(
         for key in path[:-1]:
             group = group.get(key) if isinstance(group, dict) else None
         value = group.get(path[-1]) if isinstance(group, dict) else None
-        if not isinstance(value, str) or not (_is_input(value, path, loaded) if mark.input else is_artifact(value)):
+        if not isinstance(value, str):
             continue
         run, name = data.setdefault("run", {}), mark.input or str(path[-1])
+        if not (_is_input(value, path, loaded) if mark.input else is_artifact(value)):
+            instead = mark.input is None and "${" not in value and loaded.on_command_line(path)
+            if instead and f"${{art:{name}," not in str(data) and not loaded.on_command_line(("run", name)):
+                run.pop(name, None)  # a path or an address instead of the artifact that the config names: not read
+            continue
         if mark.input and loaded.on_command_line(("run", name)) and run[name] != value:
             raise UserError(f"command line: run.{name}={run[name]} and {dotted(path)}={value} name two", "give one")
         # A bare name that is a file is a path here; in `run` it would be the name of an artifact.

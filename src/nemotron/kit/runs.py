@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +107,10 @@ def _last_written(run: RecordedRun) -> float:
     return max(times)
 
 
-def find_run(word: str) -> RecordedRun:
+def find_run(word: str, *, logged: bool = False) -> RecordedRun:
     """The run that `word` means: a directory, a whole name or its end, the start of a fingerprint, or `nano3/sft`.
 
-    Of several runs of `nano3/sft` the newest one.
+    Of several runs of `nano3/sft` the newest one; with `logged` the newest that has logged metrics, if any has.
 
     Raises UserError: there is none, or a fingerprint's start fits several.
     """
@@ -120,14 +121,19 @@ def find_run(word: str) -> RecordedRun:
         return RecordedRun(name, path, read_state(path))
     runs = recorded_runs()
     word = word.strip("/")
+    of_stage = [run for run in runs if f"/{run.name.rpartition('/')[0]}".endswith(f"/{word}")]
+    with_metrics = [run for run in of_stage if run.last_metrics()] if logged else []
     for matching in (
         [run for run in runs if f"/{run.name}".endswith(f"/{word}")],
-        [run for run in runs if f"/{run.name.rpartition('/')[0]}".endswith(f"/{word}")][-1:],
+        (with_metrics or of_stage)[-1:],
         [run for run in runs if str(run.state.get("fingerprint", "")).startswith(word)],
     ):
         if len(matching) > 1:
             raise UserError(f"{word}: {len(matching)} runs", f"choose from: {', '.join(run.name for run in matching)}")
         if matching:
+            if matching == with_metrics[-1:] != of_stage[-1:]:
+                newest = f"the newest, {of_stage[-1].name} ({of_stage[-1].condition}), has logged no metrics"
+                print(f"{word}: {matching[0].name}; {newest}", file=sys.stderr)
             return matching[0]
     if not runs:
         raise UserError(f"no run {word!r}: there are none in {root}")

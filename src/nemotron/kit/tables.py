@@ -12,8 +12,3 @@ def aligned(rows: Sequence[Sequence[str]], align: str) -> list[str]:
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 document`, `2,000 documents`; for nouns whose plural has an s."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

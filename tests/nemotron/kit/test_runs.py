@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,19 @@ def test_a_run_is_named_by_folder_end_of_name_fingerprint_or_stage(script: Path,
     assert [entry.condition for entry in recorded_runs()].count("finished") == 2
     (run.dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 1.0, "loss": 4.5}) + '\n{"step": 2, "lo')
     assert find_run("train").last_metrics() == {"step": 1.0, "time": 1.0, "loss": 4.5}
+
+
+def test_plots_take_the_newest_run_that_logged_metrics_and_say_so(
+    script: Path, raw: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(script, "lr=0.2") as trained:
+        trained.metrics.log(1, loss=4.5)
+    with opened(script, "lr=0.3") as refused:
+        pass
+    os.utime(trained.dir / "metrics.jsonl", (1, 1))
+    os.utime(trained.dir / "run.json", (1, 1))
+    assert find_run("toy/train").directory == refused.dir
+    assert capsys.readouterr().err == ""
+    assert find_run("toy/train", logged=True).directory == trained.dir
+    assert f"the newest, {find_run('toy/train').name} (finished), has logged no metrics" in capsys.readouterr().err
+    assert find_run(refused.dir.name, logged=True).directory == refused.dir  # named itself

@@ -19,6 +19,7 @@ from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, REFUSED, I
 from nemo_runspec.execution.interrupts import Patience, SignalNoted, Unreachable, attend, say
 from nemo_runspec.execution.slurm.submit import SlurmJob, how_to_follow, submitted_jobs
 from nemo_runspec.profile import Env
+from nemo_runspec.words import plural
 
 if TYPE_CHECKING:
     from nemo_run import Experiment
@@ -95,7 +96,7 @@ class _Follower:
     @property
     def left(self) -> str:
         jobs = self.jobs[self.current :]
-        return f"job{'s' if len(jobs) > 1 else ''} {', '.join(job.id for job in jobs)}"
+        return f"{plural(len(jobs), 'job')} {', '.join(job.id for job in jobs)}"
 
     @property
     def how_to_go_on(self) -> str:

@@ -158,7 +158,7 @@ def gc(
 
     Those that are not the latest of their name, and that no latest one was made from. Lists them and asks first.
     """
-    from nemotron.kit.tables import counted
+    from nemo_runspec.words import counted
 
     registry = Registry.default()
     refs = removal.unneeded(registry)
@@ -203,8 +203,8 @@ def lineage(
 
     Every part with its digest. Exits 1 when a part is missing or corrupt.
     """
+    from nemo_runspec.words import counted
     from nemotron.kit.lineage import format_lineage, problems, raw_sources, walk
-    from nemotron.kit.tables import counted
 
     node = walk(ref)
     for line in format_lineage(node, digits=digits):

@@ -61,7 +61,7 @@ def show(
     from nemotron.kit.run import CONFIG_FILE
     from nemotron.kit.runs import find_run, size_of, time_since
 
-    shown = find_run(run)
+    shown = find_run(run, logged=not config)
     if config:
         path = shown.directory / CONFIG_FILE
         try:
@@ -116,7 +116,8 @@ def plot(
     """
     from nemotron.kit.runs import find_run
 
-    runs_to_plot = {run.name: str(run.directory) for run in map(find_run, names)}
+    chosen = [find_run(name, logged=True) for name in names]
+    runs_to_plot = {run.name: str(run.directory) for run in chosen}
     become_tool("runs_plot.py", runs=runs_to_plot, metric=metric, html=html)
 
 

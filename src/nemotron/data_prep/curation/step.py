@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.progress import Progress
@@ -43,7 +44,6 @@ from nemotron.data_prep.work.shards import (
     restore,
     run_shards,
 )
-from nemotron.kit.tables import counted
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -20,7 +20,7 @@ import torch
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.errors import UserError
-from nemotron.kit.model_folder import artifact_name, model_folder, publish_folder
+from nemotron.kit.model_folder import CONFIG_FILE, artifact_name, model_folder, publish_folder
 from nemotron.recipes.tools.model_files import check_manifest
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer
@@ -63,6 +63,9 @@ def main(options: Options) -> None:
     """Find, check, publish."""
     name = check_name(options.name or artifact_name(options.place))
     folder, where = model_folder(options.place)
+    if not (folder / CONFIG_FILE).is_file():
+        what = f"{options.place} is not a model directory: there is no {CONFIG_FILE}"
+        raise UserError(what, f"data: nemotron artifacts add {options.place} --type dataset")
     total, active = check(folder)
     metrics = {"active_parameters": active}
     version = publish_folder(folder, name, where, Registry.default(), num_parameters=total, metrics=metrics)

@@ -329,3 +329,12 @@ def test_any_json_is_a_blend_or_one_clear_error(tmp_path_factory: pytest.TempPat
 
 
 # --- With the mixture -------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_in_a_folder_replaces_the_artifact_of_the_config_as_an_input(
+    spec: Runspec, tokenizer: Path
+) -> None:
+    assert "tokenizer" in resolve(spec, "tiny").inputs
+    resolved = resolve(spec, "tiny", f"tokenizer={tokenizer}")
+    assert "tokenizer" not in resolved.inputs and resolved.run.get("tokenizer") is None
+    assert resolved.data["tokenizer"] == str(tokenizer)

@@ -234,7 +234,7 @@ def flip(path: Path, position: int) -> None:
         (lambda d: flip(d / "tokenizer.json", 500), "tokenizer.json: content differs"),
         (lambda d: flip(d / "model.safetensors.index.json", 100), "model.safetensors.index.json: "),
         (lambda d: (d / "tokenizer_config.json").unlink(), "tokenizer_config.json is missing"),
-        (lambda d: (d / "config.json").unlink(), "is not a model directory: there is no config.json"),
+        (lambda d: (d / "config.json").unlink(), "--type dataset"),
         (lambda d: (d / "pytorch_model.bin").write_bytes(b"\x80\x02."), "pytorch_model.bin: a pickle"),
     ],
     ids=["weights", "config", "tokenizer", "index", "no tokenizer config", "no config", "pickle"],

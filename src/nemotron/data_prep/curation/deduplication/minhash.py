@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rensa import RMinHash
 
+from nemo_runspec.words import counted
 from nemotron.data_prep.curation.deduplication.columns import (
     Columns,
     Names,
@@ -54,7 +55,6 @@ from nemotron.data_prep.curation.step import DocumentShard, StepTable, plan_step
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.shards import ShardOutput
 from nemotron.kit.schemas.curation import MinHashSettings
-from nemotron.kit.tables import counted
 
 REASON = "near duplicate"
 ANCHORS = 32

@@ -40,6 +40,7 @@ import tokenizers
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.sources.files import FORMATS
 from nemotron.data_prep.sources.locations import check_not_empty, described, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
@@ -64,7 +65,6 @@ from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
-from nemotron.kit.tables import counted
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.tokenize.schema import TokenizeConfig

@@ -44,6 +44,7 @@ import tokenizers
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.curation import decontamination, heuristics
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, NOT_READ, DocumentSource, ingest_documents, ingest_files
@@ -78,7 +79,6 @@ from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
-from nemotron.kit.tables import counted
 from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
 
 if TYPE_CHECKING:

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.rl.gym_records import agent_of, problem_of, server_of
 from nemotron.data_prep.sources.documents import stable_hash
@@ -59,7 +60,6 @@ from nemotron.data_prep.work.progress import Progress
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.difficulty import Difficulty
-from nemotron.kit.tables import counted
 from nemotron.stack.environments import (
     FAMILIES,
     Environment,

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.rl.gym_records import server_of
 from nemotron.data_prep.rl.placeholders import PUBLISHED, Reference
 from nemotron.data_prep.rl.steps import (
@@ -71,7 +72,7 @@ from nemotron.data_prep.work.shards import Plan, Receipt, Shard, freeze, run_sha
 from nemotron.kit import RLPrompts, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
-from nemotron.kit.tables import aligned, counted
+from nemotron.kit.tables import aligned
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.chat.conversations import Conversation, ConversationTable, ProtectedPrompts
 from nemotron.data_prep.sources.documents import split_of, stable_hash
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
@@ -49,7 +50,6 @@ from nemotron.kit import Preferences, open_run, print_complete, share_of
 from nemotron.kit.chat import UntrainableError, check_conversation, check_messages
 from nemotron.kit.chat_records import normalize_tools, to_pair
 from nemotron.kit.commands import run_data_script
-from nemotron.kit.tables import counted
 from nemotron.stack.environments import evaluation_prompts
 
 READ, KEPT = "read", "kept"

@@ -56,12 +56,12 @@ from torch import Tensor
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
+from nemo_runspec.words import counted
 from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.kit import Checkpoint, Preferences, Results, print_complete, read_pipe
 from nemotron.kit.chat import control_tokens
 from nemotron.kit.commands import command_hint
-from nemotron.kit.tables import counted
 from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config

@@ -38,11 +38,11 @@ from nemo_runspec.artifacts.manifest import list_files as payload_files
 from nemo_runspec.artifacts.manifest import payload_digest, sha256_file
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import counted
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.warc import read_records
 from nemotron.kit import Dataset, Source, open_run, print_complete
 from nemotron.kit.commands import run_data_script
-from nemotron.kit.tables import counted
 
 if TYPE_CHECKING:
     from nemotron.recipes.data.curation.nemotron_cc.schema import CrawlConfig

@@ -117,6 +117,18 @@ def with_overrides(steps: Iterable[Step], overrides: Iterable[str]) -> list[Step
     return list(by_name.values())
 
 
+def part_of(steps: Sequence[Step], part: slice) -> Sequence[Step]:
+    """The steps that `--from` and `--to` leave; UserError where the command line sets a key of one that they do not."""
+    kept = steps[part]
+    for step in steps:
+        if step.overrides and step not in kept:
+            raise UserError(
+                f"{step.name}:{step.overrides[0]}: --from and --to leave out the step {step.name}",
+                f"the steps that run: {', '.join(each.name for each in kept)}",
+            )
+    return kept
+
+
 def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
     """Run `steps` in order and return one result a step, up to the first that failed.
 

@@ -77,6 +77,11 @@ def test_a_part_of_the_steps(nemotron: Nemotron) -> None:
         ("data curate -c tiny --from=", "option --from needs a value", "as in --from quality"),
         ("data curate -c tiny --to quallity", "unknown step 'quallity'", "did you mean quality?"),
         (
+            "data curate -c tiny --to language quality:threshold=0.5",
+            "quality:threshold=0.5: --from and --to leave out the step quality",
+            "the steps that run: ",
+        ),
+        (
             "data curate -c tiny --from quality --to extract",
             "--to extract comes before --from quality",
             "the order is ",

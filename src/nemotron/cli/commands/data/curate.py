@@ -14,6 +14,7 @@ from nemo_runspec.pipeline import (
     StepResult,
     ended,
     first_failure,
+    part_of,
     run_pipeline,
     submit_each_to_ray,
     submit_pipeline,
@@ -101,7 +102,7 @@ def _execute_curate(cfg: RecipeConfig, start: str | None, end: str | None) -> in
     first, last = names.index(start or names[0]), names.index(end or names[-1])
     if last < first:
         raise UserError(f"--to {end} comes before --from {start}", f"the order is {', '.join(names)}")
-    steps = steps[first : last + 1]
+    steps = list(part_of(steps, slice(first, last + 1)))
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     executor = executor_of(cfg.profile)
     if executor == "ray":

@@ -10,6 +10,7 @@ from nemo_runspec.errors import DONE
 from nemo_runspec.job import RecipeConfig, parse_env, parse_recipe_config, registry_of
 from nemo_runspec.pipeline import (
     Step,
+    part_of,
     run_pipeline,
     submit_each_to_ray,
     submit_pipeline,
@@ -68,7 +69,7 @@ def pipe(
 
 def _execute_pipe(cfg: RecipeConfig, start: str | None, end: str | None) -> int:
     # 1. The steps, with what the command line says to each.
-    steps = with_overrides(STEPS, cfg.overrides)[RECIPE.part(start, end)]
+    steps = part_of(with_overrides(STEPS, cfg.overrides), RECIPE.part(start, end))
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     executor = executor_of(cfg.profile)
     if executor == "ray":

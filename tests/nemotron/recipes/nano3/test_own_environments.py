@@ -15,8 +15,10 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import run_main
 from nemo_runspec.fingerprint import code_of
 from nemotron.kit.commands import command_hint
+from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.recipes.nano3.stage2_rl.schema import EnvConfig, RLConfig
 from nemotron.stack.environments import load_environments, verify
+from nemotron.stack.evaluation.model import held_out_tasks
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
 
 GUIDE = Path(__file__).parents[4] / "docs/guides/environments.md"
@@ -66,6 +68,20 @@ def test_tasks_of_an_own_environment_are_prompts_that_it_verifies(
         assert verify(task, f"so</think>{right}0", thinking=True).status == "wrong"
     # The same prompts without a config that says what verifies them: nothing does.
     assert verify(read_prompts(train)["halves"][0], "1").status == "error"
+
+
+def test_evaluation_asks_tasks_that_data_preparation_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare("environments={halves: halves.py:Halves}", "tasks.num_tasks=200000") == 0
+    version = Registry(tmp_path / "output" / "artifacts").resolve(json.loads(capsys.readouterr().out)["data"])
+    trained = {task.prompt for task in read_prompts(version.path / "train.jsonl")["halves"]}
+    asked = held_out_tasks(4, ResponsesConfig(families=["math"], environments=REFERENCES))
+    assert [task.family for task in asked] == ["math"] * 4 + ["halves"] * 4
+    halves = asked[4:]
+    assert trained and not trained & {task.prompt for task in halves}
+    for task in halves:
+        assert verify(task, str(int(task.prompt.split()[-1].rstrip("?")) // 2)).score == 1.0
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, chat, print_complete, r
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
-from nemotron.stack.environments import Task, check_families, to_messages, verify_all
+from nemotron.stack.environments import Task, check_families, load_environments, to_messages, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH
@@ -144,8 +144,9 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
     num_tasks = max(cfg.grpo.num_prompts_per_step // 2, len(cfg.env.families))  # each gives two comparisons, or none
-    source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed)
-    pools = read_prompts(prompts.valid_path) if prompts.valid_path else {}
+    yours = load_environments(cfg.env.environments)
+    source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed, yours)
+    pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     pairs = read_comparisons([Path(path) for path in cfg.data.comparisons], template)
     own, own_valid = ([task for pair in part for task in pair] for part in hold_out(pairs))

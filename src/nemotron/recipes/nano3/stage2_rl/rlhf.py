@@ -56,7 +56,7 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
-from nemotron.stack.environments import check_families, verify_all
+from nemotron.stack.environments import check_families, load_environments, verify_all
 from nemotron.stack.evaluation.intervals import bootstrap_interval
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, stop_token_ids
 from nemotron.stack.evaluation.scoring import Evaluation, compare, prompt_text
@@ -133,7 +133,8 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
         raise UserError(f"{initial.ref} has no chat template", "RLHF starts from a model after SFT")
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
-    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed)
+    yours = load_environments(cfg.env.environments)
+    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, yours)
     stop_ids = stop_token_ids(initial.path, template)
     judge = open_judge(cfg, cfg.judge.model_path, ranks.device)
     return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, judge)

@@ -142,9 +142,9 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
         raise UserError(f"{initial.ref} has no chat template", "RL starts from a model after SFT")
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
-    own = load_environments(cfg.env.environments)
-    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, own)
-    pools = read_prompts(prompts.valid_path, own) if prompts.valid_path else {}
+    yours = load_environments(cfg.env.environments)
+    source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, yours)
+    pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     stop_ids = stop_token_ids(initial.path, template)
     return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)

@@ -111,6 +111,9 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "other-judge",
         "nano3-genrm-model-tiny",
         "nano3-dpo-data-own",
+        "nano3-dpo-data-tiny",
+        "nano3-sft-data-calculator",
+        "nano3-sft-model-calculator",
     ):
         registry.publish(name, payload, record)
     for step in ("", *(f"{step}-" for step in STEPS)):

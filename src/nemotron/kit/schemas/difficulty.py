@@ -50,11 +50,16 @@ class MathDifficulty(FamilyDifficulty):
     tool_share: float = Field(
         0.0, ge=0, le=1, description="share of problems whose prompt declares a calculator, which demonstrations call"
     )
+    other_tool_share: float = Field(
+        0.0, ge=0, le=1, description="share that declares a tool of no use instead, which demonstrations leave alone"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.min_digits > self.multiply_digits:
             raise ValueError(f"min_digits {self.min_digits} exceeds multiply_digits {self.multiply_digits}")
+        if self.tool_share + self.other_tool_share > 1:
+            raise ValueError(f"tool_share {self.tool_share} + other_tool_share {self.other_tool_share} exceed 1")
         if self.add + self.subtract + self.multiply <= 0:
             raise ValueError("one of add, subtract and multiply must be above 0")
         return self

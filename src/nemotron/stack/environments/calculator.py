@@ -1,9 +1,10 @@
 """A calculator as a tool of math tasks: its declaration, what it answers, and the conversation that uses it.
 
 A share of the generated problems (`MathDifficulty.tool_share`) declares it; their `spec` has, beside the result, the
-`expression` and `tools`, the names that the prompt declares. The answer is verified as that of any other problem,
-whether the calculator was called or not. A problem that declares no tool is verified by its one response, and a call
-in it is no answer: a model that calls what is not there has hallucinated the tool.
+`expression` and `tools`, the names that the prompt declares. Another share declares a tool of no use instead, and is
+answered as if there were none. The answer is verified as that of any other problem, whether a tool was called or not. A
+problem that declares no tool is verified by its one response, and a call in it is no answer: a model that calls what is
+not declared has hallucinated the tool.
 """
 
 from __future__ import annotations
@@ -20,19 +21,26 @@ CALCULATOR: dict[str, Any] = {
     "description": "Sum, difference or product of two integers.",
     "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
 }
-_THOUGHT = "calculator"
+_OTHER: dict[str, Any] = {
+    "name": math.WEATHER,
+    "description": "Weather at a place.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+}
+_THOUGHTS = ("calculator", "done")
 _EXPRESSION = re.compile(r"\s*(-?[0-9]{1,18})\s*([-+*])\s*(-?[0-9]{1,18})\s*")
 
 
 def tools(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """The declarations in the prompt of a math task: the calculator, or none."""
-    return [CALCULATOR] if math.CALCULATOR in spec.get("tools", ()) else []
+    """The declarations in the prompt of a math task."""
+    return [tool for tool in (CALCULATOR, _OTHER) if tool["name"] in spec.get("tools", ())]
 
 
-def call(name: str, arguments: dict[str, Any]) -> str:
-    """The result of a call as text. What cannot be calculated, or is another tool, is an error that says why."""
-    if name != math.CALCULATOR:
+def call(name: str, arguments: dict[str, Any], offered: tuple[str, ...] = (math.CALCULATOR,)) -> str:
+    """The result of a call as text. What cannot be calculated, or is not offered, is an error that says why."""
+    if name not in offered:
         return f"Error: no tool is called {name}."
+    if name == math.WEATHER:
+        return "Error: the weather is not known there."
     if set(arguments) != {"expression"}:
         return f"Error: {name} takes expression, and nothing else."
     match = _EXPRESSION.fullmatch(str(arguments["expression"]))
@@ -43,15 +51,15 @@ def call(name: str, arguments: dict[str, Any]) -> str:
 
 
 def demonstration(task: Task, thinking: bool) -> list[dict[str, Any]]:
-    """What follows the problem: a call, its result, and the answer."""
+    """What follows a problem with the calculator: a call, its result, and the answer."""
     arguments = {"expression": task.spec["expression"]}
     turn = {"role": "assistant", "content": "", "tool_calls": [{"name": math.CALCULATOR, "arguments": arguments}]}
     result = call(math.CALCULATOR, arguments)
     final = {"role": "assistant", "content": task.solution.answer}
     return [
-        turn | ({"reasoning_content": _THOUGHT} if thinking else {}),
+        turn | ({"reasoning_content": _THOUGHTS[0]} if thinking else {}),
         {"role": "tool", "content": result},
-        final | ({"reasoning_content": task.solution.reasoning} if thinking else {}),
+        final | ({"reasoning_content": _THOUGHTS[1]} if thinking else {}),
     ]
 
 
@@ -66,7 +74,9 @@ class CalculatorEpisode:
     def respond(self, response: str) -> list[dict[str, Any]] | None:
         """The results of the calls in a response, in order; None where it has none."""
         self.answer, calls = parse_tool_calls(answer_of(response, self.thinking), self.tools)
-        return [{"role": "tool", "content": call(each["name"], each["arguments"])} for each in calls] or None
+        offered = tuple(self.spec["tools"])
+        results = [call(each["name"], each["arguments"], offered) for each in calls]
+        return [{"role": "tool", "content": result} for result in results] or None
 
     def verdict(self) -> Verdict:
         """Of the last response, beside its calls."""

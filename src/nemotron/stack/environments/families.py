@@ -275,7 +275,7 @@ def to_messages(task: Task, thinking: bool = True) -> list[dict[str, Any]]:
     """
     if task.family == workplace_assistant.FAMILY:
         return [*prompt_messages(task), *workplace_assistant.demonstration(task, thinking)]
-    if task.family == math.FAMILY and prompt_tools(task):
+    if task.family == math.FAMILY and math.CALCULATOR in task.spec.get("tools", ()):
         return [*prompt_messages(task), *calculator.demonstration(task, thinking)]
     answer: dict[str, Any] = {"role": "assistant", "content": task.solution.answer}
     if thinking:

@@ -3,7 +3,7 @@
 Generated: addition and subtraction of numbers with a few digits, and multiplication by one digit. The careful reasoning
 trace works digit by digit from the right with its carries, as on paper; the short one states the result at once, which
 a small model gets wrong far more often. `spec` is {"result": integer}, and the answer is compared exactly. Where the
-prompt declares a calculator, `spec` has `expression` and `tools`, too (calculator.py).
+prompt declares a tool, `spec` has `expression` and `tools`, too (calculator.py).
 
 Published (`from_gym`): `spec` is {"expected_answer": LaTeX}, and what stands in the last `\\boxed{}` has to mean the
 same, as math-verify finds (math_equality.py).
@@ -24,7 +24,7 @@ from nemotron.stack.environments.gym import canonical_of, prompt_of, text_in
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 FAMILY = "math"
-CALCULATOR = "calculator"
+CALCULATOR, WEATHER = "calculator", "weather"
 _PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
 # At most 18 digits: no answer is longer, and int() refuses strings of thousands of digits with an exception.
 _ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
@@ -72,9 +72,10 @@ def build(problem: Problem, difficulty: MathDifficulty, rng: random.Random) -> T
     reasoning = digit_trace(problem) if careful else f"{expression}={problem.result}"
     solution = Solution(reasoning, str(problem.result), "careful" if careful else "short")
     spec: dict[str, Any] = {"result": problem.result}
-    if difficulty.tool_share and rng.random() < difficulty.tool_share:
-        spec |= {"expression": expression, "tools": [CALCULATOR]}
-        solution = Solution(f"{expression}={problem.result}", str(problem.result), "tool")
+    if difficulty.tool_share or difficulty.other_tool_share:
+        draw = rng.random() - difficulty.tool_share
+        if draw < difficulty.other_tool_share:
+            spec |= {"expression": expression, "tools": [CALCULATOR if draw < 0 else WEATHER]}
     return Task(FAMILY, prompt, problem.canonical, spec, solution)
 
 

@@ -11,6 +11,8 @@ from nemotron.kit import chat
 from nemotron.stack.environments import Task, generate_tasks, open_episode, prompt_tools, to_messages, verify
 from nemotron.stack.environments.calculator import call
 
+CALL = "<tool_call>\n<function=calculator>\n<parameter=expression>\n2+2\n</parameter>\n</function>\n</tool_call>"
+
 
 def tasks(share: float, n: int = 200) -> list[Task]:
     return generate_tasks("math", "train", n, 5, {"tool_share": share, "multiply": 0.5})
@@ -25,6 +27,21 @@ def test_a_share_of_the_problems_declares_it_and_the_problems_are_the_same() -> 
     assert without == generate_tasks("math", "train", 200, 5, {"multiply": 0.5})
     # What declares nothing is, to the letter, what it is without the tool.
     assert all(one == other for one, other in zip(half, without, strict=True) if not prompt_tools(one))
+
+
+def test_a_tool_of_no_use_is_left_alone() -> None:
+    some = generate_tasks("math", "train", 100, 5, {"tool_share": 0.3, "other_tool_share": 0.4})
+    plain = generate_tasks("math", "train", 100, 5)
+    names = [[tool["name"] for tool in prompt_tools(task)] for task in some]
+    assert {tuple(each) for each in names} == {(), ("calculator",), ("weather",)}
+    for task, other, declared in zip(some, plain, names, strict=True):
+        assert (task.prompt, task.solution) == (other.prompt, other.solution)
+        if declared == ["weather"]:
+            assert to_messages(task) == to_messages(other)
+            episode = open_episode(task, thinking=False)
+            assert episode is not None
+            assert episode.respond(CALL) == [{"role": "tool", "content": "Error: no tool is called calculator."}]
+            assert episode.respond(task.solution.answer) is None and episode.verdict().score == 1.0
 
 
 def test_it_calculates() -> None:
@@ -83,6 +100,5 @@ def test_another_tool_is_refused_in_the_episode_and_the_model_may_go_on() -> Non
 def test_without_a_declaration_a_call_is_a_wrong_answer() -> None:
     (task,) = tasks(0.0, 1)
     assert open_episode(task) is None
-    called = "<tool_call>\n<function=calculator>\n<parameter=expression>\n2+2\n</parameter>\n</function>\n</tool_call>"
-    assert verify(task, called).score == 0.0
+    assert verify(task, CALL).score == 0.0
     assert verify(task, task.solution.answer).score == 1.0

@@ -17,13 +17,13 @@ STAGE = recipe_dir("nano3/stage2_rl")
 
 
 def dpo(ctx: typer.Context, scale: Scale = None) -> None:
-    """Write pairs of a chosen and a rejected answer."""
+    """Write pairs of a chosen and a rejected answer: a model's own, or yours."""
     raise typer.Exit(_execute_dpo(job.parse_recipe_config(ctx, scale_all=scale)))
 
 
 def _execute_dpo(cfg: job.RecipeConfig) -> int:
     # 1. Config: YAML + overrides, validated against the schema of the script that it names.
-    spec = job.parse_runspec(STAGE / "data_prep_pairs.py")
+    spec = job.parse_runspec(STAGE / "data_prep_dpo.py")
     train_config = job.parse_config(cfg, spec)
     spec = job.parse_runspec(job.find_script(STAGE, train_config.run.script))  # the one that the config names
     env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_a_conversation_ends_at_its_limits_and_says_so(model: NemotronH) -> None
         assert r.is_sampled[-1]  # no answer that nobody reads
     for r in rollouts_of(model, 3, max_length=48):
         assert len(r.prompt_ids) + len(r.completion_ids) <= 48
+
+
+def test_the_replies_of_a_turn_are_waited_for_together(model: NemotronH) -> None:
+    meeting = threading.Barrier(len(PROMPTS))  # which nobody leaves before all are there
+
+    def reply(row: int, ids: list[int]) -> list[int] | None:
+        meeting.wait(timeout=20)
+        return [row, row]
+
+    conversations = generate_turns(
+        model, PROMPTS, reply, 400, max_turns=2, stop_token_ids=range(20),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    answers = [[token for token, own in zip(c.tokens, c.is_sampled, strict=True) if not own] for c in conversations]
+    assert answers == [[row, row] for row in range(len(PROMPTS))]
 
 
 def test_it_is_the_same_for_the_same_seed(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:

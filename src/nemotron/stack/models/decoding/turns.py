@@ -8,6 +8,7 @@ answers of unequal length, and the chunked scan that reads them rounds different
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,7 @@ from nemotron.stack.models.nemotron_h import NemotronH
 
 # Prompt tokens, padding included, that a later turn reads at once: there every completion is a prompt of its own.
 PROMPT_TOKENS = 1 << 16
+REPLIES_AT_ONCE = 64
 
 
 @dataclass
@@ -60,7 +62,8 @@ def generate_turns(
 
     Args:
         reply: called with the number of a conversation and the tokens that the model just wrote in it, stop token
-            included; returns the tokens that follow, up to where the model is to go on, or None to end it.
+            included; returns the tokens that follow, up to where the model is to go on, or None to end it. Those of
+            different conversations are asked for at once, in threads: a tool may be a server.
         max_new_tokens: of a turn. max_turns: of the model. max_length: tokens of prompt and conversation together;
             there has to be room for a whole turn, else the conversation ends without it, as not finished.
         others: as `generate`.
@@ -76,12 +79,13 @@ def generate_turns(
             )  # fmt: skip
             for all_rows, group_rows in zip(vars(outputs).values(), vars(out).values(), strict=True):
                 all_rows += group_rows
+        with ThreadPoolExecutor(REPLIES_AT_ONCE) as pool:
+            answers = list(pool.map(reply, rows, map(list, outputs.tokens)))
         going_on: list[int] = []
         next_prompts: list[list[int]] = []
         for position, row in enumerate(rows):
-            conversation, sampled = conversations[row], outputs.tokens[position]
+            conversation, sampled, answer = conversations[row], outputs.tokens[position], answers[position]
             conversation.add_turn(sampled, outputs.logprobs[position], outputs.entropies[position])
-            answer = reply(row, list(sampled))
             conversation.finished = outputs.finished[position] and answer is None
             if answer is None or not outputs.finished[position] or turn + 1 == max_turns:
                 continue

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemotron.kit.metrics import Progress
 from nemotron.recipes.nano3.stage2_rl.dpo import batch_indices, reference_logprobs, update, validate
 from nemotron.recipes.nano3.stage2_rl.dpo_schema import DPORunConfig
 from nemotron.stack.models import NemotronH
@@ -57,6 +58,7 @@ def session_of(model: NemotronH) -> Any:
     return SimpleNamespace(
         model=model, optimizer=torch.optim.SGD(model.parameters(), 1.0), ranks=ALONE, autocast=nullcontext(),
         stop=SimpleNamespace(poll=lambda: None), dealt_out=nullcontext,
+        progress_of_pass=lambda label, rows: Progress(rows, label=label, only_if_slow=True),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
 import threading
 import uuid
@@ -240,6 +241,14 @@ class _Handler(BaseHTTPRequestHandler):
         return resources.call_tool(session, self.path.removeprefix("/"), body)
 
     def _read(self) -> Body:
+        # A page in a browser on this machine can send neither of these, and programs may be run here.
+        host = self.headers.get("Host", "").partition(":")[0]
+        if self.server.is_local and host not in ("127.0.0.1", "localhost"):
+            self.close_connection = True
+            raise BadRequest(403, f"asked for as {host!r}: this server is 127.0.0.1 alone; --host lets others in")
+        if self.headers.get_content_type() != "application/json":
+            self.close_connection = True
+            raise BadRequest(415, "Content-Type has to be application/json")
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MAX_BYTES:
             self.close_connection = True  # what follows is not read
@@ -259,7 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
         except CookieError:
             cookie = None
-        return cookie.value if cookie else uuid.uuid4().hex
+        # It goes back as a header: nothing but what was given out.
+        return cookie.value if cookie and re.fullmatch("[0-9a-f]{32}", cookie.value) else uuid.uuid4().hex
 
     def _answer(self, status: int, value: Any, session: str | None = None) -> None:
         content = json.dumps(value).encode()
@@ -282,7 +292,7 @@ class GymHTTPServer(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def __init__(self, resources: ResourcesServer, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.resources = resources
+        self.resources, self.is_local = resources, host in ("127.0.0.1", "localhost")
         super().__init__((host, port), _Handler)
 
     @property

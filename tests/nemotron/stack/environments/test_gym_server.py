@@ -178,6 +178,18 @@ def test_a_bad_request_is_refused_in_one_line(path: str, body: Any, status: int,
         assert client.send("GET", "/")[0] == 200  # and the connection goes on
 
 
+def test_a_page_in_a_browser_cannot_have_anything_verified() -> None:
+    with serving("math") as url:
+        for headers, status in (({"Content-Type": "text/plain"}, 415), ({"Host": "evil.example:80"}, 403)):
+            client = Client(url)
+            client.connection.request("POST", "/verify", b"{}", {"Content-Type": "application/json", **headers})
+            assert client.connection.getresponse().status == status
+        client = Client(url)
+        client.cookie = 'nemotron_session="a\\015\\012b"'
+        assert client.post("/seed_session", {}) == (200, {})
+        assert len(client.cookie) == len("nemotron_session=") + 32  # another one, without line breaks
+
+
 def test_a_body_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym_server, "MAX_BYTES", 10)
     with serving("math") as url:

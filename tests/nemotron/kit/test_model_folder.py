@@ -181,8 +181,8 @@ def test_data_becomes_an_artifact_as_it_is(registry: Registry, tmp_path: Path) -
         ("a.json", b'[{"text": "x"}, {"text": "y"}]'),
         ("a.jsonl", b'[{"text": "x"},\n{"text": "y"}]\n'),
         ("a.csv", b'text\n"x\ny"\nz\n'),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n{"text": "y"}\n')),
-        ("a.jsonl", gzip.compress(b'{"text": "x"}\n{"text": "y"}\n')),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n{"text": "y"}\n', mtime=0)),
+        ("a.jsonl", gzip.compress(b'{"text": "x"}\n{"text": "y"}\n', mtime=0)),
         ("a.txt", b"one\n\ntwo"),
     ],
 )

@@ -112,6 +112,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "nano3-genrm-model-tiny",
         "nano3-dpo-data-own",
         "nano3-dpo-data-tiny",
+        "nano3-dpo-model-tiny",
         "nano3-sft-data-calculator",
         "nano3-sft-model-calculator",
     ):

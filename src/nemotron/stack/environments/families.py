@@ -313,7 +313,8 @@ def read_tasks(directory: Path) -> list[Task]:
     """The training tasks that a data artifact lists, in file order; none where it lists none.
 
     They stand in `tasks.jsonl` or, for RL prompts, `train.jsonl`: one record a line, `Task.to_dict()` itself or under
-    the key `task`. A line that holds no task raises UserError with file and line number.
+    the key `task`. A line that holds no task raises UserError with file and line number, but a file of preference pairs
+    is passed over: what tasks they are about stands in `tasks.jsonl`.
     """
     tasks = []
     for path in (directory / "tasks.jsonl", directory / "train.jsonl"):
@@ -325,6 +326,8 @@ def read_tasks(directory: Path) -> list[Task]:
                     record = json.loads(line)
                 except ValueError as failure:
                     raise UserError(f"{path}:{number}: not a task record: {failure}") from None
+                if isinstance(record, dict) and {"chosen", "rejected"} <= record.keys():
+                    break
                 try:
                     tasks.append(Task.from_dict(record.get("task", record) if isinstance(record, dict) else record))
                 except UserError as failure:

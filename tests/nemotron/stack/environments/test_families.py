@@ -231,3 +231,11 @@ def test_tasks_are_read_back_from_the_files_of_a_data_artifact(tmp_path: Path) -
     (tmp_path / "tasks.jsonl").write_text('{"family": 3}\n')
     with pytest.raises(UserError, match=r"tasks\.jsonl:1: not a task record: family must be a string, not 3"):
         read_tasks(tmp_path)
+
+
+def test_preference_pairs_are_no_tasks_but_their_artifact_may_list_some(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": [], "chosen": [], "rejected": []}\n' * 2)
+    assert read_tasks(tmp_path) == []
+    (task,) = generate_tasks("math", "train", 1)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task.to_dict()))
+    assert read_tasks(tmp_path) == [task]

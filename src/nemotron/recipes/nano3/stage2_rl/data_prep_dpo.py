@@ -100,6 +100,7 @@ def main() -> None:
         # --- Answers, judged and paired -------------------------------------------------------------------------------
         with run.phase("sample"):
             parts: dict[str, list[dict[str, Any]]] = {}
+            trained_on: list[Task] = []
             for split, size in sizes.items():
                 tasks = [
                     task
@@ -108,6 +109,7 @@ def main() -> None:
                         family, split, size, cfg.tasks.seed, cfg.tasks.difficulty.get(family), distinct=True
                     )
                 ]
+                trained_on += tasks if split == "train" else []
                 parts[split] = [pair for answers in sampler.answer(tasks, split) for pair in make_pairs(cfg, answers)]
         print_responses(sampler.counts)
         if not parts["train"]:
@@ -120,6 +122,8 @@ def main() -> None:
         order = np.random.default_rng(cfg.seed).permutation(len(parts["train"]))
         write_jsonl(run.output_dir / "train.jsonl", (parts["train"][index] for index in order))
         write_jsonl(run.output_dir / "valid.jsonl", parts["valid"])
+        # For the evaluation, which refuses tasks that were trained on.
+        write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in trained_on))
         categories = Counter(pair["category"] for pair in parts["train"])
         dataset = Preferences(
             path=run.output_dir,

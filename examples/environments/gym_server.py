@@ -10,9 +10,10 @@ from nemotron.stack.environments.gym_client import GymRollout
 
 class GymServer:
     def tasks(self):
-        for record in map(json.loads, Path(os.environ["GYM_RECORDS"]).read_text().splitlines()):
-            tools = record["responses_create_params"].get("tools", [])
-            yield {"messages": messages_of(record), "tools": tools, "spec": {"record": record}}
+        with Path(os.environ["GYM_RECORDS"]).open(encoding="utf-8") as lines:
+            for record in map(json.loads, lines):
+                tools = record["responses_create_params"].get("tools", [])
+                yield {"messages": messages_of(record), "tools": tools, "spec": {"record": record}}
 
     def open_episode(self, spec):
         return GymRollout(os.environ["GYM_URL"], spec["record"]) if "tools" in spec else None

@@ -171,11 +171,11 @@ def verify_answer(environment: Environment, spec: dict[str, Any], answer: str) -
 
 
 def as_verdict(value: Any) -> Verdict:
-    """A verdict as it is, or that of a number in 0..1."""
-    if isinstance(value, Verdict):
+    """A verdict, an error among them, as it is; or that of a number. A score that is not in 0..1 is an error."""
+    if isinstance(value, Verdict) and (value.status == "error" or 0 <= value.score <= 1):
         return value
     try:
-        score = float(value)
+        score = float(value.score if isinstance(value, Verdict) else value)
     except (TypeError, ValueError):
         return error(f"verify_answer gave {value!r}, not a number in 0..1")
     if not 0 <= score <= 1:  # NaN included

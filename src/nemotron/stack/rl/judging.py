@@ -92,7 +92,7 @@ def comparison(task: Task, first: Response, second: Response, truth: Judgement |
             steps += [f"{beginning} {word}" for beginning, word in zip(begun, words, strict=True)]
         demonstration = Solution("\n".join(steps), json.dumps(numbers))
     spec = {} if truth is None else asdict(truth)
-    prompt = "\n".join((task.prompt, *shown, "Scores?"))
+    prompt = "\n".join((chat.inert(task.prompt, template), *shown, "Scores?"))
     return Task(task.family, prompt, task.canonical, spec, demonstration)
 
 
@@ -130,7 +130,7 @@ def read_comparisons(paths: Sequence[Path], template: str) -> list[tuple[Task, T
     pairs = []
     for path in paths:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() also cuts at U+2028, JSON does not
         except (OSError, UnicodeDecodeError) as failure:
             raise UserError(f"cannot read {path}: {failure}") from None
         for number, line in enumerate(lines, start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit.chat import UntrainableError
 from nemotron.recipes.nano3.stage2_rl.data_prep_pairs import as_pair
 from nemotron.recipes.nano3.stage2_rl.dpo import read_pairs
@@ -27,7 +27,8 @@ def tokenizer() -> Tokenizer:
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    """As the data steps write them: as text, not as escapes."""
+    write_jsonl(path, records)
     return path
 
 
@@ -82,3 +83,9 @@ def test_pairs_that_cannot_be_learned_are_counted(tokenizer: Tokenizer, tmp_path
         "with a control token of the chat template in a text": 1,
         "longer than policy.max_total_sequence_length 150": 1,
     }
+
+
+def test_a_line_of_the_file_ends_at_a_line_feed_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pair = {"prompt": [{"role": "user", "content": "2+2?\u2028Say it."}], "chosen": [RIGHT], "rejected": [RIGHT]}
+    pairs, _ = read_pairs(write(tmp_path / "train.jsonl", pair, pair), tokenizer, "nano3", 500)
+    assert len(pairs) == 2

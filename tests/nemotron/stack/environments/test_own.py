@@ -59,6 +59,7 @@ def test_an_answer_is_held_against_the_environment_without_its_reasoning() -> No
         (True, "score", 1.0), (0.25, "score", 0.25), (1, "score", 1.0), (False, "wrong", 0.0), (0, "wrong", 0.0),
         (math.nan, "error", None), (1.5, "error", None), (-0.1, "error", None), (math.inf, "error", None),
         (None, "error", None), ("yes", "error", None), (Verdict("wrong", 0.0, "why"), "wrong", 0.0),
+        (Verdict("score", 5.0), "error", None), (Verdict("score", math.nan), "error", None),
     ],
 )  # fmt: skip
 def test_only_a_number_from_0_to_1_is_a_verdict(value: object, status: str, score: float | None) -> None:

@@ -96,6 +96,14 @@ def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:
     assert json.loads(tasks[0].solution.answer) == {"score_1": 4, "score_2": 2, "ranking": 2}
 
 
+def test_own_comparisons_are_read_line_by_line_and_open_no_turn(tmp_path: Path) -> None:
+    record = {"prompt": "Which?\u2028<|im_end|>\n", "response_1": "this\x85", "response_2": "that", "preference": 1}
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+    ((task, _),) = read_comparisons([path], "nano3")
+    assert "Which?\u2028" in task.prompt and "<|im_end|>" not in task.prompt
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -149,19 +149,18 @@ def read_pairs(path: Path, tokenizer: Tokenizer, template: str, row_len: int) ->
     The same messages give the same tokens as in SFT; trained is what the model would write after the prompt, not what
     tools answer in between.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
     reserved, left_out = control_tokens(template), Counter[str]()
     conversations = []
-    for line in lines:
-        record = json.loads(line)
-        if any(token in text for text in texts_in(record) for token in reserved):
-            left_out["with a control token of the chat template in a text"] += 1
-            continue
-        # Earlier turns of the assistant are of neither answer.
-        prompt = [turn | ({"weight": 0} if turn["role"] == "assistant" else {}) for turn in record["prompt"]]
-        for name in ("chosen", "rejected"):
-            messages = [*prompt, *record[name]]
-            conversations.append(Conversation(name, messages, "train", record.get("tools")))
+    with path.open(encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            if any(token in text for text in texts_in(record) for token in reserved):
+                left_out["with a control token of the chat template in a text"] += 1
+                continue
+            # Earlier turns of the assistant are of neither answer.
+            prompt = [turn | ({"weight": 0} if turn["role"] == "assistant" else {}) for turn in record["prompt"]]
+            for name in ("chosen", "rejected"):
+                messages = [*prompt, *record[name]]
+                conversations.append(Conversation(name, messages, "train", record.get("tools")))
     encoded = encode_conversations(conversations, tokenizer, template)
     answers = [Answer(ids.tolist(), mask.astype(bool).tolist()) for ids, mask in encoded]
     pairs = []

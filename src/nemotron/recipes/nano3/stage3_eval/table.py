@@ -11,8 +11,8 @@ from nemotron.recipes.nano3.stage3_eval.bands import BandCheck
 def format_table(metrics: dict[str, Any]) -> str:
     """All of `metrics` that fits a terminal: scores a family and model, baselines, differences, text, bands."""
     roles = list(metrics["models"])
-    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _differences(metrics)]
-    parts += [_text(metrics, roles), _bands(metrics)]
+    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _hallucinated(metrics, roles)]
+    parts += [_differences(metrics), _text(metrics, roles), _bands(metrics)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -51,6 +51,18 @@ def _scores(metrics: dict[str, Any], roles: list[str], which: str) -> str:
         rows.append(row)
     temperature = "greedy" if which == "greedy" else "sampled at temperature 1"
     return _aligned(f"pass@1 in %, {temperature}, with 95 % interval", rows)
+
+
+def _hallucinated(metrics: dict[str, Any], roles: list[str]) -> str:
+    """How often models call tools that prompts do not declare; nothing where none does."""
+    if not any(metrics["tasks"][role]["mean"].get("hallucinated_tool") for role in roles):
+        return ""
+    rows = [["family", *roles]]
+    for family in metrics["baselines"]:
+        entries = [metrics["tasks"][role]["families"][family] for role in roles]
+        cells = [(entry["hallucinated_tool"], *entry["hallucinated_tool_95"]) for entry in entries]
+        rows.append([family, *(f"{_share(rate)} [{_share(low)}, {_share(high)}]" for rate, low, high in cells)])
+    return _aligned("responses that call a tool which the prompt does not declare, in %, with 95 % interval", rows)
 
 
 def _tiny_share(value: float | None) -> str:

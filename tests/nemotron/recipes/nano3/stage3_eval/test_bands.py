@@ -109,3 +109,13 @@ def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> No
     ):
         assert text in table
     assert max(map(len, table.splitlines())) < 140
+    assert "does not declare" not in table
+
+
+def test_the_table_shows_hallucinated_tools_where_there_are_any(metrics: dict[str, Any]) -> None:
+    for role, rate in zip(metrics["models"], (0.0, 0.25, 0.125), strict=True):
+        scores = metrics["tasks"][role]
+        for entry in (scores["mean"], *scores["families"].values()):
+            entry |= {"hallucinated_tool": rate, "hallucinated_tool_95": [rate / 2, rate * 2]}
+    table = format_table(metrics)
+    assert "does not declare" in table and "25.0 [12.5, 50.0]" in table and "12.5 [6.2, 25.0]" in table

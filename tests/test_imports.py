@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -39,6 +40,18 @@ def test_the_linter_sees_every_module() -> None:
     source = ROOT / "src"
     folders = {folder for path in source.rglob("*.py") for folder in path.parents if source in folder.parents}
     assert [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_script_begins_before_it_imports_its_libraries() -> None:
+    """So that Ctrl-C while they load, a second or more, is a line and no traceback."""
+    late = []
+    for path in (ROOT / "src/nemotron/recipes").rglob("*.py"):
+        blocks = [ast.unparse(node) for node in ast.parse(path.read_text(encoding="utf-8")).body]
+        if any(block.startswith("if __name__ == '__main__':") for block in blocks):
+            first = next(block for block in blocks[1:] if block != "from __future__ import annotations")
+            if not (first.startswith("if __name__ == '__main__':") and first.endswith("begin_script()")):
+                late.append(str(path.relative_to(ROOT)))
+    assert late == []
 
 
 HELP_PAGES = [

@@ -150,7 +150,7 @@ def say_in_handler(number: int, text: str) -> None:
 def end_on_signals() -> None:
     """Make Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end this process in one line, with exit code 130 or 143.
 
-    `begin_script` calls it before a script imports what takes seconds (torch), where Ctrl-C would print a traceback.
+    `begin_script` calls it before a script imports what takes seconds, where Ctrl-C would print a traceback.
     Until `run_main` there is nothing to clean up, and the process leaves at once; from then on Ctrl-C raises
     KeyboardInterrupt and the others SystemExit. A loop that has something to save puts handlers of its own over these.
     """

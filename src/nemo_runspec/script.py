@@ -12,7 +12,7 @@ from nemo_runspec.errors import end_on_signals, run_main
 def begin_script() -> None:
     """Make Ctrl-C, the signals of `end_on_signals` and a missing library end this script in one or two lines.
 
-    For a script whose libraries take seconds to import and come with an extra, as torch does; called before that.
+    Called before everything else that the script imports: its libraries take seconds, and some come with an extra.
     """
     end_on_signals()
     sys.excepthook = _uncaught

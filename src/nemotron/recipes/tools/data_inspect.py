@@ -7,6 +7,11 @@ data a sample is read. This is a tool and no step of a recipe: it publishes noth
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import json
 import sys
 from dataclasses import asdict, dataclass

@@ -9,6 +9,11 @@ tool and no step of a recipe: it publishes nothing and carries no runspec block.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import os
 import sys
 from collections.abc import Iterable, Iterator

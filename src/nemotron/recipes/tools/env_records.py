@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import json
 import sys
 from collections.abc import Iterator

@@ -6,6 +6,11 @@ five endpoints. It listens on this machine alone unless told otherwise. Ctrl-C e
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import sys
 from dataclasses import dataclass
 from typing import cast, get_args

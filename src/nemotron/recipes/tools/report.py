@@ -9,6 +9,11 @@ it carries no runspec block. Unlike the other tools it has no command of its own
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import argparse
 import contextlib
 import errno

@@ -31,6 +31,11 @@ a teacher model or filtered by a judge, and the sampling is fixed before trainin
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import hashlib
 import json
 import shutil

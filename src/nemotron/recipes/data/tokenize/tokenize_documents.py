@@ -30,6 +30,11 @@ are not shuffled on disk, since the loaders of both stacks draw them in random o
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import shutil
 import sys
 from collections import Counter

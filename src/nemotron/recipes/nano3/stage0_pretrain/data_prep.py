@@ -32,6 +32,11 @@ phases of the blend are kept.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import hashlib
 import platform
 import shutil

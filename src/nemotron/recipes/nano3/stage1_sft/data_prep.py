@@ -31,6 +31,11 @@ What is done is done by the steps of `nemotron data pack`: shards, so that a run
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import hashlib
 import shutil
 import sys

@@ -35,6 +35,11 @@ the training script.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import hashlib
 import json
 import shutil

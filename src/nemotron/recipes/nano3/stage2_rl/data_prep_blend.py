@@ -34,6 +34,11 @@ not mixed anew by pass rate.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import json
 import shutil
 import sys

@@ -27,6 +27,11 @@ held to the rules of a conversation that is trained on: it calls no tool that is
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import json
 import shutil
 import sys

@@ -29,6 +29,11 @@ Simplified against the paper: the published data comes from 99 snapshots of Comm
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import shutil
 import sys
 from pathlib import Path

@@ -29,6 +29,11 @@ whole document is dropped; GPT-3 removed 200 characters around the shared words.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import shutil
 import sys
 from collections.abc import Iterator

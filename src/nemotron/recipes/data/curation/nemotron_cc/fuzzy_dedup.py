@@ -31,6 +31,11 @@ from text that is lower-cased and has one space for every run of whitespace.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import sys
 from typing import TYPE_CHECKING
 

@@ -29,6 +29,11 @@ Simplified against the paper: no filter by the perplexity of a language model.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config

@@ -30,6 +30,11 @@ lid176. Here it is py3langid alone, whose model comes in its package, with the p
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config

@@ -29,6 +29,11 @@ Simplified against what NeMo Curator offers: no names and no street addresses, w
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING

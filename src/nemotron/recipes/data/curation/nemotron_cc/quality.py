@@ -33,6 +33,11 @@ a label is worth is not tried out here by training a model on each bucket; the b
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import heapq
 import math
 import shutil

@@ -33,6 +33,11 @@ questions are kept, eight at most, where the paper samples them by the length of
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
 import shutil
 import sys
 from collections import Counter

@@ -54,6 +54,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
+from nemo_runspec.words import counted
 from nemotron.kit import Checkpoint, Results, RLPrompts, chat, print_complete, read_pipe
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
@@ -148,12 +149,38 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed, yours)
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
-    pairs = read_comparisons([Path(path) for path in cfg.data.comparisons], template)
+    tokenizer, stop_ids = load_tokenizer(initial.path), stop_token_ids(initial.path, template)
+    pairs = read_own(cfg, tokenizer, template, ranks)
     own, own_valid = ([task for pair in part for task in pair] for part in hold_out(pairs))
-    if cfg.data.comparisons and not own:
-        raise UserError(f"data.comparisons: no comparison in {', '.join(cfg.data.comparisons)}")
-    stop_ids = stop_token_ids(initial.path, template)
-    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, own, own_valid)
+    return Data(initial, template, tokenizer, stop_ids, prompts, source, valid, own, own_valid)
+
+
+def prompt_room(cfg: GenRMConfig) -> int:
+    """Tokens that the prompt of a comparison may have."""
+    return cfg.policy.max_total_sequence_length - cfg.policy.generation.max_new_tokens
+
+
+def read_own(cfg: GenRMConfig, tokenizer: Tokenizer, template: str, ranks: Ranks) -> list[tuple[Task, Task]]:
+    """The user's own comparisons that leave room for a verdict, in both orders; says how many do not.
+
+    UserError: files are named, and none of their comparisons can be used.
+    """
+    pairs, room = read_comparisons([Path(path) for path in cfg.data.comparisons], template), prompt_room(cfg)
+    fitting = [pair for pair in pairs if max(map(len, prompts_of(cfg, tokenizer, template, pair))) <= room]
+    limit = f"{room} tokens: policy.max_total_sequence_length less policy.generation.max_new_tokens"
+    if cfg.data.comparisons and not fitting:
+        where = ", ".join(cfg.data.comparisons)
+        reason = f"all {len(pairs):,} have more than {limit}" if pairs else "there is none"
+        raise UserError(f"data.comparisons: no comparison of {where} can be used, {reason}")
+    if len(fitting) < len(pairs) and ranks.is_main:
+        print(f"left out: {counted(len(pairs) - len(fitting), 'comparison')} of more than {limit}", file=sys.stderr)
+    return fitting
+
+
+def prompts_of(cfg: GenRMConfig, tokenizer: Tokenizer, template: str, tasks: Sequence[Task]) -> list[list[int]]:
+    """The tokens with which each comparison is asked."""
+    texts = [prompt_text(task, template, cfg.env.enable_thinking) for task in tasks]
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def hold_out(pairs: list[tuple[Task, Task]]) -> tuple[list[tuple[Task, Task]], list[tuple[Task, Task]]]:
@@ -287,10 +314,8 @@ def comparisons_of(
 def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task], step: int) -> Batch:
     """N verdicts on each comparison, sampled from the judge as it is now, and what they earn."""
     thinking, judge = cfg.env.enable_thinking, cfg.judge
-    texts = [prompt_text(task, data.template, thinking) for task in comparisons]
-    prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
-    room = cfg.policy.max_total_sequence_length - cfg.policy.generation.max_new_tokens
-    kept = [row for row, ids in enumerate(prompts) if len(ids) <= room]
+    prompts = prompts_of(cfg, data.tokenizer, data.template, comparisons)
+    kept = [row for row, ids in enumerate(prompts) if len(ids) <= prompt_room(cfg)]
     tasks = [comparisons[row] for row in kept]
     seed = int(np.random.SeedSequence([cfg.seed, step, session.ranks.rank, 1]).generate_state(1)[0])
 
@@ -365,8 +390,7 @@ def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data)
     ranks, generation = session.ranks, cfg.policy.generation
     settings = JudgeConfig(
         enable_thinking=cfg.env.enable_thinking, temperature=0, top_p=1, max_new_tokens=generation.max_new_tokens,
-        max_prompt_tokens=cfg.policy.max_total_sequence_length - generation.max_new_tokens,
-        batch_size=generation.batch_size,
+        max_prompt_tokens=prompt_room(cfg), batch_size=generation.batch_size,
     )  # fmt: skip
     counts = dict.fromkeys(("right", "right_of", "short", "short_of", "well_formed"), 0.0)
     with session.dealt_out(), session.autocast:

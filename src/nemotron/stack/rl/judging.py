@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.kit import chat
 from nemotron.kit.schemas.rl import GenRMRewardConfig, JudgeConfig
-from nemotron.stack.environments import Solution, Task, Verdict, answer_of
+from nemotron.stack.environments import Solution, Task, Verdict, answer_of, to_messages
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.rl.genrm import (
@@ -33,6 +33,8 @@ from nemotron.stack.rl.genrm import (
     judge_reward,
     read_judgement,
 )
+from nemotron.stack.rl.rollouts import Rollout
+from nemotron.stack.rl.shaping import Message
 
 _SCORES_OF_RANKING = {1: (5, 1), 2: (4, 2), 3: (4, 3), 4: (3, 4), 5: (2, 4), 6: (1, 5)}
 RIGHT, WRONG, UNUSABLE = 5, 2, 1
@@ -94,6 +96,66 @@ def comparison(task: Task, first: Response, second: Response, truth: Judgement |
     spec = {} if truth is None else asdict(truth)
     prompt = "\n".join((chat.inert(task.prompt, template), *shown, "Scores?"))
     return Task(task.family, prompt, task.canonical, spec, demonstration)
+
+
+def first_comparison(
+    task: Task, responses: Sequence[Response], verdicts: Sequence[Verdict], finished: Sequence[bool], template: str
+) -> tuple[Task, Task] | None:
+    """The comparison of the first two neighbours of which one is better, in both orders; None where no two are.
+
+    A response that forfeits is compared with none: a judge is never asked about it.
+    """
+    for i, j in circular_pairs(len(responses)):
+        first, second = responses[i], responses[j]
+        truth = preference(first, second, (verdicts[i], verdicts[j]), (finished[i], finished[j]))
+        if truth is not None and forfeit(first, second) is None:
+            return (
+                comparison(task, first, second, truth, template),
+                comparison(task, second, first, swapped(truth), template),
+            )
+    return None
+
+
+def demonstration(task: Task, tokenizer: Tokenizer, template: str, thinking: bool) -> Rollout:
+    """The right verdict on a comparison, as if the judge had written it."""
+    segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking, template=template)
+    ids: dict[bool, list[int]] = {True: [], False: []}
+    for text, trained in segments:
+        if not trained and ids[True]:
+            break  # the line break after the turn
+        ids[trained] += tokenizer.encode(text, add_special_tokens=False).ids
+    size = len(ids[True])
+    return Rollout(0, ids[False], ids[True], [0.0] * size, 0.0, False, 0.0, [Message(size, True)])
+
+
+def count_preferred(comparisons: Sequence[Task], judgements: Sequence[Judgement | None]) -> dict[str, float]:
+    """How many verdicts prefer what is better, of right over wrong and of short over long, and how many there are."""
+    counts = dict.fromkeys(("right", "right_of", "short", "short_of", "well_formed"), 0.0)
+    for task, judgement in zip(comparisons, judgements, strict=True):
+        truth = truth_of(task)
+        kind = "short" if truth.score_1 == truth.score_2 else "right"
+        counts[f"{kind}_of"] += 1
+        if judgement is not None:
+            counts["well_formed"] += judgement.well_formed
+            score_1, score_2 = judgement.after_tie_break()
+            true_1, true_2 = truth.after_tie_break()
+            counts[kind] += (score_1 - score_2) * (true_1 - true_2) > 0
+    return counts
+
+
+def preferred_rates(sums: Mapping[str, float]) -> dict[str, float]:
+    """The shares in `sums`, which are what `count_preferred` counted, summed over all ranks.
+
+    preferred: verdicts that prefer what is better; right_over_wrong and short_over_long: of the two kinds of
+    comparisons. well_formed: verdicts with all numbers in their ranges.
+    """
+    total = sums["right_of"] + sums["short_of"]
+    return {
+        "preferred": (sums["right"] + sums["short"]) / max(total, 1),
+        "right_over_wrong": sums["right"] / max(sums["right_of"], 1),
+        "short_over_long": sums["short"] / max(sums["short_of"], 1),
+        "well_formed": sums["well_formed"] / max(total, 1),
+    }
 
 
 def _whole(number: float) -> float:

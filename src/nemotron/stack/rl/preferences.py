@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.kit.schemas.rl import DPOLossConfig
+from nemotron.stack.training.distributed import Ranks, sum_metrics
 
 
 @dataclass
@@ -53,3 +54,40 @@ def dpo_loss(logp_T: Tensor, logp_reference_T: Tensor, lengths_S: Sequence[int],
 
 def _sums(values_T: Tensor, lengths_S: Sequence[int]) -> Tensor:
     return torch.stack([part.sum() for part in values_T.split(list(lengths_S))])
+
+
+class PairRecord:
+    """Adds up what the micro-batches of a batch measure, on this rank; `metrics` is over all ranks."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor | float] = dict.fromkeys(
+            ("pairs", "trained_tokens", "loss", "preference_loss", "sft_loss", "accuracy", "chosen", "rejected"), 0.0
+        )
+
+    def add(self, loss: DPOLoss, trained_tokens: int) -> None:
+        """Count the pairs of a micro-batch, and the tokens of the rows that hold them."""
+        values: dict[str, Tensor | float] = {
+            "pairs": len(loss.chosen_P),
+            "trained_tokens": trained_tokens,
+            "loss": loss.loss.detach(),
+            "preference_loss": loss.preference_P.sum(),
+            "sft_loss": loss.sft_P.sum(),
+            "accuracy": (loss.chosen_P > loss.rejected_P).sum(),
+            "chosen": loss.chosen_P.sum(),
+            "rejected": loss.rejected_P.sum(),
+        }
+        for name, value in values.items():
+            self.sums[name] += value
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Means over the pairs of the whole batch."""
+        sums = sum_metrics(self.sums, ranks)
+        means = {name: value / max(sums["pairs"], 1) for name, value in sums.items()}
+        return {
+            **{name: means[name] for name in ("loss", "preference_loss", "sft_loss", "accuracy")},
+            "rewards_chosen_mean": means["chosen"],
+            "rewards_rejected_mean": means["rejected"],
+            "rewards_margin_mean": means["chosen"] - means["rejected"],
+            "num_valid_samples": sums["pairs"],
+            "trained_tokens": sums["trained_tokens"],
+        }

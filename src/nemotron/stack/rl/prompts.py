@@ -45,11 +45,16 @@ class PromptSource:
         tasks = []
         for position, (family, count) in enumerate(self.counts.items()):
             pool = self.pools[family]
-            for index in range(step * count, (step + 1) * count):
-                epoch, within = divmod(index, len(pool))
-                order = np.random.default_rng([self.seed, position, epoch]).permutation(len(pool))
-                tasks.append(pool[order[within]])
+            positions = range(step * count, (step + 1) * count)
+            tasks += [pool[index] for index in shuffled(len(pool), positions, self.seed, position)]
         return tasks
+
+
+def shuffled(size: int, positions: range, *seed: int) -> list[int]:
+    """Which of `size` items stand at `positions` of an endless walk through them, in an order of its own each epoch."""
+    epochs = {position // size for position in positions}
+    orders = {epoch: np.random.default_rng([*seed, epoch]).permutation(size) for epoch in epochs}
+    return [int(orders[position // size][position % size]) for position in positions]
 
 
 def read_prompts(path: Path, environments: Mapping[str, Environment] = MappingProxyType({})) -> dict[str, list[Task]]:

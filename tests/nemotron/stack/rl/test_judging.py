@@ -23,8 +23,11 @@ from nemotron.stack.rl.genrm import Judgement, Response
 from nemotron.stack.rl.judging import (
     Judge,
     comparison,
+    count_preferred,
+    first_comparison,
     judged_rewards,
     preference,
+    preferred_rates,
     read_comparisons,
     reward_of,
     swapped,
@@ -77,6 +80,25 @@ def test_a_demonstration_earns_the_highest_reward_and_a_response_opens_no_turn()
     assert reward_of(task, demonstration, True, 10, 1) == 0
     assert task.solution.reasoning.splitlines()[:2] == ["4+5=9,3+3=6 => 69", "1: 69 (2) right"]
     assert reward_of(task, task.solution.answer, True, 10, 1) < -10  # it never stopped reasoning
+
+
+def test_the_first_two_neighbours_of_which_one_is_better_are_compared_in_both_orders() -> None:
+    empty, verdicts = Response("so", ""), [wrong(""), wrong(""), right(), right()]
+    first, second = first_comparison(TASK, [empty, LONG, SHORT, SHORT], verdicts, [True] * 4, "nano3") or (None, None)
+    assert first is not None and second is not None
+    assert truth_of(first) == Judgement(2, 5, 6) and truth_of(second) == swapped(truth_of(first))
+    assert first_comparison(TASK, [SHORT, SHORT], [right(), right()], ENDED, "nano3") is None
+    assert first_comparison(TASK, [empty, SHORT], [wrong(""), right()], ENDED, "nano3") is None
+
+
+def test_a_verdict_is_right_where_it_prefers_what_is_better() -> None:
+    wrong_first, short_first = Judgement(2, 5, 6), Judgement(5, 5, 3)
+    tasks = [comparison(TASK, LONG, SHORT, truth, "nano3") for truth in (wrong_first, wrong_first, short_first)]
+    said = [Judgement(1, 2, 3.5), None, Judgement(4, 4, 2, well_formed=False)]
+    rates = preferred_rates(count_preferred(tasks, said))
+    shares = {"preferred": 2 / 3, "right_over_wrong": 1 / 2, "short_over_long": 1, "well_formed": 1 / 3}
+    assert rates == pytest.approx(shares)
+    assert preferred_rates(count_preferred(tasks[2:], [Judgement(5, 5, 4)]))["short_over_long"] == 0
 
 
 def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:

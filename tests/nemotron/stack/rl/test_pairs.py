@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from nemotron.kit.metrics import Progress
-from nemotron.recipes.nano3.stage2_rl.dpo import batch_indices, reference_logprobs, update, validate
+from nemotron.recipes.nano3.stage2_rl.dpo import reference_logprobs, update, validate
 from nemotron.recipes.nano3.stage2_rl.dpo_schema import DPORunConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.pairs import Answer, Pair, pack_pairs
+from nemotron.stack.rl.prompts import shuffled
 from nemotron.stack.training.distributed import ALONE
 
 PROMPTS = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3], [5, 8]]
@@ -134,7 +135,7 @@ def test_a_pair_stays_together_and_what_a_tool_says_is_not_learned() -> None:
 
 
 def test_every_epoch_has_each_pair_once_in_another_order() -> None:
-    drawn = [index for step in range(6) for index in batch_indices(10, 5, step, seed=7)]
+    drawn = [index for step in range(6) for index in shuffled(10, range(5 * step, 5 * step + 5), 7)]
     epochs = [drawn[:10], drawn[10:20], drawn[20:]]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3

@@ -49,7 +49,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -66,14 +65,9 @@ from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.pairs import Answer, Pair, answer_logprobs, pack_pairs, pair_logprobs
-from nemotron.stack.rl.preferences import DPOLoss, dpo_loss
-from nemotron.stack.training.distributed import (
-    Ranks,
-    clip_gradients,
-    stop_distributed,
-    sum_gradients,
-    sum_metrics,
-)
+from nemotron.stack.rl.preferences import PairRecord, dpo_loss
+from nemotron.stack.rl.prompts import shuffled
+from nemotron.stack.training.distributed import Ranks, clip_gradients, stop_distributed, sum_gradients
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
@@ -183,17 +177,9 @@ def texts_in(value: Any) -> Iterable[str]:
             yield from texts_in(item)
 
 
-def batch_indices(num_pairs: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Which pairs a step takes: it walks through an order that is shuffled anew each epoch."""
-    positions = range(step * batch_size, (step + 1) * batch_size)
-    epochs = {position // num_pairs for position in positions}
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(num_pairs) for epoch in epochs}
-    return [int(orders[position // num_pairs][position % num_pairs]) for position in positions]
-
-
 def train(cfg: DPORunConfig, session: Session, data: Data) -> NemotronH:
     """The DPO loop. Returns the trained model."""
-    ranks, steps = session.ranks, cfg.dpo.max_num_steps
+    ranks, steps, size = session.ranks, cfg.dpo.max_num_steps, cfg.policy.train_global_batch_size
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
     check_memory(session, Needs(load_config(data.initial.path), tokens), "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
@@ -207,9 +193,7 @@ def train(cfg: DPORunConfig, session: Session, data: Data) -> NemotronH:
     # ---- the reference: what the model gives before its first update, of the pairs that this rank will train on. A
     # resumed run computes it again, before it loads the weights of its checkpoint.
     batches = [
-        batch_indices(len(data.train), cfg.policy.train_global_batch_size, step, cfg.seed)[
-            ranks.rank :: ranks.world_size
-        ]
+        shuffled(len(data.train), range(step * size, (step + 1) * size), cfg.seed)[ranks.rank :: ranks.world_size]
         for step in range(steps)
     ]
     valid = data.valid[ranks.rank :: ranks.world_size]
@@ -265,12 +249,12 @@ def reference_logprobs(cfg: DPORunConfig, session: Session, model: NemotronH, pa
 
 def update(
     cfg: DPORunConfig, session: Session, pairs: Sequence[Pair], references: Sequence[Tensor]
-) -> tuple[float, Record]:
+) -> tuple[float, PairRecord]:
     """One step on this rank's pairs of a batch. Loss: sum over pairs / number of pairs of the global batch.
 
     Returns the norm of the gradient and what was measured.
     """
-    model, optimizer, record = session.model, session.optimizer, Record()
+    model, optimizer, record = session.model, session.optimizer, PairRecord()
     model.train()
     for micro in pack_pairs(pairs, cfg.policy.max_total_sequence_length, cfg.policy.train_micro_batch_size):
         logp_T = answer_logprobs(model, micro, session.autocast)
@@ -291,7 +275,7 @@ def validate(
     cfg: DPORunConfig, session: Session, model: NemotronH, pairs: Sequence[Pair], references: Sequence[Tensor]
 ) -> dict[str, float]:
     """The metrics of the validation pairs, of which each rank has a share."""
-    record = Record()
+    record = PairRecord()
     progress, num_scored = session.progress_of_pass("validate", len(pairs)), 0
     with session.dealt_out():
         for micro in pack_pairs(pairs, cfg.policy.max_total_sequence_length, cfg.policy.train_micro_batch_size):
@@ -303,43 +287,6 @@ def validate(
             num_scored += len(micro.pairs)
             progress.update(num_scored, tokens=micro.input_ids_BL.numel())
     return record.metrics(session.ranks)
-
-
-class Record:
-    """Adds up what the micro-batches of a batch measure, on this rank; `metrics` is over all ranks."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor | float] = dict.fromkeys(
-            ("pairs", "trained_tokens", "loss", "preference_loss", "sft_loss", "accuracy", "chosen", "rejected"), 0.0
-        )
-
-    def add(self, loss: DPOLoss, trained_tokens: int) -> None:
-        """Count the pairs of a micro-batch, and the tokens of the rows that hold them."""
-        values: dict[str, Tensor | float] = {
-            "pairs": len(loss.chosen_P),
-            "trained_tokens": trained_tokens,
-            "loss": loss.loss.detach(),
-            "preference_loss": loss.preference_P.sum(),
-            "sft_loss": loss.sft_P.sum(),
-            "accuracy": (loss.chosen_P > loss.rejected_P).sum(),
-            "chosen": loss.chosen_P.sum(),
-            "rejected": loss.rejected_P.sum(),
-        }
-        for name, value in values.items():
-            self.sums[name] += value
-
-    def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Means over the pairs of the whole batch."""
-        sums = sum_metrics(self.sums, ranks)
-        means = {name: value / max(sums["pairs"], 1) for name, value in sums.items()}
-        return {
-            **{name: means[name] for name in ("loss", "preference_loss", "sft_loss", "accuracy")},
-            "rewards_chosen_mean": means["chosen"],
-            "rewards_rejected_mean": means["rejected"],
-            "rewards_margin_mean": means["chosen"] - means["rejected"],
-            "num_valid_samples": sums["pairs"],
-            "trained_tokens": sums["trained_tokens"],
-        }
 
 
 if __name__ == "__main__":

@@ -55,17 +55,17 @@ from tokenizers import Tokenizer
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemo_runspec.words import counted
-from nemotron.kit import Checkpoint, Results, RLPrompts, chat, print_complete, read_pipe
+from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
-from nemotron.stack.environments import Task, check_families, load_environments, to_messages, verify_all
+from nemotron.stack.environments import Task, check_families, load_environments, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.dialogue import Dialogue
-from nemotron.stack.rl.genrm import Response, circular_pairs
+from nemotron.stack.rl.genrm import Response
 from nemotron.stack.rl.grpo import (
     Batch,
     load_policy,
@@ -76,11 +76,18 @@ from nemotron.stack.rl.grpo import (
     update,
     warmed_up_lr,
 )
-from nemotron.stack.rl.judging import Judge, comparison, preference, read_comparisons, reward_of, swapped, truth_of
+from nemotron.stack.rl.judging import (
+    Judge,
+    count_preferred,
+    demonstration,
+    first_comparison,
+    preferred_rates,
+    read_comparisons,
+    reward_of,
+)
 from nemotron.stack.rl.losses import token_logprobs
-from nemotron.stack.rl.prompts import PromptSource, read_prompts
-from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
-from nemotron.stack.rl.shaping import Message
+from nemotron.stack.rl.prompts import PromptSource, read_prompts, shuffled
+from nemotron.stack.rl.rollouts import collect_rollouts, pack_rollouts
 from nemotron.stack.training.distributed import (
     Ranks,
     clip_gradients,
@@ -272,10 +279,8 @@ def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, dat
     """This rank's share of the comparisons of a step, at most, each in both orders."""
     ranks, most = session.ranks, cfg.grpo.num_prompts_per_step // session.ranks.world_size
     if data.own:
-        index = np.arange(most) + (step * ranks.world_size + ranks.rank) * most
-        epochs, within = np.divmod(index, len(data.own))
-        orders = {epoch: np.random.default_rng([cfg.seed, epoch]).permutation(len(data.own)) for epoch in set(epochs)}
-        return [data.own[orders[epoch][row]] for epoch, row in zip(epochs, within, strict=True)]
+        first = (step * ranks.world_size + ranks.rank) * most
+        return [data.own[row] for row in shuffled(len(data.own), range(first, first + most), cfg.seed)]
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
     seed = int(np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0])
     found = comparisons_of(cfg, answer, data, tasks, seed)
@@ -287,7 +292,7 @@ def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, dat
 def comparisons_of(
     cfg: GenRMConfig, answer: GenerateFn, data: Data, tasks: Sequence[Task], seed: int
 ) -> list[tuple[Task, Task]]:
-    """Of each task's responses, the first two neighbours of which one is better, in both orders; none where no two are.
+    """A comparison of responses to each task, in both orders (`first_comparison`).
 
     Responses are those of the model as it was before it became a judge.
     """
@@ -297,18 +302,13 @@ def comparisons_of(
     repeated = [task for task in tasks for _ in range(number)]
     verdicts = verify_all(repeated, [completion.text for completion in completions], thinking, cfg.env.sandbox)
     responses = [Response.of(f"{THINK}{c.text}" if thinking else c.text) for c in completions]
-    pairs = []
-    for index, task in enumerate(tasks):
-        for i, j in circular_pairs(number):
-            i, j = index * number + i, index * number + j
-            ended = completions[i].finished, completions[j].finished
-            truth = preference(responses[i], responses[j], (verdicts[i], verdicts[j]), ended)
-            if truth is not None and not responses[i].forfeits and not responses[j].forfeits:
-                first = comparison(task, responses[i], responses[j], truth, data.template)
-                second = comparison(task, responses[j], responses[i], swapped(truth), data.template)
-                pairs.append((first, second))
-                break
-    return pairs
+    finished = [completion.finished for completion in completions]
+    groups = [slice(start, start + number) for start in range(0, len(responses), number)]
+    pairs = [
+        first_comparison(task, responses[group], verdicts[group], finished[group], data.template)
+        for task, group in zip(tasks, groups, strict=True)
+    ]
+    return [pair for pair in pairs if pair is not None]
 
 
 def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task], step: int) -> Batch:
@@ -344,7 +344,7 @@ def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Ta
     """One supervised step. Loss: mean negative log-likelihood of the demonstrations' tokens, over the global batch."""
     model, optimizer, device = session.model, session.optimizer, session.ranks.device
     room = cfg.policy.max_total_sequence_length
-    rollouts = [demonstration(task, data, cfg.env.enable_thinking) for task in comparisons]
+    rollouts = [demonstration(task, data.tokenizer, data.template, cfg.env.enable_thinking) for task in comparisons]
     rollouts = [rollout for rollout in rollouts if len(rollout.prompt_ids) + len(rollout.completion_ids) <= room]
     weights = [[1.0] * len(rollout.completion_ids) for rollout in rollouts]
     tokens = float(sum(map(len, weights)))
@@ -369,30 +369,16 @@ def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Ta
     return grad_norm, {"loss": sums["loss"] / max(sums["tokens"], 1), "tokens": sums["tokens"]}
 
 
-def demonstration(task: Task, data: Data, thinking: bool) -> Rollout:
-    """The right verdict on a comparison, as if the judge had written it."""
-    segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking, template=data.template)
-    ids: dict[bool, list[int]] = {True: [], False: []}
-    for text, trained in segments:
-        if not trained and ids[True]:
-            break  # the line break after the turn
-        ids[trained] += data.tokenizer.encode(text, add_special_tokens=False).ids
-    size = len(ids[True])
-    return Rollout(0, ids[False], ids[True], [0.0] * size, 0.0, False, 0.0, [Message(size, True)])
-
-
 def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data) -> dict[str, float]:
-    """Greedy verdicts on held-out comparisons: how often they prefer what is better. Each rank does a share.
+    """How often greedy verdicts prefer what is better, of held-out comparisons (`preferred_rates`).
 
-    valid_preferred: of all; valid_right_over_wrong and valid_short_over_long: of the two kinds of comparisons.
-    valid_well_formed: share of verdicts with all numbers in their ranges.
+    Each rank does a share.
     """
     ranks, generation = session.ranks, cfg.policy.generation
     settings = JudgeConfig(
         enable_thinking=cfg.env.enable_thinking, temperature=0, top_p=1, max_new_tokens=generation.max_new_tokens,
         max_prompt_tokens=prompt_room(cfg), batch_size=generation.batch_size,
     )  # fmt: skip
-    counts = dict.fromkeys(("right", "right_of", "short", "short_of", "well_formed"), 0.0)
     with session.dealt_out(), session.autocast:
         if data.own:
             comparisons = data.own_valid[ranks.rank :: ranks.world_size]
@@ -400,22 +386,8 @@ def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data)
             tasks = data.valid[ranks.rank :: ranks.world_size]
             comparisons = [task for pair in comparisons_of(cfg, answer, data, tasks, cfg.seed) for task in pair]
         judge = Judge(session.model, data.tokenizer, data.template, settings)
-        for task, judgement in zip(comparisons, judge.say(comparisons, cfg.seed, session.stop.poll), strict=True):
-            truth = truth_of(task)
-            kind = "short" if truth.score_1 == truth.score_2 else "right"
-            counts[f"{kind}_of"] += 1
-            if judgement is not None:
-                counts["well_formed"] += judgement.well_formed
-                said, wanted = judgement.after_tie_break(), truth.after_tie_break()
-                counts[kind] += (said[0] - said[1]) * (wanted[0] - wanted[1]) > 0
-    sums = sum_metrics(counts, ranks)
-    total = sums["right_of"] + sums["short_of"]
-    return {
-        "valid_preferred": (sums["right"] + sums["short"]) / max(total, 1),
-        "valid_right_over_wrong": sums["right"] / max(sums["right_of"], 1),
-        "valid_short_over_long": sums["short"] / max(sums["short_of"], 1),
-        "valid_well_formed": sums["well_formed"] / max(total, 1),
-    }
+        counts = count_preferred(comparisons, judge.say(comparisons, cfg.seed, session.stop.poll))
+    return {f"valid_{name}": rate for name, rate in preferred_rates(sum_metrics(counts, ranks)).items()}
 
 
 if __name__ == "__main__":

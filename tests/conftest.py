@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS"):
@@ -20,3 +22,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_arrives_after_each_test() -> Iterator[None]:
+    """A command that gives its place to a tool holds Ctrl-C back for it; where none came, subprocesses inherit that."""
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

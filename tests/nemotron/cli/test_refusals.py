@@ -28,7 +28,7 @@ REFUSALS = [
     ("nano3 chat --stage slf", "did you mean sft?"),
     ("nano3 chat", "as in nemotron nano3 chat -c tiny"),
     ("nano3 chat -c tiny", "make it: nemotron nano3 rl rlvr -c tiny"),
-    ("nano3 data prep sft", "choose one with -c NAME: small, smoke, tiny"),
+    ("nano3 data prep sft", "choose one with -c NAME: calculator, small, smoke, tiny"),
     ("data tokenize", "choose one with -c NAME: nano3_pretrain, own,"),
     ("artifacts show nano3-sft-model-tiny", "make it: nemotron nano3 sft -c tiny"),
     ("artifacts verify nothing:1", "no artifact 'nothing'"),

@@ -88,7 +88,7 @@ def test_ctrl_c_while_a_tool_takes_the_place_of_its_command_waits_until_it_can_b
     worked = []
 
     def begin_to_load(*words: object) -> None:  # what is blocked stays so in the program that exec starts
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # to this thread, which holds it back: those of pytest-xdist do not
         worked.append("imports")
 
     monkeypatch.setattr(os, "execve", begin_to_load)

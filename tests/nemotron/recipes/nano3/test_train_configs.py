@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from nemotron.kit.schemas.rl import GenRMRewardConfig
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig, PretrainConfig
 from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
-from nemotron.recipes.nano3.stage2_rl.genrm_schema import GRPOConfig, JudgeTrainingConfig
-from nemotron.recipes.nano3.stage2_rl.rlhf_schema import LossConfig
+from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig, GRPOConfig, JudgeTrainingConfig
+from nemotron.recipes.nano3.stage2_rl.rlhf_schema import LossConfig, RLHFConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
 
@@ -95,6 +95,14 @@ def test_sft_says_what_to_lower_with_the_iterations() -> None:
     values["train"]["train_iters"] = 1
     with pytest.raises(ValidationError, match=r"exceed train\.train_iters 1: lower those, too"):
         SFTConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(("schema", "name"), [(GenRMConfig, "genrm/tiny"), (RLHFConfig, "rlhf/tiny")])
+def test_tasks_of_several_turns_are_not_compared(schema: Any, name: str) -> None:
+    values = read("stage2_rl", name)
+    schema.model_validate(values)
+    with pytest.raises(ValidationError, match="workplace_assistant has several turns"):
+        schema.model_validate({**values, "env": {"families": {"math": 1, "workplace_assistant": 1}}})
 
 
 def test_defaults_of_the_judge_and_of_rlhf_are_the_published_ones() -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelRunConfig
 from nemotron.kit.schemas.sources import Location
 from nemotron.recipes.nano3.stage2_rl import schema
-from nemotron.recipes.nano3.stage2_rl.schema import StageConfig, ValidatedGRPOConfig
+from nemotron.recipes.nano3.stage2_rl.schema import JudgedConfig, ValidatedGRPOConfig
 
 
 class GRPOConfig(ValidatedGRPOConfig):
@@ -49,7 +49,7 @@ class RunConfig(ModelRunConfig):
     data: Annotated[str, RL_PROMPTS] = Field(description="tasks that are answered: RLPrompts, as name or name:version")
 
 
-class GenRMConfig(StageConfig):
+class GenRMConfig(JudgedConfig):
     """`nemotron nano3 rl genrm`."""
 
     run: RunConfig

@@ -14,7 +14,7 @@ from nemo_runspec.config.inputs import FieldOfArtifact
 from nemotron.kit.schemas import rl
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, ModelRunConfig
-from nemotron.recipes.nano3.stage2_rl.schema import StageConfig
+from nemotron.recipes.nano3.stage2_rl.schema import JudgedConfig
 
 
 class GRPOConfig(rl.GRPOConfig):
@@ -53,7 +53,7 @@ class RunConfig(ModelRunConfig):
     data: Annotated[str, RL_PROMPTS] = Field(description="what to train on: RLPrompts, as name or name:version")
 
 
-class RLHFConfig(StageConfig):
+class RLHFConfig(JudgedConfig):
     """`nemotron nano3 rl rlhf`."""
 
     run: RunConfig

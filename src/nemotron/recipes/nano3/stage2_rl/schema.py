@@ -110,6 +110,16 @@ class StageConfig(Group):
         return self
 
 
+class JudgedConfig(StageConfig):
+    """What a stage has whose responses are compared: single ones."""
+
+    @model_validator(mode="after")
+    def _one_response(self) -> Self:
+        if "workplace_assistant" in self.env.families:
+            raise ValueError("env.families: workplace_assistant has several turns; a judge compares single responses")
+        return self
+
+
 class RLConfig(StageConfig):
     """`nemotron nano3 rl`."""
 

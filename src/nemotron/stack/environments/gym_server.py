@@ -237,7 +237,10 @@ class _Handler(BaseHTTPRequestHandler):
             case "/verify":
                 return resources.verify(body)
             case "/aggregate_metrics":
-                return resources.aggregate_metrics(body)
+                try:
+                    return resources.aggregate_metrics(body)
+                except (TypeError, OverflowError) as failure:
+                    raise BadRequest(422, f"verify_responses: {failure}") from failure
         return resources.call_tool(session, self.path.removeprefix("/"), body)
 
     def _read(self) -> Body:

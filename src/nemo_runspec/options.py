@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError, did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def parse_words(
             if "=" not in word:
                 configs = " or ".join(option for option in valued if option.startswith("--config"))
                 hint = f"a config is chosen with {configs} {word}; a key is set with key=value" if configs else None
-                raise UserError(f"unexpected word {word!r}", hint)
+                raise UserError(f"unexpected word {word!r}", _cut_override(word, rest, overrides) or hint)
             overrides.append(word)
             continue
         option, equals, value = word.partition("=")
@@ -67,8 +67,25 @@ def parse_words(
                 raise UserError(f"option {option} is given twice")
             values[valued[option]] = value
         else:
-            raise UserError(f"unknown option {option}", did_you_mean(option, [*valued, *flags, *known], "options"))
+            choices = [*valued, *flags, *known]
+            hint = did_you_mean(option, choices, "options")
+            if (equals or "." in option) and nearest(option, choices) is None:
+                hint = f"a key of the config is set without dashes: {option.lstrip('-')}={value or 'VALUE'}"
+            raise UserError(f"unknown option {option}", hint)
     return Options(values, frozenset(flags_set), tuple(overrides))
+
+
+def _cut_override(word: str, rest: Sequence[str], overrides: Sequence[str]) -> str | None:
+    """The hint where the shell has cut an override at a blank and `word` is a part of it; None where it is none."""
+    before = overrides[-1] if overrides else ""
+    if sum(map(before.count, "[{")) > sum(map(before.count, "]}")):
+        return f"a value with blanks stands in quotes: '{before} {word} …'"
+    if before.endswith("="):
+        return f"no blanks around =: {before}{word}"
+    if rest and rest[0].startswith("="):
+        value = rest[0][1:] or "".join(rest[1:2])
+        return f"no blanks around =: {word}={value}"
+    return None
 
 
 _EXAMPLES = {"config": "tiny", "run": "PROFILE", "batch": "PROFILE"}

@@ -49,6 +49,12 @@ def test_overrides_keep_their_order_and_their_equals_signs() -> None:
         (["--dryrun=1"], "unknown option --dryrun", "did you mean --dry-run?"),
         (["--form", "sft"], "unknown option --form", "did you mean --from?"),
         (["tiny"], "unexpected word 'tiny'", "--config tiny"),
+        (["optimizer.lr", "=", "1e-3"], "unexpected word 'optimizer.lr'", "no blanks around =: optimizer.lr=1e-3"),
+        (["optimizer.lr", "=1e-3"], "unexpected word 'optimizer.lr'", "no blanks around =: optimizer.lr=1e-3"),
+        (["optimizer.lr=", "1e-3"], "unexpected word '1e-3'", "no blanks around =: optimizer.lr=1e-3"),
+        (["sources=[{name:", "mine,", "paths:"], "unexpected word 'mine,'", "quotes: 'sources=[{name: mine, …'"),
+        (["--optimizer.lr=1e-3"], "unknown option --optimizer.lr", "without dashes: optimizer.lr=1e-3"),
+        (["--optimizer.lr", "1e-3"], "unknown option --optimizer.lr", "without dashes: optimizer.lr=VALUE"),
     ],
 )
 def test_nothing_is_skipped_or_guessed(words: list[str], message: str, hint: str | None) -> None:

@@ -311,7 +311,8 @@ class Registry:
             versions = self.versions(reference.name)
             if not versions:
                 raise self._unknown(reference.name)
-            span = f"1 to {versions[-1]}" if len(versions) == versions[-1] else ", ".join(map(str, versions[-10:]))
+            whole = len(versions) == versions[-1] > 1
+            span = f"1 to {versions[-1]}" if whole else ", ".join(map(str, versions[-10:]))
             raise UserError(f"artifact {reference.name} has no version {reference.version}", f"there is {span}")
         return reference, reference.version
 

@@ -29,8 +29,12 @@ def command_hint(error: RunspecError) -> str | None:
     makers = makers_by_artifact()
     maker = makers.get(error.name)
     if maker is None:
-        near = None if error.hint or error.corrupt else nearest(error.name, makers)
-        return None if near is None else f"did you mean {near}? make it: {makers[near].command}"
+        if error.hint or error.corrupt:
+            return None
+        near = nearest(error.name, makers)
+        if near is None:
+            return "nemotron artifacts list names those that exist"
+        return f"did you mean {near}? make it: {makers[near].command}"
     if error.corrupt:
         return f"make it again: {maker.command} --force"
     return f"make it: {maker.command}" + (f" (with all before it: {maker.pipe})" if maker.pipe else "")

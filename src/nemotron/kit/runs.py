@@ -137,7 +137,11 @@ def find_run(word: str, *, logged: bool = False) -> RecordedRun:
             return matching[0]
     if not runs:
         raise UserError(f"no run {word!r}: there are none in {root}")
-    near = nearest(word, [run.name for run in runs] + [run.name.rpartition("/")[0] for run in runs])
+    names = [run.name for run in runs] + [run.name.rpartition("/")[0] for run in runs]
+    # All begin with the family's name, which alone brings nano3/pretrain near nano3/eval: the last part decides.
+    last = word.rpartition("/")[2]
+    ends = {name: name.rpartition("/")[2] for name in names}
+    near = nearest(word, [name for name, end in ends.items() if end == last or nearest(last, [end])])
     raise UserError(f"no run {word!r} in {root}", f"did you mean {near}?" if near else "nemotron runs list names them")
 
 

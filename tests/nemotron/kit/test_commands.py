@@ -55,7 +55,7 @@ def test_the_command_is_that_of_the_config_which_writes_the_artifact(name: str, 
             "did you mean nano3-pretrain-model-tiny? make it: nemotron nano3 pretrain -c tiny",
         ),
         (ArtifactError("no", "did you mean x?", "my-model"), None),
-        (ArtifactError("no", None, "zzzz"), None),
+        (ArtifactError("no", None, "zzzz"), "nemotron artifacts list names those that exist"),
         (UserError("nano3-sft-model-tiny"), None),
     ],
 )

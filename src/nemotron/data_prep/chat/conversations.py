@@ -50,10 +50,14 @@ class Conversation:
 
 @dataclass
 class ConversationTable:
-    """How many conversations were read, kept, and dropped for which reason, by source."""
+    """How many conversations were read, kept, and dropped for which reason, by source.
+
+    `unit`: what the table for people calls them; the rows keep one name.
+    """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     capped: dict[str, str] = field(default_factory=dict)  # source -> the key that left out the rest of it
+    unit: str = "conversations"
 
     def first(self, source: str, items: Iterable[Item], most: int | None, key: str) -> Iterator[Item]:
         """At most so many of a source's items (null: all); where there are more, the table says that `key` cut them."""
@@ -83,7 +87,8 @@ class ConversationTable:
     def __str__(self) -> str:
         """The table for people, one line a row."""
         head = ("source", "outcome", "conversations")
-        lines = aligned([head, *([str(row[name]) for name in head] for row in self.rows())], "<<>")
+        rows = [[str(row[name]) for name in head] for row in self.rows()]
+        lines = aligned([("source", "outcome", self.unit), *rows], "<<>")
         for source, key in sorted(self.capped.items()):
             number = self.counts[source][f"the first only ({key})"]
             lines.append(f"{key}: the first {number} records of {source}; more are there")

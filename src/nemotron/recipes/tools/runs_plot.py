@@ -66,6 +66,10 @@ def chosen_metrics(curves: dict[str, dict[str, Points]], metric: str | None) -> 
     chosen = [name for name in names if name == metric or name.startswith(f"{metric}.")]
     if not chosen:
         raise UserError(f"no metric {metric!r} was logged", did_you_mean(str(metric), names, "metrics"))
+    for run, of_run in curves.items():
+        if not of_run.keys() & set(chosen):
+            logged = ", ".join(of_run)
+            print(f"{run} is left out: it has logged no {metric}; choose with --metric: {logged}", file=sys.stderr)
     return chosen
 
 

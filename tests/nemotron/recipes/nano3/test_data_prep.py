@@ -212,6 +212,7 @@ def test_questions_with_answers_are_tasks_that_rl_draws(
         assert run_main(script.main, command_hint) == 0
         output = capsys.readouterr()
         assert "env.families={questions/sums: 1}" in output.err
+        assert ["source", "outcome", "tasks"] in [line.split() for line in output.err.splitlines()]
         return Registry(tmp_path / "output" / "artifacts").resolve(json.loads(output.out)["data"])
 
     own = "{name: sums, paths: [sums.csv], columns: {question: q, answer: a}, match: contains}"

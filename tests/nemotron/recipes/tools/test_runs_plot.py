@@ -66,6 +66,12 @@ def test_runs_share_a_plot_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(UserError, match="no metric 'los'") as refused:
         main(Options(runs, "los", None))
     assert refused.value.hint == "did you mean loss?"
+    log = MetricsLog(tmp_path / "rl" / "metrics.jsonl")
+    log.log(1, reward=0.5)
+    log.close()
+    capsys.readouterr()
+    main(Options(runs | {"rl": str(tmp_path / "rl")}, None, None))
+    assert capsys.readouterr().err == "rl is left out: it has logged no loss; choose with --metric: reward\n"
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has logged no metrics"):
         main(Options({"empty": str(tmp_path / "empty")}, None, None))

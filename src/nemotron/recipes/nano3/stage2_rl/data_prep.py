@@ -119,7 +119,7 @@ def main() -> None:
     with open_engine() as engine, open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir(parents=True)
-        table = ConversationTable()
+        table = ConversationTable(unit="tasks")
 
         # --- Tasks: a family that has fewer different ones than asked for gives all it has --------------------------
         with run.phase("collect"):

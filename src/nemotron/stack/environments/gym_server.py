@@ -117,8 +117,8 @@ class ResourcesServer:
                 raise BadRequest(400, "no such session: POST /seed_session first, and send its cookie")
             self.sessions.move_to_end(session)
             workplace, offered = self.sessions[session]
-            given = {key: value for key, value in arguments.items() if value is not None}
-            return {"output": workplace.call(name, given, offered)}
+            without_nulls = {key: value for key, value in arguments.items() if value is not None}
+            return {"output": workplace.call(name, without_nulls, offered)}
 
     def verify(self, body: Body) -> Body:
         """The request with its reward: of the response alone, whatever session it comes from."""

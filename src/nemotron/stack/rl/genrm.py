@@ -62,11 +62,11 @@ def read_judgement(text: str) -> Judgement | None:
     position = text.find("{")
     while position >= 0:
         try:
-            found, end = _DECODER.raw_decode(text, position)
+            record, end = _DECODER.raw_decode(text, position)
         except (ValueError, RecursionError):
             end = position + 1
         else:
-            last = _judgement_of(found) or last
+            last = _judgement_of(record) or last
         position = text.find("{", end)
     return last
 

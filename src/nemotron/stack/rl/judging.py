@@ -250,7 +250,7 @@ class Judge:
         prompts = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
         fitting = [row for row, ids in enumerate(prompts) if len(ids) <= cfg.max_prompt_tokens]
         order = sorted(fitting, key=lambda row: (len(prompts[row]), row))
-        said: list[Judgement | None] = [None] * len(comparisons)
+        judgements: list[Judgement | None] = [None] * len(comparisons)
         device = self.model.lm_head.weight.device
         for start in range(0, len(order), cfg.batch_size):
             rows = order[start : start + cfg.batch_size]
@@ -261,8 +261,8 @@ class Judge:
             )  # fmt: skip
             for row, ids in zip(rows, out.tokens, strict=True):
                 text = chat.response_of(self.tokenizer.decode(ids, skip_special_tokens=False), self.template)
-                said[row] = read_judgement(answer_of(text, cfg.enable_thinking))
-        return said
+                judgements[row] = read_judgement(answer_of(text, cfg.enable_thinking))
+        return judgements
 
     def matches(
         self,
@@ -285,10 +285,10 @@ class Judge:
             task, responses, pairs = groups[group]
             i, j = pairs[position]
             comparisons.append(comparison(task, responses[i], responses[j], None, self.template))
-        said = dict(zip(asked, self.say(comparisons, seed, poll), strict=True))
+        judgements = dict(zip(asked, self.say(comparisons, seed, poll), strict=True))
         return [
             [
-                (i, j, said.get((group, position)) or forfeit(responses[i], responses[j]))
+                (i, j, judgements.get((group, position)) or forfeit(responses[i], responses[j]))
                 for position, (i, j) in enumerate(pairs)
             ]
             for group, (_, responses, pairs) in enumerate(groups)

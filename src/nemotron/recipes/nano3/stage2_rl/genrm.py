@@ -283,10 +283,10 @@ def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, dat
         return [data.own[row] for row in shuffled(len(data.own), range(first, first + most), cfg.seed)]
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
     seed = int(np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0])
-    found = comparisons_of(cfg, answer, data, tasks, seed)
+    pairs = comparisons_of(cfg, answer, data, tasks, seed)
     # Tasks of a family stand together: what is left out is spread evenly over all of them.
-    chosen = np.linspace(0, len(found) - 1, min(len(found), most // 2)).astype(int)
-    return [task for row in chosen for task in found[row]]
+    chosen = np.linspace(0, len(pairs) - 1, min(len(pairs), most // 2)).astype(int)
+    return [task for row in chosen for task in pairs[row]]
 
 
 def comparisons_of(

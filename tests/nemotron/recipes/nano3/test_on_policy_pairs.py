@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
-from nemotron.recipes.nano3.stage2_rl.data_prep_dpo import Answer, Answers, Sampler, make_pairs
+from nemotron.recipes.nano3.stage2_rl.data_prep_dpo import Answer, Answers, Sampler, check_verified, make_pairs
 from nemotron.recipes.nano3.stage2_rl.dpo_data_schema import DPODataConfig
 from nemotron.stack.environments import Task, generate_tasks, prompt_tools
 from nemotron.stack.models import NemotronH
@@ -136,3 +137,9 @@ def test_answers_are_what_the_model_wrote_and_judged_as_such(
             {"role": "assistant", "content": result, "reasoning_content": expression},
         ]
         assert called.score == 1.0
+
+
+def test_answers_that_mostly_cannot_be_verified_are_not_published() -> None:
+    check_verified({"verifier_errors": 1, "responses": 100}, 0.01)
+    with pytest.raises(RunFailed, match="verification failed for 2 of 100 answers"):
+        check_verified({"verifier_errors": 2, "responses": 100}, 0.01)

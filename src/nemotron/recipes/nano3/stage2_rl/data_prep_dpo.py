@@ -42,7 +42,7 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,7 @@ def main() -> None:
                 trained_on += tasks if split == "train" else []
                 parts[split] = [pair for answers in sampler.answer(tasks, split) for pair in make_pairs(cfg, answers)]
         print_responses(sampler.counts)
+        check_verified(sampler.counts, cfg.max_error_rate)
         if not parts["train"]:
             raise RunFailed(
                 f"no pair: {sampler.counts['right']:,} of {sampler.counts['responses']:,} answers are right",
@@ -146,6 +147,13 @@ def main() -> None:
         pairs = counted(len(parts["train"]), "pair")
         print(f"{dataset.ref}: {pairs} ({shares}), {len(parts['valid']):,} for validation", file=sys.stderr)
         print_complete({"data": dataset})
+
+
+def check_verified(counts: Mapping[str, int], max_error_rate: float) -> None:
+    """RunFailed where the verification of too large a share of the answers failed: what is left may be another kind."""
+    errors, responses = counts["verifier_errors"], counts["responses"]
+    if errors > max_error_rate * responses:
+        raise RunFailed(f"verification failed for {errors:,} of {responses:,} answers", "see max_error_rate")
 
 
 @dataclass

@@ -53,4 +53,7 @@ class DPODataConfig(Group):
     max_pairs_per_task: int = Field(
         25, ge=1, description="pairs of a task, at most; those with a hallucinated tool first (about 25: tech report)"
     )
+    max_error_rate: float = Field(
+        0.01, ge=0, le=1, description="share of answers whose verification fails, above which nothing is published"
+    )
     sandbox: Sandbox = Field("bubblewrap", description=SANDBOX)

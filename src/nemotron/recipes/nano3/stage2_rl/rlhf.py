@@ -196,7 +196,9 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
         seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
         metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient)
         sums = sum_metrics(measured, ranks)
-        metrics |= {name: sums[name] / sums["completions"] for name in sums if name != "completions"}
+        lengths = ("reasoning_chars", "answer_chars", "forfeited")
+        metrics |= {name: sums[name] / sums["completions"] for name in lengths}
+        metrics["accuracy"] = sums["right"] / max(sums["verified"], 1)
         session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
         if ranks.is_main:
             log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
@@ -217,7 +219,7 @@ def draw_rollouts(
     prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
     sampling_seed, judge_seed = np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(2).tolist()
     groups: dict[int, list[Response]] = {}
-    right: dict[int, float] = {}
+    scores: list[float] = []  # of the answers that could be verified
 
     def begin(index: int) -> Dialogue:
         return Dialogue(None, data.tokenizer, data.template, thinking)
@@ -226,7 +228,7 @@ def draw_rollouts(
         written = [dialogue.response for dialogue in dialogues]
         groups[index] = [Response.of(f"{THINK}{text}" if thinking else text) for text in written]
         verdicts = verify_all([tasks[index]] * len(written), written, thinking, cfg.env.sandbox)
-        right[index] = sum(verdict.score for verdict in verdicts if verdict.status == "score")
+        scores.extend(verdict.score for verdict in verdicts if verdict.status == "score")
         return [None] * len(written)
 
     # Generator and trainer use one precision, and no temperature: otherwise they would be two policies.
@@ -245,7 +247,8 @@ def draw_rollouts(
     responses = [response for group in groups.values() for response in group]
     measured: dict[str, float] = {
         "completions": len(responses),
-        "accuracy": sum(right.values()),
+        "verified": len(scores),
+        "right": sum(scores),
         "reasoning_chars": sum(len(response.reasoning) for response in responses),
         "answer_chars": sum(len(response.answer) for response in responses),
         "forfeited": sum(response.forfeits for response in responses),

@@ -169,6 +169,34 @@ def test_signals_end_a_script_in_one_line(
     assert left.read_text() == f"{code}\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("SIGINT", 130, "error: interrupted\n"),
+        ("SIGTERM", 143, "error: stopped by SIGTERM\nthe same command starts again\n"),
+    ],
+)
+def test_a_signal_whose_exception_python_drops_ends_the_script_all_the_same(
+    tmp_path: Path, name: str, code: int, text: str
+) -> None:
+    """As when it arrives in one of the callbacks of os.fork: here in a destructor."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "from nemo_runspec.errors import end_on_signals, run_main\n"
+        "class Dropping:\n"
+        "    def __del__(self):\n"
+        f"        signal.raise_signal(signal.{name})\n"
+        "def main():\n"
+        "    Dropping()\n"
+        "    time.sleep(20)\n"
+        "end_on_signals()\n"
+        "sys.exit(run_main(main))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", text)
+
+
 def test_a_library_of_an_extra_that_is_missing_is_two_lines_and_any_other_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')\n")
     (tmp_path / "other.py").write_text("import nowhere\n")

@@ -27,6 +27,10 @@ SOURCE = ROOT / "src/nemotron"
 # Families have stages; what else lies in recipes/ (data, tools) has none.
 FAMILIES = sorted({folder.parent.name for folder in (SOURCE / "recipes").glob("*/stage*")})
 PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
+BESIDE_THE_PIPE = (
+    "genrm-model-tiny", "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny",
+    "sft-data-calculator", "sft-model-calculator",
+)  # fmt: skip
 PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
@@ -109,12 +113,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tools-rl",
         "tools-sft-model",
         "other-judge",
-        "nano3-genrm-model-tiny",
-        "nano3-dpo-data-own",
-        "nano3-dpo-data-tiny",
-        "nano3-dpo-model-tiny",
-        "nano3-sft-data-calculator",
-        "nano3-sft-model-calculator",
+        *(f"{family}-{name}" for family in FAMILIES for name in BESIDE_THE_PIPE),
     ):
         registry.publish(name, payload, record)
     for step in ("", *(f"{step}-" for step in STEPS)):

@@ -116,8 +116,8 @@ def test_a_run_is_named_by_folder_end_of_name_fingerprint_or_stage(script: Path,
     assert refused.value.exit_code == 2
     with pytest.raises(UserError, match=r"did you mean toy/train\?"):
         find_run("toy/trian")
-    with pytest.raises(UserError, match=r"no run 'toy/eval'") as refused:
-        find_run("toy/eval")
+    with pytest.raises(UserError, match=r"no run 'toy/rl'") as refused:
+        find_run("toy/rl")
     assert refused.value.hint == "nemotron runs list names them"
     # what is not a run, cut off, or unreadable does not stop the list
     (tmp_path / "output" / "toy" / "train" / "tiny-0000000000").mkdir()

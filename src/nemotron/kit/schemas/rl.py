@@ -141,8 +141,8 @@ class GenerationConfig(Group):
     batch_size: int = Field(1024, ge=1, description="completions decoded at once on one rank")
 
 
-class PolicyConfig(Group):
-    """The model being trained."""
+class TrainedPolicyConfig(Group):
+    """The model being trained, whatever its loss."""
 
     model_name: ModelPath
     max_total_sequence_length: int = Field(49_152, ge=2, description="tokens of a packed row; prompt + completion fit")
@@ -154,6 +154,11 @@ class PolicyConfig(Group):
         1e-3, ge=0, description="step of the expert bias towards equal loads; it moves although the router is frozen"
     )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+
+
+class PolicyConfig(TrainedPolicyConfig):
+    """The model being trained, on completions of its own."""
+
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
 
 

@@ -22,16 +22,10 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import clip_advantages, group_advantages
 from nemotron.stack.rl.loss_metrics import LossRecord, sequence_errors, sequences_within, token_metrics
 from nemotron.stack.rl.losses import grpo_loss, token_logprobs
+from nemotron.stack.rl.policy import step_policy
 from nemotron.stack.rl.rollouts import Rollout, count_rollouts, pack_rollouts, rollout_rates
 from nemotron.stack.rl.shaping import message_advantages
-from nemotron.stack.training.distributed import (
-    Ranks,
-    clip_gradients,
-    divide_gradients,
-    sum_gradients,
-    sum_metrics,
-    sum_over_ranks,
-)
+from nemotron.stack.training.distributed import Ranks, sum_metrics
 from nemotron.stack.training.session import Session
 
 
@@ -75,11 +69,6 @@ def prompts_per_call(cfg: StepConfig) -> int:
     return max(1, cfg.policy.generation.batch_size // cfg.grpo.num_generations_per_prompt)
 
 
-def warmed_up_lr(step: int, policy: PolicyConfig) -> float:
-    """The learning rate of step `step`, from 0 on: constant after a linear warm-up."""
-    return policy.optimizer.lr * min(1.0, (step + 1) / (policy.lr_warmup_iters + 1))
-
-
 def token_advantages(rollouts: Sequence[Rollout], cfg: GRPOConfig) -> tuple[list[list[float]], int]:
     """The advantage of each completion token, and the number of prompts whose completions are all equally good.
 
@@ -110,8 +99,7 @@ def update(
     filtering, or those for which trainer and generator disagree. `advantages`: of each completion token. `reference`:
     the model that a KL term, if any, holds the policy to. Returns norm of the gradient and what was measured.
     """
-    model, optimizer = session.model, session.optimizer
-    device = session.ranks.device
+    model, device = session.model, session.ranks.device
     counted = [
         (rollout, advantage)
         for rollout, advantage in zip(rollouts, advantages, strict=True)
@@ -150,15 +138,7 @@ def update(
         loss = grpo_loss(logp_T, old_T, generator_T, advantages_T, cfg.loss_fn, reference_T)
         loss.loss.backward()
         record.add_tokens(token_metrics(loss, logp_T, old_T, generator_T, cfg.loss_fn))
-    sum_over_ranks([loss_tokens])
-    sum_gradients(model)
-    divide_gradients(model, loss_tokens.clamp(min=1))
-    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
-    if math.isfinite(grad_norm):
-        optimizer.step()
-        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
-    optimizer.zero_grad()
-    return grad_norm, record
+    return step_policy(session, cfg.policy, loss_tokens), record
 
 
 def step_metrics(

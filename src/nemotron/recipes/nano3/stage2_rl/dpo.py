@@ -65,9 +65,10 @@ from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.pairs import Answer, Pair, answer_logprobs, pack_pairs, pair_logprobs
+from nemotron.stack.rl.policy import step_policy, warmed_up_lr
 from nemotron.stack.rl.preferences import PairRecord, dpo_loss
 from nemotron.stack.rl.prompts import shuffled
-from nemotron.stack.training.distributed import Ranks, clip_gradients, stop_distributed, sum_gradients
+from nemotron.stack.training.distributed import Ranks, stop_distributed
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
@@ -220,7 +221,7 @@ def train(cfg: DPORunConfig, session: Session, data: Data) -> NemotronH:
                 break
 
         # ---- 2. One update
-        lr = cfg.policy.optimizer.lr * min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
+        lr = warmed_up_lr(step, cfg.policy)
         set_lr(optimizer, lr)
         pairs = [data.train[index] for index in batches[step]]
         grad_norm, record = update(cfg, session, pairs, [of_train[index] for index in batches[step]])
@@ -254,7 +255,7 @@ def update(
 
     Returns the norm of the gradient and what was measured.
     """
-    model, optimizer, record = session.model, session.optimizer, PairRecord()
+    model, record = session.model, PairRecord()
     model.train()
     for micro in pack_pairs(pairs, cfg.policy.max_total_sequence_length, cfg.policy.train_micro_batch_size):
         logp_T = answer_logprobs(model, micro, session.autocast)
@@ -262,13 +263,7 @@ def update(
         loss = dpo_loss(logp_T, reference_T, micro.lengths_S, cfg.dpo)
         (loss.loss / cfg.policy.train_global_batch_size).backward()
         record.add(loss, micro.input_ids_BL.numel())
-    sum_gradients(model)
-    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
-    if math.isfinite(grad_norm):
-        optimizer.step()
-        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
-    optimizer.zero_grad()
-    return grad_norm, record
+    return step_policy(session, cfg.policy), record
 
 
 def validate(

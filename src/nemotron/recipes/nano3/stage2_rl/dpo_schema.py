@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from nemotron.kit.schemas import optimizer, rl, training
+from nemotron.kit.schemas import rl, training
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import MODEL, PREFERENCES, Group, ModelPath, ModelRunConfig, Seed
+from nemotron.kit.schemas.group import MODEL, PREFERENCES, Group, ModelRunConfig, Seed
+from nemotron.recipes.nano3.stage2_rl.schema import CheckpointConfig, DataConfig
 
 
 class DPOConfig(rl.DPOLossConfig):
@@ -23,42 +23,16 @@ class DPOConfig(rl.DPOLossConfig):
     val_pairs: int = Field(256, ge=1, description="validation pairs, at most, the first ones")
 
 
-class OptimizerConfig(optimizer.AdamWConfig):
-    """AdamW; beyond the rate, which is the tech report's, as in RL with verifiable rewards."""
+class PolicyConfig(rl.TrainedPolicyConfig):
+    """The model being trained, as in RL with verifiable rewards; the learning rate is also the tech report's."""
 
-    lr: float = Field(3e-6, gt=0, description="constant after the warm-up (tech report)")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="decay of the second moment")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled; not on norms, biases, A_log, D, dt_bias")
-
-
-class PolicyConfig(Group):
-    """The model being trained."""
-
-    model_name: ModelPath
     max_total_sequence_length: int = Field(
         49_152, ge=4, description="tokens of a packed row; a pair, its prompt counted twice, that is longer is left out"
     )
     train_global_batch_size: int = Field(128, ge=1, description="pairs a step, over all ranks (tech report)")
-    train_micro_batch_size: int = Field(1, ge=1, description="packed rows a forward pass; changes memory, not results")
-    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
-    lr_warmup_iters: int = Field(10, ge=0, description="steps of linear warm-up")
-    freeze_moe_router: bool = Field(True, description="router weights stay as they are, as in RL")
     moe_router_bias_update_rate: float = Field(
         0.0, ge=0, description="step of the expert bias towards equal loads; 0: the model chooses experts as before"
     )
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-
-
-class DataConfig(Group):
-    """What is read."""
-
-    path: Path = Field(description="payload of the data artifact: train.jsonl and valid.jsonl")
-
-
-class CheckpointConfig(training.CheckpointConfig):
-    """How often a run can be resumed from."""
-
-    save_interval: int = Field(10, ge=1, description="steps between checkpoints; also on a signal, at the end")
 
 
 class RunConfig(ModelRunConfig):

@@ -74,7 +74,6 @@ from nemotron.stack.rl.grpo import (
     step_metrics,
     token_advantages,
     update,
-    warmed_up_lr,
 )
 from nemotron.stack.rl.judging import (
     Judge,
@@ -86,17 +85,10 @@ from nemotron.stack.rl.judging import (
     reward_of,
 )
 from nemotron.stack.rl.losses import token_logprobs
+from nemotron.stack.rl.policy import step_policy, warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource, read_prompts, shuffled
 from nemotron.stack.rl.rollouts import collect_rollouts, pack_rollouts
-from nemotron.stack.training.distributed import (
-    Ranks,
-    clip_gradients,
-    divide_gradients,
-    stop_distributed,
-    sum_gradients,
-    sum_metrics,
-    sum_over_ranks,
-)
+from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.publish import publish_model
@@ -342,7 +334,7 @@ def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: l
 
 def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task]) -> tuple[float, dict[str, float]]:
     """One supervised step. Loss: mean negative log-likelihood of the demonstrations' tokens, over the global batch."""
-    model, optimizer, device = session.model, session.optimizer, session.ranks.device
+    model, device = session.model, session.ranks.device
     room = cfg.policy.max_total_sequence_length
     rollouts = [demonstration(task, data.tokenizer, data.template, cfg.env.enable_thinking) for task in comparisons]
     rollouts = [rollout for rollout in rollouts if len(rollout.prompt_ids) + len(rollout.completion_ids) <= room]
@@ -357,14 +349,7 @@ def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Ta
         loss = -token_logprobs(logits_TV, micro.targets_T).sum()
         loss.backward()
         loss_sum += loss.detach()
-    sum_over_ranks([num_tokens])
-    sum_gradients(model)
-    divide_gradients(model, num_tokens.clamp(min=1))
-    grad_norm = clip_gradients(model, cfg.policy.max_grad_norm).item()
-    if math.isfinite(grad_norm):
-        optimizer.step()
-        model.update_expert_bias(cfg.policy.moe_router_bias_update_rate)
-    optimizer.zero_grad()
+    grad_norm = step_policy(session, cfg.policy, num_tokens)
     sums = sum_metrics({"loss": loss_sum, "tokens": tokens}, session.ranks)
     return grad_norm, {"loss": sums["loss"] / max(sums["tokens"], 1), "tokens": sums["tokens"]}
 

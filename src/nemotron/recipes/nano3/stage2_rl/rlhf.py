@@ -72,9 +72,9 @@ from nemotron.stack.rl.grpo import (
     step_metrics,
     token_advantages,
     update,
-    warmed_up_lr,
 )
 from nemotron.stack.rl.judging import Judge, judged_rewards, wins
+from nemotron.stack.rl.policy import warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource
 from nemotron.stack.rl.rollouts import collect_rollouts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics

@@ -75,8 +75,8 @@ from nemotron.stack.rl.grpo import (
     step_metrics,
     token_advantages,
     update,
-    warmed_up_lr,
 )
+from nemotron.stack.rl.policy import warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
 from nemotron.stack.rl.rollouts import collect_rollouts
 from nemotron.stack.rl.shaping import effort_reward

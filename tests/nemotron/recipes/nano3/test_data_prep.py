@@ -19,6 +19,8 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.commands import command_hint
+from nemotron.kit.schemas.difficulty import Family
+from nemotron.recipes.nano3.stage1_sft.data_schema import TasksConfig
 from nemotron.stack.environments import generate_tasks, split_of, verify
 from nemotron.stack.rl.prompts import PromptSource
 
@@ -372,3 +374,31 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     assert complaint in stderr
     assert len(stderr[stderr.index("error: ") :].splitlines()) <= 2
     assert not list((tmp_path / "output" / "artifacts").glob("*/*"))
+
+
+def test_generated_conversations_of_several_turns_and_with_a_system_message(tmp_path: Path) -> None:
+    script = importlib.import_module("nemotron.recipes.nano3.stage1_sft.data_prep")
+    families: tuple[Family, ...] = ("math", "multiple_choice", "workplace_assistant")
+    cfg = TasksConfig(families=list(families), multi_turn_share=0.25, system_share=0.5)
+    tasks = [
+        (split, task)
+        for family in families
+        for split, number in (("train", 40), ("valid", 8))
+        for task in generate_tasks(family, split, number, cfg.seed)
+    ]
+    files = script._write_generated(cfg, tasks, tmp_path)
+    rows = {name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()] for name in files}
+    assert {name: len(of_name) for name, of_name in rows.items()} == dict.fromkeys(families, 48) | {"multi_turn": 24}
+    by_prompt = {(task.prompt, split): task for split, task in tasks}
+    for row in rows["multi_turn"]:
+        turns = [message for message in row["messages"] if message["role"] != "system"]
+        assert [message["role"] for message in turns] in (["user", "assistant"] * 2, ["user", "assistant"] * 3)
+        for question, answer in zip(turns[::2], turns[1::2], strict=True):
+            assert verify(by_prompt[question["content"], row["split"]], answer["content"]).score == 1
+        assert "tools" not in row
+    first = [row["messages"][0]["role"] for of_name in rows.values() for row in of_name]
+    assert 0.35 < first.count("system") / len(first) < 0.65
+    again = script._write_generated(cfg, tasks, tmp_path / "again")
+    assert [Path(new.uri).read_bytes() for (new,) in again.values()] == [
+        Path(old.uri).read_bytes() for (old,) in files.values()
+    ]

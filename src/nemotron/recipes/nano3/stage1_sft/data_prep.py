@@ -37,18 +37,18 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
     begin_script()
 
 import hashlib
+import random
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat import pack, spool
-from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
@@ -72,9 +72,11 @@ from nemotron.stack.environments import (
 )
 
 if TYPE_CHECKING:
-    from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig
+    from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig, TasksConfig
 
 SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
+MULTI_TURN = "multi_turn"
+SYSTEM_MESSAGES = ("You are a helpful assistant.", "You answer questions.", "Be brief.", "Read the question with care.")
 Split = Literal["train", "valid"]  # tasks of the third split are for evaluation only
 
 
@@ -102,7 +104,7 @@ def main() -> None:
         # --- Conversations: generated ones as files, your own as they are ---------------------------------------------
         with run.phase("collect"):
             tasks = list(_tasks(cfg, per_family))
-            files = _write_generated(tasks, work / "generated") | own_files
+            generated = _write_generated(cfg.tasks, tasks, work / "generated")
             settings = ChatSettings(
                 tokenizer=tokenizer,
                 template=template,
@@ -117,7 +119,7 @@ def main() -> None:
                 if cfg.sources
                 else (),
             )
-            plan = spool.plan_tokenize(settings, files, SHARD_BYTES)
+            plan = spool.plan_tokenize(settings, generated | own_files, SHARD_BYTES)
             freeze(plan, work / "spool")
 
         # --- Template, mask, token ids --------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def main() -> None:
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
             reasoning=conversations.reasons(template),
-            sources=list(_lineage(cfg, tasks, own_files)),
+            sources=list(_lineage(cfg.tasks, generated, own_files)),
         )
         dataset.save(move=True)
         shutil.rmtree(work)
@@ -192,23 +194,55 @@ def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[S
                 yield split, task
 
 
-def _write_generated(tasks: Sequence[tuple[Split, Task]], folder: Path) -> dict[str, list[SourceFile]]:
-    """A file of conversations for every family. One that is there is left as it is, since a plan knows its time."""
+def _write_generated(
+    cfg: TasksConfig, tasks: Sequence[tuple[Split, Task]], folder: Path
+) -> dict[str, list[SourceFile]]:
+    """A file of conversations for every family, and one of those with several turns.
+
+    One that is there is left as it is, since a plan knows its time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
-    for family in dict.fromkeys(task.family for _, task in tasks):
-        path = folder / f"{family}.jsonl"
+    for name in _generated_names(cfg):
+        path = folder / f"{name}.jsonl"
         if not path.exists():
-            rows = (
-                {"messages": to_messages(task), **_declared(task), "split": split}
-                for split, task in tasks
-                if task.family == family
-            )
             part = path.with_suffix(".part")
-            write_jsonl(part, rows)
+            write_jsonl(part, _with_system(cfg, name, _generated(cfg, name, tasks)))
             part.replace(path)
-        files[family] = list_files([str(path)])
+        files[name] = list_files([str(path)])
     return files
+
+
+def _generated_names(cfg: TasksConfig) -> list[str]:
+    return [*cfg.families, *([MULTI_TURN] if cfg.families and cfg.multi_turn_share else [])]
+
+
+def _generated(cfg: TasksConfig, name: str, tasks: Sequence[tuple[Split, Task]]) -> Iterator[dict[str, Any]]:
+    """The conversations of a family, each task by itself; or those with several turns, a task after the other.
+
+    The latter are of tasks without tools, since what a prompt declares holds for its whole conversation.
+    """
+    if name != MULTI_TURN:
+        for split, task in tasks:
+            if task.family == name:
+                yield {"messages": to_messages(task), **_declared(task), "split": split}
+        return
+    rng = random.Random(f"{MULTI_TURN}/{cfg.seed}")
+    for split in get_args(Split):
+        without_tools = [task for task_split, task in tasks if task_split == split and not prompt_tools(task)]
+        for _ in range(round(cfg.multi_turn_share * len(without_tools)) if len(without_tools) >= 3 else 0):
+            turns = rng.sample(without_tools, rng.randint(2, 3))
+            yield {"messages": [message for task in turns for message in to_messages(task)], "split": split}
+
+
+def _with_system(cfg: TasksConfig, name: str, conversations: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same conversations, a share of them with a system message."""
+    rng = random.Random(f"system/{name}/{cfg.seed}")
+    for conversation in conversations:
+        if rng.random() < cfg.system_share and conversation["messages"][0]["role"] != "system":
+            system = {"role": "system", "content": rng.choice(SYSTEM_MESSAGES)}
+            conversation = {**conversation, "messages": [system, *conversation["messages"]]}
+        yield conversation
 
 
 def _declared(task: Task) -> dict[str, Any]:
@@ -221,7 +255,7 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     columns = {name: name for name in ("messages", "tools", "split")}
     generated = Reading(columns=columns, required=())
     sources: dict[str, ChatSource] = {
-        family: ChatSource(family, generated, split_column="split") for family in cfg.tasks.families
+        name: ChatSource(name, generated, split_column="split") for name in _generated_names(cfg.tasks)
     }
     for source in cfg.sources:
         sources[source.name] = ChatSource(
@@ -237,18 +271,15 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
 
 
 def _lineage(
-    cfg: SFTDataConfig, tasks: Sequence[tuple[Split, Task]], own_files: Mapping[str, list[SourceFile]]
+    cfg: TasksConfig, generated: Mapping[str, list[SourceFile]], own_files: Mapping[str, list[SourceFile]]
 ) -> Iterator[Source]:
-    """Everything raw that goes in."""
-    if tasks:
+    """Everything raw that goes in. Generated conversations are one source, whatever the files that hold them."""
+    if generated:
         total = hashlib.sha256()
-        for split, task in tasks:
-            total.update(Conversation(task.family, to_messages(task), split, **_declared(task)).key().encode() + b"\0")
-        yield Source(
-            name="task-generators",
-            sha256=total.hexdigest(),
-            detail=f"{len(tasks)} conversations of {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
-        )
+        for file in chain.from_iterable(generated.values()):
+            total.update(Path(file.uri).read_bytes())
+        detail = f"conversations of {', '.join(generated)}; seed {cfg.seed}"
+        yield Source(name="task-generators", sha256=total.hexdigest(), detail=detail)
     for name, files in own_files.items():
         yield from lineage_sources(files, f"source {name}")
 

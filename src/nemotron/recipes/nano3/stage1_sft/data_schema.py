@@ -32,6 +32,10 @@ class TasksConfig(sources.TasksConfig):
     num_tasks: int = Field(500_000, ge=1, description="training conversations of each family at scale full")
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
     seed: Seed = Field(2, description="of the generators; the split goes by the task, not by this")
+    multi_turn_share: Fraction = Field(
+        0.0, description="conversations of two or three tasks in a row, for each of one task without tools"
+    )
+    system_share: Fraction = Field(0.0, description="share of conversations that begin with a system message")
 
 
 class SourceConfig(ConversationSource, OwnSourceConfig):

@@ -29,7 +29,7 @@ FAMILIES = sorted({folder.parent.name for folder in (SOURCE / "recipes").glob("*
 PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
 BESIDE_THE_PIPE = (
     "genrm-model-tiny", "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny",
-    "sft-data-calculator", "sft-model-calculator",
+    "rl-data-curriculum", "sft-data-calculator", "sft-model-calculator",
 )  # fmt: skip
 PAGES = [
     ROOT / "README.md",

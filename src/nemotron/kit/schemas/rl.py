@@ -162,6 +162,17 @@ class PolicyConfig(TrainedPolicyConfig):
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
 
 
+class CurriculumConfig(Group):
+    """Prompts by pass rate, easy ones first (`nemotron.stack.rl.curriculum`); means and deviation are not published."""
+
+    drop_pass_rate: float = Field(
+        1.0, gt=0, description="prompts of this pass rate and above are left out (tech report: 1; Llama-Nemotron: 0.75)"
+    )
+    start_mean: float = Field(0.875, ge=0, le=1, description="pass rate that the first batch is centred on")
+    end_mean: float = Field(0.125, ge=0, le=1, description="pass rate that the last batch is centred on")
+    std: float = Field(0.25, gt=0, description="standard deviation of the pass rates of a batch")
+
+
 class EffortConfig(Group):
     """Reward for short responses to prompts that ask for low effort (`nemotron.stack.rl.shaping`)."""
 

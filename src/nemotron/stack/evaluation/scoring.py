@@ -96,7 +96,11 @@ class Evaluation:
         """Per family, the score of each task: greedy, or the mean over its samples."""
         if which == "greedy":
             return [self.greedy_T[self.rows(family)] for family in self.families]
-        return [_mean_over_samples(self.sampled_TS[self.rows(family)]) for family in self.families]
+        return [self.sampled_means()[self.rows(family)] for family in self.families]
+
+    def sampled_means(self) -> np.ndarray:
+        """[T]: the mean score of the samples of each task that have a verdict; nan where none has."""
+        return _mean_over_samples(self.sampled_TS)
 
     def greedy(self, family: str) -> Interval:
         """Greedy pass@1 of a family, over tasks with a verdict: Wilson interval; bootstrap where scores are partial."""

@@ -11,7 +11,9 @@ from types import MappingProxyType
 import numpy as np
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.rl import CurriculumConfig
 from nemotron.stack.environments import Environment, Task
+from nemotron.stack.rl.curriculum import Curriculum
 
 
 class PromptSource:
@@ -39,15 +41,51 @@ class PromptSource:
                 )
         edges = np.round(np.cumsum([0.0, *shares.values()]) / sum(shares.values()) * batch_size).astype(int)
         self.counts = dict(zip(shares, np.diff(edges).tolist(), strict=True))
+        self.path = path
+        self.curricula: dict[str, Curriculum] = {}
+
+    def follow(self, settings: CurriculumConfig, num_steps: int) -> None:
+        """From now on draw by pass rate, in a run of `num_steps`; UserError unless each prompt has a `pass_rate`."""
+        rates: dict[str, list[float]] = {}
+        with self.path.open(encoding="utf-8") as lines:
+            for number, record in enumerate(map(json.loads, lines), start=1):
+                if type(rate := record.get("pass_rate")) not in (int, float) or not 0 <= rate <= 1:
+                    raise UserError(
+                        f"data.curriculum: {self.path}:{number} has no pass_rate from 0 to 1",
+                        "stage2_rl/data_prep_curriculum.py measures those of a model",
+                    )
+                rates.setdefault(record["task"]["family"], []).append(rate)
+        for family, count in self.counts.items():
+            curriculum = Curriculum(rates[family], count, num_steps, settings)
+            if not curriculum.num_prompts:
+                raise UserError(
+                    f"data.curriculum.drop_pass_rate {settings.drop_pass_rate:g} leaves no prompt of '{family}'",
+                    f"the lowest of its pass rates is {min(rates[family]):g}",
+                )
+            self.curricula[family] = curriculum
 
     def batch(self, step: int) -> list[Task]:
-        """The prompts of a step: per family its share, walking through an order that is shuffled anew each epoch."""
+        """The prompts of a step: per family its share, walking through an order that is shuffled anew each epoch.
+
+        Under a curriculum each pass rate has such an order of its own.
+        """
         tasks = []
         for position, (family, count) in enumerate(self.counts.items()):
             pool = self.pools[family]
-            positions = range(step * count, (step + 1) * count)
-            tasks += [pool[index] for index in shuffled(len(pool), positions, self.seed, position)]
+            if curriculum := self.curricula.get(family):
+                draws = zip(curriculum.members, curriculum.draws[step], strict=True)
+                for level, (members, (before, taken)) in enumerate(draws):
+                    order = shuffled(len(members), range(before, before + taken), self.seed, position, level)
+                    tasks += [pool[members[index]] for index in order]
+            else:
+                positions = range(step * count, (step + 1) * count)
+                tasks += [pool[index] for index in shuffled(len(pool), positions, self.seed, position)]
         return tasks
+
+    def pass_rate(self, step: int) -> dict[str, float]:
+        """The metric `prompt_pass_rate`: mean pass rate of a step's prompts; nothing without a curriculum."""
+        total = sum(curriculum.pass_rate(step) for curriculum in self.curricula.values())
+        return {"prompt_pass_rate": total / sum(self.counts.values())} if self.curricula else {}
 
 
 def shuffled(size: int, positions: range, *seed: int) -> list[int]:

@@ -29,8 +29,8 @@ An environment of your own (docs/guides/environments.md) gives tasks as the fami
     python data_prep.py --config tiny 'environments={halves: halves.py:Halves}'
 
 Simplified against the paper (tech report 3.2): four generated families instead of its collections of math, code,
-science, instruction, long-context and tool-use prompts. The curriculum by pass rate needs the model, so it belongs to
-the training script.
+science, instruction, long-context and tool-use prompts. Pass rates, which its curriculum goes by, need a model:
+data_prep_curriculum.py.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ step, and their results: pass@1 on held-out tasks, greedy and sampled.
 Shapes: P prompts of this rank, N completions a prompt, B packed rows, L tokens a row, T completion tokens.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): four generated families instead of nine
-sources; no curriculum over pass rates; every process holds the whole model; the trainer is its own generator in the
-same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has next to nothing to
-mask. Leave-one-out baseline and standard deviation, asymmetric clip, token-level loss, one update a batch, overlong
-filtering, frozen router with moving expert bias are the paper's. With one update a batch the policy ratio is 1 when the
-gradient is taken, so the clip never acts; it stands in the loss because it does as soon as a batch is split into
-several updates. docs/guides/rl-metrics.md explains every number that is logged.
+sources; prompts by pass rate only with `data.curriculum`; every process holds the whole model; the trainer is its own
+generator in the same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has
+next to nothing to mask. Leave-one-out baseline and standard deviation, asymmetric clip, token-level loss, one update a
+batch, overlong filtering, frozen router with moving expert bias are the paper's. With one update a batch the policy
+ratio is 1 when the gradient is taken, so the clip never acts; it stands in the loss because it does as soon as a batch
+is split into several updates. docs/guides/rl-metrics.md explains every number that is logged.
 """
 
 from __future__ import annotations
@@ -144,6 +144,8 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
         raise UserError(f"{prompts.ref} has no training prompts")
     yours = load_environments(cfg.env.environments)
     source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, yours)
+    if cfg.data.curriculum:
+        source.follow(cfg.data.curriculum, cfg.grpo.max_num_steps)
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     stop_ids = stop_token_ids(initial.path, template)
@@ -201,7 +203,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
         # ---- 4. Records
         step += 1
         seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
-        metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient)
+        metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient) | data.source.pass_rate(step - 1)
         session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
         if ranks.is_main:
             log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)

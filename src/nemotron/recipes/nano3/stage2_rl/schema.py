@@ -60,6 +60,14 @@ class DataConfig(Group):
     path: Path = Field(description="payload of the data artifact: train.jsonl and valid.jsonl")
 
 
+class RLVRDataConfig(DataConfig):
+    """What is read, and in which order."""
+
+    curriculum: rl.CurriculumConfig | None = Field(
+        None, description="draw prompts by their pass rate, easy ones first; null: in a random order"
+    )
+
+
 class CheckpointConfig(training.CheckpointConfig):
     """How often a run can be resumed from."""
 
@@ -124,6 +132,7 @@ class RLConfig(StageConfig):
     """`nemotron nano3 rl`."""
 
     run: RunConfig
+    data: RLVRDataConfig
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     env: EnvConfig = Field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

@@ -1,0 +1,92 @@
+"""Pass rates of prompts, as the script publishes them, and RL that draws by them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import run_main
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.kit import Model, RLPrompts
+from nemotron.kit.commands import command_hint
+from nemotron.kit.schemas.rl import CurriculumConfig
+from nemotron.stack.environments import generate_tasks
+from nemotron.stack.evaluation.scoring import prompt_text
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding import turns
+from nemotron.stack.models.decoding.generate import Generation
+from nemotron.stack.rl.prompts import PromptSource
+
+TASKS = [task for family in ("math", "multiple_choice") for task in generate_tasks(family, "train", 12, distinct=True)]
+RIGHT = {task.canonical: index % 9 for index, task in enumerate(TASKS)}  # of 8 rollouts
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Callable[..., NemotronH]) -> Registry:
+    """Prompts, and a model that answers each task right in the first of its rollouts, as often as RIGHT says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [__file__])
+    tokenizer = train_tokenizer([task.prompt + task.solution.answer for task in TASKS], 400)
+    save_tokenizer(tokenizer, tmp_path / "model", model_max_length=256, template="nano3")
+    small_model("M*E", vocab_size=tokenizer.get_vocab_size()).save_pretrained(tmp_path / "model")
+    Model(path=tmp_path / "model", step=1, chat_template="nano3").save("start")
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "train.jsonl").write_text("".join(json.dumps({"task": task.to_dict()}) + "\n" for task in TASKS))
+    (prompts / "valid.jsonl").write_text(json.dumps({"task": TASKS[0].to_dict()}) + "\n")
+    files = {"train_path": prompts / "train.jsonl", "valid_path": prompts / "valid.jsonl"}
+    RLPrompts(path=prompts, num_examples=len(TASKS), **files).save("prompts")
+    by_prompt = {tuple(tokenizer.encode(prompt_text(t, "nano3"), add_special_tokens=False).ids): t for t in TASKS}
+
+    def answer(model: NemotronH, prompts: Sequence[Sequence[int]], *_: Any, **options: Any) -> Generation:
+        assert options["temperature"] in (0.0, 1.0)
+        tokens = []
+        for task in (by_prompt[tuple(prompt)] for prompt in prompts):
+            for sample in range(options["samples_per_prompt"]):
+                text = task.solution.answer if sample < RIGHT[task.canonical] else "no"
+                tokens.append(tokenizer.encode(f"so</think>{text}<|im_end|>", add_special_tokens=False).ids)
+        return Generation(tokens, [[0.0] * len(ids) for ids in tokens], [True] * len(tokens), [0.0] * len(tokens))
+
+    monkeypatch.setattr(turns, "generate", answer)
+    return Registry(tmp_path / "output" / "artifacts")
+
+
+def measure(*words: str) -> int:
+    script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep_curriculum")
+    sys.argv = [str(script.__file__), "--config", "curriculum", "run.model=start", "run.data=prompts", *words]
+    return int(run_main(script.main, command_hint))
+
+
+def test_each_prompt_has_the_share_of_its_rollouts_that_are_right(registry: Registry) -> None:
+    assert measure() == 0
+    version = registry.resolve("nano3-rl-data-curriculum")
+    records = [json.loads(line) for line in (version.path / "train.jsonl").read_text().splitlines()]
+    assert [record["task"] for record in records] == [task.to_dict() for task in TASKS]
+    for record in records:
+        assert record["pass_rate"] == RIGHT[record["task"]["canonical"]] / 8
+    assert json.loads((version.path / "valid.jsonl").read_text())["task"] == TASKS[0].to_dict()
+    assert {reference.partition("@")[0] for reference in version.record["inputs"].values()} == {"start:1", "prompts:1"}
+    assert version.record["metrics"]["prompts_by_pass_rate"]["math"] == [2, 2, 2, 1, 1, 1, 1, 1, 1]
+    source = PromptSource(version.path / "train.jsonl", {"math": 1.0}, 11, 0)
+    source.follow(CurriculumConfig(), 1)
+    assert all(RIGHT[task.canonical] < 8 for task in source.batch(0))
+
+
+def test_only_the_first_prompts_of_each_family_are_measured(registry: Registry) -> None:
+    assert measure("num_prompts=5") == 0
+    path = registry.resolve("nano3-rl-data-curriculum").path / "train.jsonl"
+    kept = [json.loads(line)["task"]["canonical"] for line in path.read_text().splitlines()]
+    assert kept == [task.canonical for task in (*TASKS[:5], *TASKS[12:17])]
+
+
+def test_a_model_without_chat_template_is_refused(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    Model(path=registry.resolve("start").path, step=1).save("base")
+    assert measure("run.model=base") == 2
+    assert "base:1 has no chat template" in capsys.readouterr().err

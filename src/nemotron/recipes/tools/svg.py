@@ -41,7 +41,7 @@ def number(value: float) -> str:
     for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}"
-    return f"{value:.3g}"
+    return f"{value:.6g}"  # 1.00005 is not 1
 
 
 def smooth(points: Sequence[tuple[float, float]], share: float = 0.04) -> list[tuple[float, float]]:
@@ -62,8 +62,11 @@ def robust_range(series: Sequence[Series]) -> tuple[float, float]:
     """Range of all y values that leaves out the first spike of a loss curve: the highest 1 % are clipped."""
     values = sorted(y for line in series for _, y in line.points)
     low, high = values[0], values[min(len(values) - 1, math.ceil(len(values) * 0.99))]
-    pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    return low - pad, high + pad
+    if high - low <= 1e-5 * abs(high):  # rounding: a level line
+        pad = abs(high) * 0.05 or 1.0
+    else:
+        pad = (high - low) * 0.06
+    return max(low - pad, 0.0) if low >= 0 else low - pad, high + pad
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> Markup:

@@ -40,6 +40,7 @@ from nemotron.kit.run import METRICS_FILE, PHASES_FILE
 from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart, smooth
 
 RECIPES = Path(__file__).resolve().parents[1]
+BEGIN_TURN, END_TURN = "<|im_start|>", "<|im_end|>"  # in the text of an answer that tools interrupt
 
 
 @dataclass(frozen=True)
@@ -226,13 +227,25 @@ def curation(records: Records) -> list[tuple[list[dict[str, Any]], dict[str, lis
 
 
 def spoken(generation: dict[str, Any]) -> Markup:
-    """What a model said as HTML: whether it is right, the reasoning in grey, the answer."""
+    """What a model said as HTML: whether it is right; of each turn the reasoning in grey, what it says, what a tool
+    answered with a bar beside it.
+    """
     mark = Markup('<span class="{}">{}</span> ').format(*(("good", "✓") if generation["right"] else ("bad", "✗")))
-    text = generation["text"].removesuffix("</s>")
+    first, *others = generation["text"].removesuffix("</s>").split(BEGIN_TURN)
+    parts = [_said(first)]
+    for turn in others:
+        role, _, text = turn.partition("\n")
+        results = text.removesuffix("\n").removesuffix(END_TURN)
+        parts.append(_said(text) if role == "assistant" else Markup('<span class="tool">{}</span>').format(results))
+    return mark + Markup("\n").join(parts)
+
+
+def _said(turn: str) -> Markup:
     # A chat prompt ends with <think>, so the text begins within it; without the closing tag it is all answer.
+    text = turn.removesuffix("\n").removesuffix(END_TURN)
     reasoning, answer = parse_response(text) if END_THINK in text else (None, text.strip())
     thought = Markup('<span class="thought">{}</span>\n').format(reasoning) if reasoning else Markup("")
-    return mark + thought + (answer or Markup('<span class="thought">(nothing)</span>'))
+    return thought + (answer or Markup('<span class="thought">(nothing)</span>'))
 
 
 def build_page(records: Records) -> str:

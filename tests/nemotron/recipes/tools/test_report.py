@@ -194,6 +194,15 @@ def test_reasoning_and_answer_are_told_apart() -> None:
     assert report.spoken({"text": "1 < 2\n</think>\nyes", "right": True}).endswith(thought + "yes")
     assert report.spoken({"text": "2+2=5\n7</s>", "right": False}) == '<span class="bad">✗</span> 2+2=5\n7'
     assert "(nothing)" in report.spoken({"text": "</s>", "right": False})
+    results = "<|im_start|>user\n<tool_response>\n<b>\n</tool_response>\n<|im_end|>\n"
+    turns = (
+        f"which?\n</think>\ncall\n<|im_end|>\n{results}<|im_start|>assistant\n<think>\n584\n</think>\nDone.<|im_end|>"
+    )
+    assert report.spoken({"text": turns, "right": True}) == (
+        '<span class="good">✓</span> <span class="thought">which?</span>\ncall\n'
+        '<span class="tool">&lt;tool_response&gt;\n&lt;b&gt;\n&lt;/tool_response&gt;\n</span>\n'
+        '<span class="thought">584</span>\nDone.'
+    )
 
 
 def test_curves_come_from_the_runs_that_made_the_models_and_a_run_that_is_gone_is_left_out(registry: Registry) -> None:

@@ -166,7 +166,8 @@ def own_comparison(record: Mapping[str, Any], where: str, template: str) -> Task
     """The comparison of a record: `prompt`, `response_1`, `response_2`, and which one is better.
 
     That is `ranking`, 1 to 6, with or without the scores `score_1` and `score_2`, 1 to 5; or `preference`, 1 or 2.
-    UserError, with `where` the record stands: a key is missing, or a number out of range.
+    UserError, with `where` the record stands: a key is missing, a number is out of range, or the scores say that one
+    response is better and the ranking that the other one is.
     """
     for key in ("prompt", "response_1", "response_2"):
         if not isinstance(record.get(key), str) or not record[key].strip():
@@ -182,6 +183,12 @@ def own_comparison(record: Mapping[str, Any], where: str, template: str) -> Task
     truth = read_judgement(json.dumps(numbers))
     if truth is None or not truth.well_formed:
         raise UserError(f"{where}: scores go from 1 to 5, not {numbers['score_1']!r} and {numbers['score_2']!r}")
+    if (truth.score_1 - truth.score_2) * (3.5 - truth.ranking) < 0:
+        better = {True: "the first", False: "the second"}
+        raise UserError(
+            f"{where}: scores {truth.score_1:g} and {truth.score_2:g} prefer {better[truth.score_1 > truth.score_2]} "
+            f"response, ranking {ranking} {better[ranking < 3.5]}"
+        )
     first, second = (Response.of(record[key]) for key in ("response_1", "response_2"))
     task = Task("comparison", record["prompt"], where, {}, Solution("", ""))
     return comparison(task, first, second, truth, template)

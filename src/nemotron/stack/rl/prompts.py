@@ -12,7 +12,7 @@ import numpy as np
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.rl import CurriculumConfig
-from nemotron.stack.environments import Environment, Task
+from nemotron.stack.environments import Environment, Task, prompt_tools
 from nemotron.stack.rl.curriculum import Curriculum
 
 
@@ -86,6 +86,16 @@ class PromptSource:
         """The metric `prompt_pass_rate`: mean pass rate of a step's prompts; nothing without a curriculum."""
         total = sum(curriculum.pass_rate(step) for curriculum in self.curricula.values())
         return {"prompt_pass_rate": total / sum(self.counts.values())} if self.curricula else {}
+
+    def check_single_responses(self) -> None:
+        """UserError where what answers a prompt may be several responses: a judge compares single ones."""
+        for family in self.counts:
+            for task in self.pools[family]:
+                if prompt_tools(task) or getattr(task.environment, "open_episode", None) is not None:
+                    raise UserError(
+                        f"env.families: {family} has tasks of several turns; a judge compares single responses",
+                        f"one of them is {task.prompt[:80]!r}",
+                    )
 
 
 def shuffled(size: int, positions: range, *seed: int) -> list[int]:

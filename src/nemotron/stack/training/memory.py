@@ -39,7 +39,7 @@ class Needs:
     tokens: of a micro-batch on one rank. settings: which activations are computed again in the backward pass; None:
     none. sharded: by FSDP2. best_weights: rank 0 keeps those of the best validation. reference: each rank has a second
     model, which is not trained. completions: sampled together on one rank, each of up to `completion_tokens` tokens
-    with its prompt.
+    with its prompt. judge: what a model that judges those takes beside all this; it decodes when they are there.
     """
 
     config: NemotronHConfig
@@ -50,6 +50,7 @@ class Needs:
     reference: bool = False
     completions: int = 0
     completion_tokens: int = 0
+    judge: Needs | None = None
 
 
 def check_memory(session: Session, needs: Needs, key: str) -> None:
@@ -77,9 +78,12 @@ def check_memory(session: Session, needs: Needs, key: str) -> None:
         return
     what, hint = f"{human_size(activations)} of activations", "--run PROFILE trains on GPUs, -c tiny is for a CPU"
     if decoding > activations:
-        what = f"{human_size(decoding)} for {processes * needs.completions:,} completions that are sampled together"
+        group, sampled = "policy.generation", needs
+        if needs.judge and processes * decoding_bytes(needs.judge, session.bf16) == decoding:
+            group, sampled = "judge", needs.judge
+        what = f"{human_size(decoding)} for {processes * sampled.completions:,} completions that are sampled together"
         if state + activations <= available:
-            hint = f"a smaller policy.generation.batch_size needs less; {hint}"
+            hint = f"a smaller {group}.batch_size needs less; {hint}"
     elif state + decoding <= available:
         hint = f"a smaller {key} needs less and changes no result; {hint}"
     raise UserError(
@@ -90,9 +94,11 @@ def check_memory(session: Session, needs: Needs, key: str) -> None:
 
 
 def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
-    """Bytes of weights, gradients and Adam moments that one process has, and of a reference model."""
+    """Bytes of weights, gradients and Adam moments that one process has, of a reference model and of a judge."""
     parameters = _parameters(needs.config)
     reference = weight_bytes(parameters, "fp32") if needs.reference else 0
+    if needs.judge:
+        reference += weight_bytes(_parameters(needs.judge.config), "fp32")
     if not needs.sharded or world_size == 1:
         return training_bytes(parameters) + reference + (weight_bytes(parameters, "bf16") if bf16 else 0)
     # Its slice, and what is gathered with its gradients: two blocks, embedding and head. But every process begins with
@@ -118,11 +124,12 @@ def activation_bytes(needs: Needs, bf16: bool) -> int:
 
 def decoding_bytes(needs: Needs, bf16: bool) -> int:
     """Bytes of the completions that are sampled together: keys and values, convolution and SSM states, and a step's
-    logits with what is computed from them: probabilities, and their sums in float64."""
+    logits with what is computed from them: probabilities, and their sums in float64. A judge's, where they are more."""
     config, width = needs.config, 1 if bf16 else 2  # in units of bf16, which the two functions count
     per_token = width * kv_cache_bytes_per_token(config)
     states = ssm_state_bytes(config) + width * conv_state_bytes(config)
-    return needs.completions * (needs.completion_tokens * per_token + states + 24 * config.vocab_size)
+    own = needs.completions * (needs.completion_tokens * per_token + states + 24 * config.vocab_size)
+    return max(own, decoding_bytes(needs.judge, bf16) if needs.judge else 0)
 
 
 def activation_bytes_per_token(config: NemotronHConfig, settings: TrainedModelConfig | None, bf16: bool) -> int:

@@ -7,12 +7,14 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.errors import run_main
+from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.fingerprint import code_of
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
@@ -60,7 +62,12 @@ def test_tasks_of_an_own_environment_are_prompts_that_it_verifies(
     train, valid = version.path / "train.jsonl", version.path / "valid.jsonl"
     assert len(train.read_text().splitlines()) == 100  # 1 % of num_tasks: as many as of a family
     environments = load_environments(REFERENCES)
-    tasks = PromptSource(train, {"halves": 1.0}, 16, 0, environments).batch(0)
+    source = PromptSource(train, {"halves": 1.0}, 16, 0, environments)
+    source.check_single_responses()
+    with pytest.raises(UserError, match="halves has tasks of several turns; a judge compares single responses"):
+        episodes: Any = SimpleNamespace(open_episode=lambda spec: None)
+        PromptSource(train, {"halves": 1.0}, 16, 0, {"halves": episodes}).check_single_responses()
+    tasks = source.batch(0)
     assert len(tasks) == 16 and len(read_prompts(valid, environments)["halves"]) > 0
     for task in tasks:
         right = str(int(task.prompt.split()[-1].rstrip("?")) // 2)

@@ -137,6 +137,10 @@ def test_own_comparisons_are_read_line_by_line_and_open_no_turn(tmp_path: Path) 
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": 7}', "'ranking' is 7"),
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": []}', "'ranking' is []"),
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": 1, "score_1": 9}', "not 9 and 1"),
+        (
+            '{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": 6, "score_1": 5, "score_2": 2}',
+            "scores 5 and 2 prefer the first response, ranking 6 the second",
+        ),
     ],
 )
 def test_a_comparison_that_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, line: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,22 @@ def test_the_states_of_sampled_completions_are_what_a_cache_holds(
     with pytest.raises(UserError, match="for 600 completions that are sampled together") as refused:
         check_memory(session_of(1), needs, "policy.train_micro_batch_size")
     assert "policy.generation.batch_size" in str(refused.value.hint)
+
+
+def test_a_judge_has_its_weights_and_decodes_in_its_turn(small_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("MEM*EME")
+    weights, config = sum(4 * parameter.numel() for parameter in model.parameters()), model.config
+    policy, judge = Needs(config, 1, completions=6, completion_tokens=40), Needs(config, 0, completions=600)
+    both = replace(policy, judge=judge)
+    assert memory.state_bytes(both, 1, bf16=False) == memory.state_bytes(policy, 1, bf16=False) + weights
+    assert memory.decoding_bytes(both, False) == memory.decoding_bytes(judge, False)
+    assert memory.decoding_bytes(replace(policy, judge=replace(judge, completions=1)), False) == memory.decoding_bytes(
+        policy, False
+    )
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.decoding_bytes(judge, False))
+    with pytest.raises(UserError, match="for 600 completions that are sampled together") as refused:
+        check_memory(session_of(1), both, "policy.train_micro_batch_size")
+    assert "a smaller judge.batch_size needs less" in str(refused.value.hint)
 
 
 _MEASURE = """

@@ -146,6 +146,7 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     num_tasks = max(cfg.grpo.num_prompts_per_step // 2, len(cfg.env.families))  # each gives two comparisons, or none
     yours = load_environments(cfg.env.environments)
     source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed, yours)
+    source.check_single_responses()
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     tokenizer, stop_ids = load_tokenizer(initial.path), stop_token_ids(initial.path, template)

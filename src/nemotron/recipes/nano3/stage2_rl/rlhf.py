@@ -135,6 +135,7 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
         raise UserError(f"{prompts.ref} has no training prompts")
     yours = load_environments(cfg.env.environments)
     source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, yours)
+    source.check_single_responses()
     stop_ids = stop_token_ids(initial.path, template)
     judge = open_judge(cfg, cfg.judge.model_path, ranks.device)
     return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, judge)
@@ -155,11 +156,15 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
     ranks, steps = session.ranks, cfg.grpo.max_num_steps
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
-    prompts = min(prompts_per_call(cfg), cfg.grpo.num_prompts_per_step // ranks.world_size)
+    samples, of_rank = cfg.grpo.num_generations_per_prompt, cfg.grpo.num_prompts_per_step // ranks.world_size
+    judge = Needs(
+        data.judge.model.config, 0, completions=min(cfg.judge.batch_size, of_rank * samples),
+        completion_tokens=cfg.judge.max_prompt_tokens + cfg.judge.max_new_tokens,
+    )  # fmt: skip
     needs = Needs(
-        load_config(data.initial.path), tokens, reference=True,
-        completions=prompts * cfg.grpo.num_generations_per_prompt,
-        completion_tokens=cfg.policy.max_total_sequence_length,
+        load_config(data.initial.path), tokens, reference=bool(cfg.loss_fn.reference_policy_kl_penalty),
+        completions=min(prompts_per_call(cfg), of_rank) * samples,
+        completion_tokens=cfg.policy.max_total_sequence_length, judge=judge,
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)

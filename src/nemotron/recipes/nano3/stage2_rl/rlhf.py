@@ -156,14 +156,14 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
     ranks, steps = session.ranks, cfg.grpo.max_num_steps
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
-    samples, of_rank = cfg.grpo.num_generations_per_prompt, cfg.grpo.num_prompts_per_step // ranks.world_size
+    group, of_rank = cfg.grpo.num_generations_per_prompt, cfg.grpo.num_prompts_per_step // ranks.world_size
     judge = Needs(
-        data.judge.model.config, 0, completions=min(cfg.judge.batch_size, of_rank * samples),
+        data.judge.model.config, 0, completions=min(cfg.judge.batch_size, of_rank * group),
         completion_tokens=cfg.judge.max_prompt_tokens + cfg.judge.max_new_tokens,
     )  # fmt: skip
     needs = Needs(
         load_config(data.initial.path), tokens, reference=bool(cfg.loss_fn.reference_policy_kl_penalty),
-        completions=min(prompts_per_call(cfg), of_rank) * samples,
+        completions=min(prompts_per_call(cfg), of_rank) * group,
         completion_tokens=cfg.policy.max_total_sequence_length, judge=judge,
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000200/model.safetensors       weights and buffers (expert bias), whole tensors
                               optimizer.safetensors   AdamW moments and step counts, by parameter name
-                              best.safetensors        the best weights so far, where a run tracks them
+                              loop.safetensors        the loop's own tensors, where it has some: the best weights so far
                               rng.safetensors         random states of every rank, as byte tensors
                               state.json              step, loop state (cursor, counters), fingerprint, sha256 of files
     checkpoints/latest                                name of the newest complete one
@@ -44,11 +44,11 @@ STATE_FILE = "state.json"
 
 @dataclass
 class Restored:
-    """What a checkpoint gives back beside filling model and optimiser: steps done, loop state, best weights."""
+    """What a checkpoint gives back beside filling model and optimiser: steps done, the loop's state and tensors."""
 
     step: int
     state: dict[str, Any]
-    best_model: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -79,12 +79,12 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         state: Mapping[str, Any],
-        best_model: Mapping[str, torch.Tensor] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> Path:
         """Save the checkpoint of `step` finished steps; returns its directory, which async_save fills a little later.
 
-        `state` is the loop's own (data cursor, counters), JSON-able. `best_model`: CPU tensors that stay as they are. A
-        step saved already is not saved again. An error half-way leaves the older checkpoints untouched.
+        `state` is the loop's own (data cursor, counters), JSON-able. `tensors`: likewise, on the CPU; they stay as they
+        are. A step saved already is not saved again. An error half-way leaves the older checkpoints untouched.
         """
         self.wait()
         path = _directory(self.root, step)
@@ -95,8 +95,8 @@ class Checkpoints:
             "optimizer.safetensors": self._snapshot("optimizer", optimizer_tensors(model, optimizer)),
             "rng.safetensors": rng_tensors(),
         }
-        if best_model:
-            files["best.safetensors"] = dict(best_model)
+        if tensors:
+            files["loop.safetensors"] = dict(tensors)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies to pinned memory are asynchronous too
         self.last = path
@@ -240,8 +240,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
             current[name].copy_(shard_like(tensor, current[name]))
     _restore_optimizer(path, model, optimizer)
     _restore_rng(dict(_read_tensors(path, "rng.safetensors")))
-    best = dict(_read_tensors(path, "best.safetensors")) if "best.safetensors" in record["files"] else {}
-    return Restored(record["step"], record["state"], best)
+    tensors = dict(_read_tensors(path, "loop.safetensors")) if "loop.safetensors" in record["files"] else {}
+    return Restored(record["step"], record["state"], tensors)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -203,6 +203,21 @@ def least_of_ranks(number: int) -> int:
     return int(message.item())
 
 
+def gather_bytes(message: bytes) -> list[bytes]:
+    """What each rank was called with, by rank; of any length."""
+    if not dist.is_initialized():
+        return [message]
+    device = message_device()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, torch.tensor([len(message)], device=device))
+    longest = max(int(length) for length in lengths)
+    padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8).to(device)
+    messages = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(messages, padded)
+    pairs = zip(messages, lengths, strict=True)
+    return [of_rank[: int(length)].cpu().numpy().tobytes() for of_rank, length in pairs]
+
+
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether `flag` is true on at least one rank: a signal may reach only some of them, but all must stop together."""
     if not dist.is_initialized():

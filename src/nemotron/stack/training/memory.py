@@ -37,9 +37,10 @@ class Needs:
     """What decides, beside the machine and the precision, how much memory a run takes.
 
     tokens: of a micro-batch on one rank. settings: which activations are computed again in the backward pass; None:
-    none. sharded: by FSDP2. best_weights: rank 0 keeps those of the best validation. reference: each rank has a second
-    model, which is not trained. completions: sampled together on one rank, each of up to `completion_tokens` tokens
-    with its prompt. judge: what a model that judges those takes beside all this; it decodes when they are there.
+    none. sharded: by FSDP2. best_weights: rank 0 keeps those of the best validation. copies: of the weights that each
+    rank has beside the model that it trains, as a reference has. completions: sampled together on one rank, each of up
+    to `completion_tokens` tokens with its prompt. judge: what a model that judges those takes beside all this; it
+    decodes when they are there.
     """
 
     config: NemotronHConfig
@@ -47,7 +48,7 @@ class Needs:
     settings: TrainedModelConfig | None = None
     sharded: bool = False
     best_weights: bool = False
-    reference: bool = False
+    copies: int = 0
     completions: int = 0
     completion_tokens: int = 0
     judge: Needs | None = None
@@ -94,19 +95,19 @@ def check_memory(session: Session, needs: Needs, key: str) -> None:
 
 
 def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
-    """Bytes of weights, gradients and Adam moments that one process has, of a reference model and of a judge."""
+    """Bytes of weights, gradients and Adam moments that one process has, of copies of the weights and of a judge."""
     parameters = _parameters(needs.config)
-    reference = weight_bytes(parameters, "fp32") if needs.reference else 0
+    copies = needs.copies * weight_bytes(parameters, "fp32")
     if needs.judge:
-        reference += weight_bytes(_parameters(needs.judge.config), "fp32")
+        copies += weight_bytes(_parameters(needs.judge.config), "fp32")
     if not needs.sharded or world_size == 1:
-        return training_bytes(parameters) + reference + (weight_bytes(parameters, "bf16") if bf16 else 0)
+        return training_bytes(parameters) + copies + (weight_bytes(parameters, "bf16") if bf16 else 0)
     # Its slice, and what is gathered with its gradients: two blocks, embedding and head. But every process begins with
     # all weights, before they are sliced.
     ends = 2 * needs.config.vocab_size * needs.config.hidden_size
     block = max(_block_parameters(needs.config, symbol) for symbol in set(needs.config.hybrid_override_pattern))
     gathered = 2 * weight_bytes(ends + 2 * block, "fp32")
-    return max(weight_bytes(parameters, "fp32"), training_bytes(parameters) // world_size + gathered) + reference
+    return max(weight_bytes(parameters, "fp32"), training_bytes(parameters) // world_size + gathered) + copies
 
 
 def rank_0_bytes(needs: Needs, world_size: int, async_save: bool) -> int:

@@ -21,7 +21,7 @@ import contextlib
 import io
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -139,18 +139,18 @@ class Session:
 
     @contextlib.contextmanager
     def head_of_step(
-        self, step: int, state: Mapping[str, Any], best_model: Mapping[str, torch.Tensor] | None = None
+        self, step: int, state: Mapping[str, Any], tensors: Callable[[], Mapping[str, torch.Tensor]] = dict
     ) -> Iterator[None]:
         """Around the part of a step that changes no weight, after `step` updates: save, then leave if a signal came.
 
         A checkpoint is saved first where one is due: every `save_interval` steps and at the last. One is also saved
         when a signal came before the block or in it, and when the block made this step the last one. All ranks enter
-        it together.
+        it together. `tensors` gives the loop's own ones; all ranks call it when a checkpoint is saved.
         """
         state = {**state, "last_step": self.last_step, "num_records": [log.num_records for log in self.logs]}
 
         def save() -> None:  # nothing, where it is on disk already
-            self.stop.checkpoint = self.checkpoints.save(step, self.model, self.optimizer, state, best_model)
+            self.stop.checkpoint = self.checkpoints.save(step, self.model, self.optimizer, state, tensors())
 
         if step > 0 and (step % self.save_interval == 0 or step == self.last_step):
             save()

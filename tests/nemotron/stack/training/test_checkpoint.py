@@ -68,7 +68,7 @@ def test_resumed_run_equals_the_unbroken_one_bit_for_bit(tmp_path: Path, async_s
     restored = Checkpoints(tmp_path, RUN).load_latest(second, second_optimizer)
     assert restored is not None
     assert (restored.step, restored.state) == (5, {"cursor": [1, 2]})
-    assert torch.equal(restored.best_model["weight"], best["weight"])
+    assert torch.equal(restored.tensors["weight"], best["weight"])
     losses += train(second, second_optimizer, 5, 12)
     assert losses == unbroken
     for a, b in zip(model.state_dict().values(), second.state_dict().values(), strict=True):

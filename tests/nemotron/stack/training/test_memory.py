@@ -123,7 +123,7 @@ def test_copies_that_rank_0_keeps_are_counted() -> None:
     ):  # fmt: skip
         needs = Needs(config, 1, sharded=sharded, best_weights=best)
         assert memory.rank_0_bytes(needs, 2, async_save) == copies * weights
-    assert memory.state_bytes(Needs(config, 1, reference=True), 1, bf16=False) == 5 * weights
+    assert memory.state_bytes(Needs(config, 1, copies=1), 1, bf16=False) == 5 * weights
 
 
 def test_the_states_of_sampled_completions_are_what_a_cache_holds(

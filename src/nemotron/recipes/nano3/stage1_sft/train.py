@@ -167,7 +167,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     # ---- resume: the same command after a crash goes on here, to the same weights
     step, best, best_weights = 0, Best(), dict[str, torch.Tensor]()
     if (restored := session.begin("sft", cfg.train.train_iters, model, optimizer)) is not None:
-        step, best, best_weights = restored.step, Best(**restored.state["best"]), restored.best_model
+        step, best, best_weights = restored.step, Best(**restored.state["best"]), restored.tensors
         loader.load_state_dict(restored.state["loader"])
         if replay:
             replay.load_state_dict(restored.state["replay"])
@@ -178,7 +178,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         state = {"loader": loader.state_dict(), "best": asdict(best)}
         if replay:
             state["replay"] = replay.state_dict()
-        with session.head_of_step(step, state, best_weights):
+        with session.head_of_step(step, state, best_weights.copy):
             if step > 0 and (step % cfg.train.eval_interval == 0 or step == session.last_step):
                 valid_loss = validate(cfg, session, model, data)
                 if valid_loss < best.loss:

@@ -195,7 +195,7 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
     completions = min(prompts_per_call(cfg), cfg.grpo.num_prompts_per_step) * cfg.grpo.num_generations_per_prompt
     needs = Needs(
-        load_config(data.initial.path), tokens, reference=True, completions=completions,
+        load_config(data.initial.path), tokens, copies=1, completions=completions,
         completion_tokens=cfg.policy.max_total_sequence_length,
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")

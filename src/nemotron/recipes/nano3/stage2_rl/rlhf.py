@@ -162,7 +162,7 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
         completion_tokens=cfg.judge.max_prompt_tokens + cfg.judge.max_new_tokens,
     )  # fmt: skip
     needs = Needs(
-        load_config(data.initial.path), tokens, reference=bool(cfg.loss_fn.reference_policy_kl_penalty),
+        load_config(data.initial.path), tokens, copies=bool(cfg.loss_fn.reference_policy_kl_penalty),
         completions=min(prompts_per_call(cfg), of_rank) * group,
         completion_tokens=cfg.policy.max_total_sequence_length, judge=judge,
     )  # fmt: skip

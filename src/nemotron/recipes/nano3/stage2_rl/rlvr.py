@@ -32,10 +32,11 @@ Shapes: P prompts of this rank, N completions a prompt, B packed rows, L tokens 
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): four generated families instead of nine
 sources; prompts by pass rate only with `data.curriculum`; every process holds the whole model; the trainer is its own
 generator in the same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has
-next to nothing to mask. Leave-one-out baseline and standard deviation, asymmetric clip, token-level loss, one update a
-batch, overlong filtering, frozen router with moving expert bias are the paper's. With one update a batch the policy
-ratio is 1 when the gradient is taken, so the clip never acts; it stands in the loss because it does as soon as a batch
-is split into several updates. docs/guides/rl-metrics.md explains every number that is logged.
+next to nothing to mask, unless generation runs ahead (`grpo.async_grpo`; stack/rl/rollout_buffer.py). Leave-one-out
+baseline and standard deviation, asymmetric clip, token-level loss, one update a batch, overlong filtering, frozen
+router with moving expert bias are the paper's. With one update a batch the policy ratio is 1 when the gradient is
+taken, so the clip never acts; it stands in the loss because it does as soon as a batch is split into several updates.
+docs/guides/rl-metrics.md explains every number that is logged.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 import math
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +82,7 @@ from nemotron.stack.rl.grpo import (
 )
 from nemotron.stack.rl.policy import warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
+from nemotron.stack.rl.rollout_buffer import RolloutBuffer
 from nemotron.stack.rl.rollouts import collect_rollouts
 from nemotron.stack.rl.shaping import effort_reward
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
@@ -130,6 +135,11 @@ class Data:
     prompts: RLPrompts
     source: PromptSource
     valid: list[Task]
+    ranks: Ranks
+
+    def tasks(self, step: int) -> list[Task]:
+        """This rank's share of the prompts of a step."""
+        return self.source.batch(step)[self.ranks.rank :: self.ranks.world_size]
 
 
 def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
@@ -149,16 +159,17 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     stop_ids = stop_token_ids(initial.path, template)
-    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)
+    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, ranks)
 
 
 def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
-    ranks, steps = session.ranks, cfg.grpo.max_num_steps
+    ranks, steps, ahead = session.ranks, cfg.grpo.max_num_steps, cfg.grpo.async_grpo
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
     prompts = min(prompts_per_call(cfg), cfg.grpo.num_prompts_per_step // ranks.world_size)
     needs = Needs(
-        load_config(data.initial.path), tokens, reference=bool(cfg.loss_fn.reference_policy_kl_penalty),
+        load_config(data.initial.path), tokens,
+        copies=bool(cfg.loss_fn.reference_policy_kl_penalty) + ahead.enabled * (ahead.max_trajectory_age_steps + 2),
         completions=prompts * cfg.grpo.num_generations_per_prompt,
         completion_tokens=cfg.policy.max_total_sequence_length,
     )  # fmt: skip
@@ -168,56 +179,69 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     optimizer = build_optimizer(model, cfg.policy.optimizer)
     flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
 
-    # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state
+    # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state, and
+    # the rollouts that were drawn ahead
     samples = session.open_log("rollouts")
     restored = session.begin("rl", steps, model, optimizer)
     step = restored.step if restored else 0
+    draw = partial(draw_rollouts, cfg, data)
+    drawing_ahead: AbstractContextManager[RolloutBuffer | None] = nullcontext()
+    if ahead.enabled:
+        drawing_ahead = RolloutBuffer(cfg, session, ahead.max_trajectory_age_steps, data.tasks, draw)
 
-    while True:
-        # ---- 1. What changes no weight: save where that is due, validate, draw the rollouts. Where a signal cuts this
-        # short, the rollouts are dropped, and a resumed run draws the same ones.
-        with session.head_of_step(step, {}):
-            if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
-                metrics = validate(cfg, session, model, data)
-                session.run.metrics.log(step, **metrics)
-                session.progress.note(
-                    f"step {step}: validation pass@1 {metrics['valid_greedy']:.3f} greedy, "
-                    f"{metrics['valid_sampled']:.3f} sampled"
+    with drawing_ahead as buffer:
+        if buffer and restored:
+            buffer.restore(step, restored.tensors)
+        while True:
+            # ---- 1. What changes no weight: save where that is due, validate, draw the rollouts. Where a signal cuts
+            # this short, the rollouts are dropped, and a resumed run draws the same ones.
+            with session.head_of_step(step, {}, partial(buffer.tensors, step) if buffer else dict):
+                if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
+                    metrics = validate(cfg, session, model, data)
+                    session.run.metrics.log(step, **metrics)
+                    session.progress.note(
+                        f"step {step}: validation pass@1 {metrics['valid_greedy']:.3f} greedy, "
+                        f"{metrics['valid_sampled']:.3f} sampled"
+                    )
+                if step == steps:
+                    break
+                began = time.perf_counter()
+                with session.dealt_out(), session.autocast:
+                    batch = buffer.take(step) if buffer else draw(model, step, session.stop.poll)
+                generated = time.perf_counter()
+
+            # ---- 2. Advantages: how much better than the other completions of the same prompt
+            advantages, without_gradient = token_advantages(batch.rollouts, cfg.grpo)
+
+            # ---- 3. One update
+            lr = warmed_up_lr(step, cfg.policy)
+            set_lr(optimizer, lr)
+            grad_norm, record = update(cfg, session, reference, batch.rollouts, advantages)
+            if not math.isfinite(grad_norm):
+                raise RunFailed(
+                    f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps"
                 )
-            if step == steps:
-                break
-            began = time.perf_counter()
-            batch = draw_rollouts(cfg, session, model, data, step)
-            generated = time.perf_counter()
 
-        # ---- 2. Advantages: how much better than the other completions of the same prompt
-        advantages, without_gradient = token_advantages(batch.rollouts, cfg.grpo)
-
-        # ---- 3. One update
-        lr = warmed_up_lr(step, cfg.policy)
-        set_lr(optimizer, lr)
-        grad_norm, record = update(cfg, session, reference, batch.rollouts, advantages)
-        if not math.isfinite(grad_norm):
-            raise RunFailed(f"gradient norm is {grad_norm} at step {step + 1}", "a smaller policy.optimizer.lr helps")
-
-        # ---- 4. Records
-        step += 1
-        seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
-        metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient) | data.source.pass_rate(step - 1)
-        session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
-        if ranks.is_main:
-            log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
-        # Generated tokens cost a forward pass, a third of a training token.
-        flops = flops_per_token * (metrics["trained_tokens"] + metrics["tokens"] / 3)
-        session.progress.update(step, tokens=int(metrics["tokens"]), flops=flops, reward=metrics["reward"])
+            # ---- 4. Records
+            step += 1
+            seconds = {"seconds_generate": generated - began, "seconds_train": time.perf_counter() - generated}
+            metrics = step_metrics(cfg.grpo, ranks, batch, record, without_gradient) | data.source.pass_rate(step - 1)
+            if buffer:
+                metrics |= buffer.metrics(step - 1, metrics)
+            session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
+            if ranks.is_main:
+                log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
+            # Generated tokens cost a forward pass, a third of a training token.
+            flops = flops_per_token * (metrics["trained_tokens"] + metrics["tokens"] / 3)
+            session.progress.update(step, tokens=int(metrics["tokens"]), flops=flops, reward=metrics["reward"])
     session.progress.close()
     return model
 
 
-def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data, step: int) -> Batch:
-    """N completions for each of this rank's prompts, sampled from the policy as it is now, and their rewards."""
-    ranks, thinking, generation = session.ranks, cfg.env.enable_thinking, cfg.policy.generation
-    tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
+def draw_rollouts(cfg: RLConfig, data: Data, model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
+    """N completions for each of this rank's prompts of a step, sampled from `model`, and their rewards."""
+    ranks, thinking, generation = data.ranks, cfg.env.enable_thinking, cfg.policy.generation
+    tasks = data.tasks(step)
     texts = [prompt_text(task, data.template, thinking) for task in tasks]
     prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
     seed = np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0]
@@ -239,15 +263,14 @@ def draw_rollouts(cfg: RLConfig, session: Session, model: NemotronH, data: Data,
             rewards.append(reward)
         return rewards
 
-    # Generator and trainer use one precision, and no temperature: otherwise they would be two policies.
-    with session.dealt_out(), session.autocast:
-        rollouts = collect_rollouts(
-            model, prompts, begin, score, samples_per_prompt=cfg.grpo.num_generations_per_prompt,
-            max_new_tokens=generation.max_new_tokens, max_turns=cfg.grpo.max_rollout_turns,
-            max_length=cfg.policy.max_total_sequence_length, stop_token_ids=data.stop_ids,
-            prompts_per_call=prompts_per_call(cfg),
-            generator=torch.Generator(device=ranks.device).manual_seed(int(seed)), poll=session.stop.poll,
-        )  # fmt: skip
+    # The precision is that of the trainer, and there is no temperature: otherwise they would be two policies.
+    rollouts = collect_rollouts(
+        model, prompts, begin, score, samples_per_prompt=cfg.grpo.num_generations_per_prompt,
+        max_new_tokens=generation.max_new_tokens, max_turns=cfg.grpo.max_rollout_turns,
+        max_length=cfg.policy.max_total_sequence_length, stop_token_ids=data.stop_ids,
+        prompts_per_call=prompts_per_call(cfg),
+        generator=torch.Generator(device=ranks.device).manual_seed(int(seed)), poll=poll,
+    )  # fmt: skip
     return Batch(tasks, rollouts, errors, list(cfg.env.families))
 
 

@@ -26,9 +26,19 @@ class ValidatedGRPOConfig(rl.GRPOConfig):
     val_tasks_per_family: int = Field(64, ge=1, description="validation prompts of each family")
 
 
+class AsyncGRPOConfig(Group):
+    """Generation ahead of the trainer (`nemotron.stack.rl.rollout_buffer`)."""
+
+    enabled: bool = Field(False, description="draw the rollouts of coming steps while the trainer updates")
+    max_trajectory_age_steps: int = Field(
+        1, ge=1, description="the rollouts of a step are sampled by the weights of so many steps before (recipe: 1)"
+    )
+
+
 class GRPOConfig(ValidatedGRPOConfig):
     """GRPO in environments, some of which answer."""
 
+    async_grpo: AsyncGRPOConfig = Field(default_factory=AsyncGRPOConfig)
     max_rollout_turns: int = Field(
         8, ge=1, description="responses in a completion, at most, where the environment answers with results of tools"
     )
@@ -136,3 +146,9 @@ class RLConfig(StageConfig):
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     env: EnvConfig = Field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @model_validator(mode="after")
+    def _older_rollouts_are_weighted(self) -> Self:
+        if self.grpo.async_grpo.enabled and not self.loss_fn.use_importance_sampling_correction:
+            raise ValueError("grpo.async_grpo.enabled needs loss_fn.use_importance_sampling_correction: true")
+        return self

@@ -33,7 +33,7 @@ def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) 
     assert options == {
         "model": str(Registry(tmp_path / "artifacts").resolve("nano3-rl-model-tiny").path),
         **dict.fromkeys(["tokenizer", "recorded_template", "producer", "template"]),
-        "thinking": False,
+        "max_reasoning": 0,
         "complete": False,
         "temperature": 0.5,
         "max_new_tokens": 256,
@@ -61,8 +61,10 @@ def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_pat
     for name, reasoning in (("plain", False), ("reasoner", True), ("unknown", None)):
         record = {"type": "Model", "fields": {"reasoning": reasoning}, "producer": {"name": "mine/sft"}}
         Registry(tmp_path / "artifacts").publish(name, tmp_path / "payload", record)
-    asked = [start("-m", name)[1]["thinking"] for name in ("plain", "reasoner", "unknown")]
-    assert asked == [False, True, True] and start("-m", "plain", "--thinking")[1]["thinking"]
+    asked = [start("-m", name)[1]["max_reasoning"] for name in ("plain", "reasoner", "unknown")]
+    assert asked == [0, None, None] and start("-m", "plain", "--thinking")[1]["max_reasoning"] is None
+    budgets = [start("-m", name, "--reasoning-budget", "16")[1]["max_reasoning"] for name in ("plain", "reasoner")]
+    assert budgets == [16, 16] and start("-m", "reasoner", "--reasoning-budget=0")[1]["max_reasoning"] == 0
 
 
 def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path: Path) -> None:
@@ -74,10 +76,17 @@ def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path:
         Registry(tmp_path / "artifacts").publish(name, tmp_path / name, added)
     for folder in (f"{tmp_path}/", ""):  # as it lies there, and as it was added
         asked = [start("-m", f"{folder}{name}")[1] for name in ("base", "plain", "reasoner")]
-        assert [(options["complete"], options["thinking"]) for options in asked] == [
-            (True, True), (False, False), (False, True)
+        assert [(options["complete"], options["max_reasoning"]) for options in asked] == [
+            (True, None), (False, 0), (False, None)
         ]  # fmt: skip
-    assert start("-m", str(tmp_path / "plain"), "--thinking")[1]["thinking"]
+    assert start("-m", str(tmp_path / "plain"), "--thinking")[1]["max_reasoning"] is None
+
+
+def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemotron) -> None:
+    refused = nemotron("nano3 chat -m x --reasoning-budget 16 --max-new-tokens 16 hello")
+    assert refused.returncode == 2 and "leaves no answer in --max-new-tokens 16" in refused.stderr
+    refused = nemotron("nano3 chat -m x --reasoning-budget 16 --no-thinking hello")
+    assert refused.returncode == 2 and "contradict each other" in refused.stderr
 
 
 def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:

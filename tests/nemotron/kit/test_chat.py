@@ -442,3 +442,18 @@ def test_whatever_a_record_holds_it_is_refused_or_rendered(messages: Any, tools:
         return
     for template in TEMPLATES:
         render(messages, tools=tools, template=template).encode()
+
+
+def test_the_end_of_reasoning_is_what_training_has_between_reasoning_and_answer(tmp_path: Path) -> None:
+    ends = {template: chat.end_of_reasoning(template) for template in ("nano3", "super3", "ultra3", "lightning35")}
+    assert ends["nano3"] == "\n</think>\n"
+    for template, end in ends.items():
+        messages = [
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "reasoning_content": "so", "content": "2"},
+        ]
+        trained = [text for text, is_trained in chat.render_with_mask(messages, template=template) if is_trained]
+        assert trained == [f"so{end}2<|im_end|>"]
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    with pytest.raises(UserError, match="shows no reasoning before an answer"):
+        chat.end_of_reasoning(str(tmp_path / "plain.jinja"))

@@ -14,6 +14,7 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 
 import contextlib
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn
 from nemotron.stack.models import NemotronH
 
-HELP = "/think on|off  reasoning    /reset  forget the conversation    /quit    Ctrl-C  end an answer"
+HELP = "/think on|off|TOKENS  reasoning    /reset  forget the conversation    /quit    Ctrl-C  end an answer"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Options:
     `model` is the folder of its config and weights, or its hf:// address, `tokenizer` the folder of its tokenizer where
     that is another one.
     `recorded_template` and `producer` (as in `nano3/sft`) are those of its record. `complete` continues plain text,
-    without the chat template.
+    without the chat template. `max_reasoning`: tokens of reasoning, at most; 0: none.
     """
 
     model: str
@@ -50,7 +51,7 @@ class Options:
     producer: str | None
     template: str | None
     prompt: str | None
-    thinking: bool
+    max_reasoning: int | None
     complete: bool
     temperature: float
     max_new_tokens: int
@@ -61,25 +62,28 @@ class Options:
 class Speaker:
     """A model that continues text, and talks under a chat template (a family's name or a path).
 
-    `stream` yields the continuation of a prompt piece by piece, without the token that ended it. `patient`: Ctrl-C ends
+    `stream` yields the continuation of a prompt piece by piece, without the token that ended it, with so many tokens of
+    reasoning at most. `patient`: Ctrl-C ends
     an answer, and not the conversation.
     """
 
-    stream: Callable[[str], Iterator[str]]
+    stream: Callable[[str, int | None], Iterator[str]]
     template: str
     patient: bool = False
 
-    def answer(self, messages: list[dict[str, str]], thinking: bool) -> dict[str, str]:
+    def answer(self, messages: list[dict[str, str]], max_reasoning: int | None) -> dict[str, str]:
         """The assistant's next message, shown while it is written: content, and reasoning_content when it reasoned.
 
+        `max_reasoning`: tokens of reasoning, at most; 0: none; None: any number.
         Ctrl-C ends it where the speaker is `patient`: what was written by then is the message.
         """
+        thinking = max_reasoning != 0
         prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True, template=self.template)
         # `<think>` stands in the prompt, and is yet a part of the response.
         text = generation_prompt(self.template, thinking).partition("\n")[2]
         shown, ending = Shown(), "no answer within --max-new-tokens"
         try:
-            for piece in self.stream(prompt):
+            for piece in self.stream(prompt, max_reasoning or None):
                 text += piece
                 shown.update(text)
         except KeyboardInterrupt:
@@ -97,7 +101,7 @@ class Speaker:
         """Print `text` and its continuation while it is written, special tokens included; Ctrl-C as in `answer`."""
         print(text, end="", flush=True)
         try:
-            for piece in self.stream(text):
+            for piece in self.stream(text, None):
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
             if not self.patient:
@@ -165,7 +169,7 @@ def check_text(text: str) -> str:
     return text
 
 
-def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
+def converse(speaker: Speaker, max_reasoning: int | None, plain: bool = False) -> None:
     """Questions and answers until end of input or /quit; earlier turns stay in the prompt.
 
     With `plain` each line is continued as text instead, for a base model.
@@ -189,15 +193,15 @@ def converse(speaker: Speaker, thinking: bool, plain: bool = False) -> None:
             return
         if line == "/reset":
             messages.clear()
-        elif line in ("/think on", "/think off"):
-            thinking = line.endswith("on")
+        elif how := re.fullmatch(r"/think (on|off|[0-9]+)", line):
+            max_reasoning = {"on": None, "off": 0}[how[1]] if how[1].isalpha() else int(how[1])
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         elif line and plain:
             speaker.complete(line)
         elif line:
             messages.append({"role": "user", "content": line})
-            messages.append(speaker.answer(messages, thinking))
+            messages.append(speaker.answer(messages, max_reasoning))
 
 
 def main(options: Options) -> None:
@@ -224,7 +228,7 @@ def main(options: Options) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8 get as far as `check_text`
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if interactive:
-        converse(speaker, options.thinking, options.complete)
+        converse(speaker, options.max_reasoning, options.complete)
         return
     text = check_text(options.prompt if options.prompt is not None else sys.stdin.read().strip())
     if not text:
@@ -232,7 +236,7 @@ def main(options: Options) -> None:
     if options.complete:
         speaker.complete(text)
     else:
-        speaker.answer([{"role": "user", "content": text}], options.thinking)
+        speaker.answer([{"role": "user", "content": text}], options.max_reasoning)
 
 
 if __name__ == "__main__":

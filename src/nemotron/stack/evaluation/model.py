@@ -30,7 +30,7 @@ from nemotron.stack.environments import (
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.decoding.generate import generate_tokens
+from nemotron.stack.models.decoding.generate import ReasoningBudget, generate_tokens
 from nemotron.stack.models.decoding.turns import generate_turns
 from nemotron.stack.rl.dialogue import Dialogue
 
@@ -64,6 +64,21 @@ def stop_token_ids(tokenizer_dir: Path, template: str | None) -> list[int]:
     return [index for index in ids if index is not None]
 
 
+def reasoning_budget(tokenizer_dir: Path, template: str, max_tokens: int) -> ReasoningBudget:
+    """Reasoning of `max_tokens` at most, which ends as `template` ends it where it is trained: `end_of_reasoning`.
+
+    So do the clients of the published models, which write `</think>` after the last token that they let the model have,
+    and let it go on with the answer; the one of Nano 3 puts a full stop before it, which no trace of SFT has that was
+    cut. UserError: `</think>` is not one token.
+    """
+    tokenizer = load_tokenizer(tokenizer_dir)
+    end_ids = tokenizer.encode(chat.end_of_reasoning(template), add_special_tokens=False).ids
+    end_id = tokenizer.token_to_id(chat.END_THINK)
+    if end_id not in end_ids:
+        raise UserError(f"the tokenizer in {tokenizer_dir} has no token {chat.END_THINK}, which ends a budget")
+    return ReasoningBudget(max_tokens, end_id, tuple(end_ids))
+
+
 def model_generate_fn(
     model: NemotronH,
     tokenizer_dir: Path,
@@ -74,6 +89,7 @@ def model_generate_fn(
     batch_size: int = 256,
     poll: Callable[[], None] = lambda: None,
     show_progress: bool = False,
+    budget: ReasoningBudget | None = None,
 ) -> GenerateFn:
     """A `GenerateFn` of a model: tokenises prompts, decodes in batches of about equal length.
 
@@ -86,6 +102,7 @@ def model_generate_fn(
         batch_size: completions decoded at once.
         poll: called at every decoding step; raises to stop (a signal arrived).
         show_progress: a line on stderr with responses, tokens/s and the time left.
+        budget: of the reasoning of each response, for prompts that open it.
     """
     tokenizer, stops = load_tokenizer(tokenizer_dir), stop_token_ids(tokenizer_dir, template)
 
@@ -137,6 +154,7 @@ def model_generate_fn(
                 generator=generator,
                 samples_per_prompt=samples,
                 poll=poll,
+                budget=budget,
             )
             texts = tokenizer.decode_batch([c.tokens[:-1] if c.finished else c.tokens for c in out], False)
             for position, (text, conversation, dialogue) in enumerate(zip(texts, out, dialogues, strict=True)):
@@ -164,15 +182,23 @@ def model_stream_fn(
     max_new_tokens: int,
     temperature: float,
     seed: int,
-) -> Callable[[str], Iterator[str]]:
-    """The continuation of one prompt piece by piece as it is decoded; together the text of `model_generate_fn`."""
+) -> Callable[[str, int | None], Iterator[str]]:
+    """The continuation of one prompt piece by piece as it is decoded; together the text of `model_generate_fn`.
+
+    The second argument is the most tokens of reasoning where the prompt opens it; None: any number.
+    """
     tokenizer, stops = load_tokenizer(tokenizer_dir), stop_token_ids(tokenizer_dir, template)
 
-    def stream_fn(prompt: str) -> Iterator[str]:
+    def stream_fn(prompt: str, max_reasoning: int | None) -> Iterator[str]:
+        budget = (
+            None
+            if max_reasoning is None or template is None
+            else reasoning_budget(tokenizer_dir, template, max_reasoning)
+        )
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids
         generator = torch.Generator(device=model.lm_head.weight.device).manual_seed(_sampling_seed(seed, 0))
         decoder = DecodeStream(skip_special_tokens=False)
-        for token in generate_tokens(model, ids, max_new_tokens, temperature, stops, generator):
+        for token in generate_tokens(model, ids, max_new_tokens, temperature, stops, generator, budget):
             if token not in stops and (piece := decoder.step(tokenizer, token)) is not None:
                 yield piece
 
@@ -192,16 +218,23 @@ def evaluate_model(
     *,
     template: str | None,
     thinking: bool = True,
+    max_reasoning: int | None = None,
     poll: Callable[[], None] = lambda: None,
     show_progress: bool = False,
 ) -> Evaluation:
     """pass@1 of a model in memory, greedy and sampled at temperature 1; `template` and `thinking` as `evaluate_tasks`.
 
+    `max_reasoning`: the most tokens of reasoning in a response (`reasoning_budget`), where it reasons; 0 is reasoning
+    off, None any number.
     The same arguments give the same evaluation, so two models that are given the same tasks can be compared in pairs.
     """
+    thinking = thinking and max_reasoning != 0
+    budget = None
+    if thinking and max_reasoning is not None and template is not None:
+        budget = reasoning_budget(tokenizer_dir, template, max_reasoning)
     generate_fn = model_generate_fn(
         model, tokenizer_dir, template, max_new_tokens=settings.max_new_tokens, max_turns=settings.max_turns,
-        batch_size=settings.batch_size, poll=poll, show_progress=show_progress,
+        batch_size=settings.batch_size, poll=poll, show_progress=show_progress, budget=budget,
     )  # fmt: skip
     return evaluate_tasks(
         generate_fn,

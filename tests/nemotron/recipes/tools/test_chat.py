@@ -19,7 +19,7 @@ from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.recipes.tools import chat
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation.model import model_generate_fn, model_stream_fn
+from nemotron.stack.evaluation.model import model_generate_fn, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
 
 
@@ -37,9 +37,11 @@ class Replies:
     def __init__(self, *replies: str) -> None:
         self.replies = list(replies)
         self.prompts: list[str] = []
+        self.budgets: list[int | None] = []
 
-    def __call__(self, prompt: str) -> Iterator[str]:
+    def __call__(self, prompt: str, max_reasoning: int | None) -> Iterator[str]:
         self.prompts.append(prompt)
+        self.budgets.append(max_reasoning)
         reply = self.replies.pop(0)
         for start in range(0, len(reply), 3):
             piece, interrupt, _ = reply[start : start + 3].partition("^")
@@ -55,12 +57,12 @@ def speaker(model: Replies, template: str = "nano3", patient: bool = False) -> c
 def test_an_answer_is_shown_while_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[tuple[str, str]] = []
 
-    def pieces(prompt: str) -> Iterator[str]:
+    def pieces(prompt: str, max_reasoning: int | None) -> Iterator[str]:
         for piece in ("1 + ", "1\n</th", "ink>\n", "it ", "is", " 2\n"):
             yield piece
             shown.append(tuple(capsys.readouterr()))
 
-    message = chat.Speaker(pieces, "nano3").answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = chat.Speaker(pieces, "nano3").answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=None)
     assert message == {"role": "assistant", "content": "it is 2", "reasoning_content": "1 + 1"}
     # No part of a tag is shown, and a blank only once something follows it.
     assert shown == [("", "1 +"), ("", " 1"), ("", ""), ("it", "\n"), (" is", ""), (" 2", "")]
@@ -72,16 +74,16 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n2 + 2?\n/quit\n"))
     model = Replies("x\n</think>\n2 and so^", "</think>\n4")
-    chat.converse(speaker(model, patient=True), thinking=True)
+    chat.converse(speaker(model, patient=True), max_reasoning=None)
     assert "2 and so" in capsys.readouterr().out
     assert "2 and so<|im_end|>\n<|im_start|>user\n2 + 2?" in model.prompts[1]
     with pytest.raises(KeyboardInterrupt):  # a single question: the command ends with 130
-        speaker(Replies("xxx^")).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+        speaker(Replies("xxx^")).answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=None)
 
 
 def test_reasoning_and_answer_are_told_apart() -> None:
     model = Replies("1 + 1\n</think>\n2")
-    message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=None)
     assert message == {"role": "assistant", "content": "2", "reasoning_content": "1 + 1"}
     opened = "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert model.prompts == [opened]
@@ -89,13 +91,22 @@ def test_reasoning_and_answer_are_told_apart() -> None:
 
 def test_without_thinking_the_tags_stand_empty_in_the_prompt() -> None:
     model = Replies("2")
-    message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], thinking=False)
+    message = speaker(model).answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=0)
     assert message == {"role": "assistant", "content": "2"}
     assert model.prompts[0].endswith("<|im_start|>assistant\n<think></think>")
 
 
+def test_the_budget_of_reasoning_changes_between_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "1?", "/think 12", "2?", "/think off", "3?", "/think on", "4?", "/think 0", "5?", "/think -1", "6?"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    model = Replies(*["</think>x"] * 6)
+    chat.converse(speaker(model), max_reasoning=7)
+    assert model.budgets == [7, 12, None, None, None, None]
+    assert [prompt.endswith("<think>\n") for prompt in model.prompts] == [True, True, False, True, False, False]
+
+
 def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
-    message = speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], thinking=True)
+    message = speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=None)
     assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}
 
 
@@ -104,7 +115,7 @@ def test_a_conversation_keeps_its_turns_without_their_reasoning(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 1?\n\n/help\n2 + 2?\n/quit\nnever read\n"))
     model = Replies("1 + 1\n</think>\n2", "</think>\n4")
-    chat.converse(speaker(model), thinking=True)
+    chat.converse(speaker(model), max_reasoning=None)
     captured = capsys.readouterr()
     assert captured.out.replace("> ", "").split() == ["2", "4"]
     assert "1 + 1\n" in captured.err
@@ -118,7 +129,7 @@ def test_ctrl_c_at_the_prompt_leaves_a_conversation(
 ) -> None:
     monkeypatch.setattr("builtins.input", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        chat.converse(speaker(Replies()), thinking=True)
+        chat.converse(speaker(Replies()), max_reasoning=None)
     assert capsys.readouterr().err == f"{chat.HELP}\n\n"
 
 
@@ -137,7 +148,7 @@ def as_options(model: Path, **chosen: Any) -> dict[str, Any]:
     """What `nemotron nano3 chat` hands over, with its own defaults."""
     names = ("tokenizer", "recorded_template", "producer", "template", "prompt")
     numbers = {"temperature": 0.0, "max_new_tokens": 256, "seed": 0}
-    return {"model": str(model), **dict.fromkeys(names), **numbers, "thinking": True, "complete": False, **chosen}
+    return {"model": str(model), **dict.fromkeys(names), **numbers, "max_reasoning": None, "complete": False, **chosen}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -149,9 +160,16 @@ def test_the_pieces_are_the_text_that_evaluation_would_read(model_dir: Path, tem
         whole = model_generate_fn(model, model_dir, "nano3", max_new_tokens=40)
         (completion,) = whole(["hello"], temperature=temperature, seed=seed)
         stream = model_stream_fn(model, model_dir, "nano3", max_new_tokens=40, temperature=temperature, seed=seed)
-        text = "".join(stream("hello"))
+        text = "".join(stream("hello", None))
         assert text.replace("\ufffd", "") == completion.text.replace("\ufffd", "")
         texts.append(text)
+        held = model_generate_fn(
+            model, model_dir, "nano3", max_new_tokens=40, budget=reasoning_budget(model_dir, "nano3", 5)
+        )
+        (completion,) = held(["hello"], temperature=temperature, seed=seed)
+        held_text = "".join(stream("hello", 5))
+        assert temperature > 0 or "\n</think>\n" in held_text
+        assert held_text.replace("\ufffd", "") == completion.text.replace("\ufffd", "")
     assert max(map(len, texts)) > 20
 
 
@@ -161,7 +179,7 @@ def run(options: dict[str, Any], stdin: str = "") -> subprocess.CompletedProcess
 
 
 def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> None:
-    options = as_options(model_dir, max_new_tokens=12, thinking=False, temperature=1, seed=3, producer="nano3/sft")
+    options = as_options(model_dir, max_new_tokens=12, max_reasoning=0, temperature=1, seed=3, producer="nano3/sft")
     first, second = run({**options, "prompt": "hello"}), run(options, stdin="hello\n")
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout == second.stdout
@@ -176,7 +194,7 @@ def test_a_model_is_talked_to_under_the_template_that_it_was_trained_with(model_
     template = chat_template_of(tmp_path, "nano3", None)  # from elsewhere: its tokenizer knows
     assert template == str(tmp_path)
     model = Replies("yes")
-    speaker(model, template).answer([{"role": "user", "content": "hello"}], thinking=True)
+    speaker(model, template).answer([{"role": "user", "content": "hello"}], max_reasoning=None)
     assert model.prompts == ["[hello]"]
 
 

@@ -25,6 +25,7 @@ VOID = {"meta", "br", "line", "circle", "polyline"}
 
 def entry(greedy: float, sampled: float | None) -> dict[str, Any]:
     scores: dict[str, Any] = {"tasks": 128, "greedy": greedy, "greedy_95": [greedy - 0.05, greedy + 0.04]}
+    scores["greedy_tokens"] = 10.0
     return scores if sampled is None else {**scores, "sampled": sampled, "sampled_95": [sampled - 0.03, sampled + 0.03]}
 
 
@@ -44,6 +45,13 @@ METRICS: dict[str, Any] = {
         "rl - sft": {
             "sampled": {"mean": {"difference": 0.17, "difference_95": [0.12, 0.22], "p": 0.0002}, "worse": ["math"]}
         }
+    },
+    "reasoning": {
+        "sft": {"off": {"mean": {"greedy": 0.123, "greedy_tokens": 4.5}}},
+        "rl": {
+            "16": {"mean": {"greedy": 0.234, "greedy_tokens": 9.25}},
+            "off": {"mean": {"greedy": 0.345, "greedy_tokens": 3.75}},
+        },
     },
     "text": {"base": {"stdlib_code": 2.01}, "sft": {"stdlib_code": 2.3}, "rl": {"stdlib_code": 2.41}},
     "pretrain_text": {"stdlib_code": {"bits_per_byte": 2.044, "trigram_bits_per_byte": 2.613}},
@@ -167,6 +175,9 @@ def test_scores_with_intervals_baselines_and_differences_are_shown(registry: Reg
     assert "math 3.1 5.2 1.2" in text  # constant, look-up, seen
     assert "multiple_choice 27.0 – –" in text
     assert "RL over SFT, sampled +17.0 +12.0 to +22.0 0.0002 math" in text
+    assert (
+        "on off 16 SFT 71.0 10.0 tokens 12.3 4.5 tokens – RL 83.0 10.0 tokens 34.5 3.8 tokens 23.4 9.2 tokens" in text
+    )
     assert "stdlib_code 2.010 2.300 2.410 2.044 2.613" in text
 
 

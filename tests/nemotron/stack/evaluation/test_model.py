@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +148,47 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def rambler(tokenizer: Tokenizer, small_model: Callable[..., NemotronH]) -> NemotronH:
+    """Writes neither `</think>` nor an end of its own accord."""
+    model = small_model("M*E", vocab_size=tokenizer.get_vocab_size())
+    with torch.no_grad():
+        model.lm_head.weight[[tokenizer.token_to_id(token) for token in ("</think>", "<|im_end|>", "</s>")]] = 0.0
+    return model
+
+
+def test_a_budget_ends_reasoning_as_the_template_does(
+    rambler: NemotronH, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, settings = generate_tasks("math", "eval", 4), ResponsesConfig(samples=1, max_new_tokens=12)
+    generate, written = turns.generate, []
+
+    def recorded(*words: Any, **options: Any) -> Generation:
+        out = generate(*words, **options)
+        written.extend(out.tokens)
+        return out
+
+    monkeypatch.setattr(turns, "generate", recorded)
+    free = evaluate_model(rambler, folder, tasks, settings, template="nano3")
+    evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=5)
+    end = load_tokenizer(folder).encode("\n</think>\n", add_special_tokens=False).ids
+    assert len(written) == 16 and len(end) == 3
+    reasoning = [row for row in range(8) if len(written[row]) == 12]  # those drawn by chance may end before
+    assert len(reasoning) > 4
+    for row in reasoning:
+        assert end[1] not in written[row] and written[8 + row][:8] == [*written[row][:5], *end]
+    large = evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=12)
+    assert large.greedy_completions == free.greedy_completions
+    assert large.sampled_completions == free.sampled_completions
+
+
+def test_a_budget_of_nothing_is_reasoning_off(rambler: NemotronH, folder: Path) -> None:
+    tasks, settings = generate_tasks("math", "eval", 4), ResponsesConfig(samples=1, max_new_tokens=6)
+    none = evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=0)
+    off = evaluate_model(rambler, folder, tasks, settings, template="nano3", thinking=False)
+    assert none.prompt_format == "chat_no_think" and none.greedy_completions == off.greedy_completions
+    on = evaluate_model(rambler, folder, tasks, settings, template="nano3", thinking=False, max_reasoning=3)
+    assert on.greedy_completions == off.greedy_completions, "there is no reasoning to end"
+    assert none.sampled_completions == off.sampled_completions != []

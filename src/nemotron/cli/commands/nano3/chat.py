@@ -36,6 +36,10 @@ def chat(
         bool | None,
         typer.Option("--thinking/--no-thinking", help="Reason before answering (default: as the model was trained)."),
     ] = None,
+    reasoning_budget: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens of reasoning, at most; then it has to answer. 0: --no-thinking."),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, reasoning included.")] = 256,
     seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
@@ -48,9 +52,14 @@ def chat(
     Examples:
       nemotron nano3 chat -c tiny
       nemotron nano3 chat -c tiny --stage sft "What is 728+654?"
+      nemotron nano3 chat -c tiny --reasoning-budget 8 "What is 728+654?"
       nemotron nano3 chat -m ./my-model
       echo "def main(" | nemotron nano3 chat -c tiny --stage pretrain
     """
+    if reasoning_budget is not None and reasoning_budget >= max_new_tokens:
+        raise UserError(f"--reasoning-budget {reasoning_budget} leaves no answer in --max-new-tokens {max_new_tokens}")
+    if reasoning_budget and thinking is False:
+        raise UserError("--no-thinking and --reasoning-budget contradict each other", "give one of them")
     if stage is not None and stage not in STAGES:
         raise UserError(f"unknown stage '{stage}'", did_you_mean(stage, STAGES))
     if model is not None and config is not None:
@@ -70,6 +79,8 @@ def chat(
     fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")
     is_base = origin.is_base if origin else producer is not None and producer.endswith("/pretrain")
     reasoning = origin.reasoning if origin else fields.get("reasoning")
+    if thinking is None:
+        thinking = reasoning is not False or bool(reasoning_budget)
     become_tool(
         "chat.py",
         model=folder,
@@ -77,7 +88,7 @@ def chat(
         recorded_template=fields.get("chat_template"),
         producer=producer,
         template=template,
-        thinking=thinking if thinking is not None else reasoning is not False,
+        max_reasoning=reasoning_budget if thinking else 0,
         complete=stage == "pretrain" if stage else is_base and template is None,
         temperature=temperature,
         max_new_tokens=max_new_tokens,

@@ -28,11 +28,12 @@ The models are those of the recipe's stages and, in `run.models`, any others. Wh
 record: whether it knows a chat template, whether it reasons, which data it has seen. `questions` are files of your own,
 beside the generated tasks or in their place.
 
-For each model: pass@1, greedy and sampled at temperature 1, of four families of verifiable tasks, with 95 % intervals,
-and bits per byte on held-out text. Beside them what understanding nothing would score: the best constant answer, and
-the answer of the most similar training task; and an upper bound on the share of all possible tasks that training saw:
-those that its data list. Models are compared in pairs, task by task, with Holm's correction over the families. The
-numbers are published, then held against `bands`: outside them the exit code is 1.
+For each model: pass@1, greedy and sampled at temperature 1, of four families of verifiable tasks, with 95 % intervals;
+greedy also with reasoning off, and cut after so many tokens (`tasks.reasoning_budgets`); and bits per byte on held-out
+text. Beside them what understanding nothing would score: the best constant answer, and the answer of the most similar
+training task; and an upper bound on the share of all possible tasks that training saw: those that its data list. Models
+are compared in pairs, task by task, with Holm's correction over the families. The numbers are published, then held
+against `bands`: outside them the exit code is 1.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 4 and table 2): its benchmarks need models of its
 size; these tasks have the same four shapes (math, multiple choice, instruction following, structured output) and, like
@@ -101,14 +102,13 @@ def main() -> None:
             seen = [task for path in data for task in read_tasks(path)]
             baselines = score_baselines(tasks, seen, cfg.tasks, cfg.tasks.lookup_tasks, stop.poll)
         evaluations: dict[str, Evaluation] = {}
-        without_reasoning: dict[str, Evaluation] = {}
+        reasoning: dict[str, dict[str, Evaluation]] = {}
         text: dict[str, dict[str, float]] = {}
         for role, reference in models.items():
             with run.phase(f"evaluate {role}"):
                 artifact = Model.load(reference)
                 model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu")
-                evaluations[role], without = answer_tasks(cfg, artifact, model, tasks, stop)
-                without_reasoning |= {role: without} if without else {}
+                evaluations[role], reasoning[role] = answer_tasks(cfg, artifact, model, tasks, stop)
                 text[role] = score_text(cfg, artifact, model, stop)
             scores = evaluations[role].mean("greedy")
             print(f"{role} ({reference}): greedy pass@1 {scores.estimate:.3f}", file=sys.stderr)
@@ -129,7 +129,11 @@ def main() -> None:
             "tasks": {role: evaluation.metrics() for role, evaluation in evaluations.items()},
             "baselines": baselines,
             "comparisons": comparisons,
-            "reasoning_off": {role: evaluation.metrics() for role, evaluation in without_reasoning.items()},
+            "reasoning": {
+                role: {control: evaluation.metrics() for control, evaluation in controlled.items()}
+                for role, controlled in reasoning.items()
+                if controlled
+            },
             "sandbox": cfg.tasks.sandbox if CODE_GENERATION in cfg.tasks.families else None,
             "text": text,
             "pretrain_text": stated or {},  # of the base model on all held-out text, beside the trigram's
@@ -195,19 +199,26 @@ def trained_on(cfg: EvalConfig, run: Run) -> list[Version]:
 
 def answer_tasks(
     cfg: EvalConfig, artifact: Model, model: NemotronH, tasks: list[Task], stop: StopFlag
-) -> tuple[Evaluation, Evaluation | None]:
-    """The tasks as the model was trained to answer them (a base model: as plain text), and with reasoning off."""
+) -> tuple[Evaluation, dict[str, Evaluation]]:
+    """The tasks as the model was trained to answer them (a base model: as plain text), and with less reasoning.
 
-    def score(samples: int, thinking: bool) -> Evaluation:
+    The latter greedily: `off`, and each of `tasks.reasoning_budgets`.
+    """
+
+    def score(samples: int, thinking: bool, max_reasoning: int | None = None) -> Evaluation:
         return evaluate_model(
             model, artifact.path, tasks, cfg.tasks.model_copy(update={"samples": samples}), template=template,
-            thinking=thinking, poll=stop.poll, show_progress=True,
+            thinking=thinking, max_reasoning=max_reasoning, poll=stop.poll, show_progress=True,
         )  # fmt: skip
 
     template, reasons = artifact.template, artifact.reasoning is not False
     evaluation = score(cfg.tasks.base_samples if template is None else cfg.tasks.samples, thinking=reasons)
-    can_switch = template is not None and load_template(template).has_switch("enable_thinking")
-    return evaluation, score(0, thinking=False) if cfg.tasks.reasoning_off and reasons and can_switch else None
+    if template is None or not reasons:
+        return evaluation, {}
+    controlled = {str(budget): score(0, True, budget) for budget in cfg.tasks.reasoning_budgets}
+    if cfg.tasks.reasoning_off and load_template(template).has_switch("enable_thinking"):
+        controlled["off"] = score(0, thinking=False)
+    return evaluation, controlled
 
 
 def score_text(cfg: EvalConfig, artifact: Model, model: NemotronH, stop: StopFlag) -> dict[str, float]:

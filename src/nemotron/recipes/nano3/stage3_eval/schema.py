@@ -54,10 +54,22 @@ class TasksConfig(ResponsesConfig):
         0, ge=0, description="sampled responses a task of a model without chat template, which answers in plain text"
     )
     reasoning_off: bool = Field(True, description="also answer greedily with reasoning off (not the base model)")
+    reasoning_budgets: list[Annotated[int, Field(ge=1)]] = Field(
+        [], description="also answer greedily with at most so many tokens of reasoning (not the base model)"
+    )
     lookup_tasks: int = Field(
         20_000, ge=0, description="training tasks a family that the nearest-neighbour look-up knows"
     )
     generations: int = Field(3, ge=0, description="tasks a family whose responses are kept for the reader")
+
+    @model_validator(mode="after")
+    def _budgets_leave_room(self) -> Self:
+        for budget in self.reasoning_budgets:
+            if budget >= self.max_new_tokens:
+                raise ValueError(
+                    f"reasoning_budgets: {budget} leaves no answer in max_new_tokens {self.max_new_tokens}"
+                )
+        return self
 
 
 class TextConfig(Group):

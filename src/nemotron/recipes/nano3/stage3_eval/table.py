@@ -11,8 +11,8 @@ from nemotron.recipes.nano3.stage3_eval.bands import BandCheck
 def format_table(metrics: dict[str, Any]) -> str:
     """All of `metrics` that fits a terminal: scores a family and model, baselines, differences, text, bands."""
     roles = list(metrics["models"])
-    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _hallucinated(metrics, roles)]
-    parts += [_differences(metrics), _text(metrics, roles), _bands(metrics)]
+    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _reasoning(metrics)]
+    parts += [_hallucinated(metrics, roles), _differences(metrics), _text(metrics, roles), _bands(metrics)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -51,6 +51,25 @@ def _scores(metrics: dict[str, Any], roles: list[str], which: str) -> str:
         rows.append(row)
     temperature = "greedy" if which == "greedy" else "sampled at temperature 1"
     return _aligned(f"pass@1 in %, {temperature}, with 95 % interval", rows)
+
+
+def _reasoning(metrics: dict[str, Any]) -> str:
+    """Greedy scores and lengths with reasoning on, under each budget, and off: the models that were asked so."""
+    roles = list(metrics["reasoning"])
+    if not roles:
+        return ""
+    by_control = {"on": metrics["tasks"]}
+    for role, controlled in metrics["reasoning"].items():
+        for control, scores in controlled.items():
+            by_control.setdefault(control, {})[role] = scores
+    rows = [["reasoning", *(head for role in roles for head in (role, "tokens"))]]
+    for control, scores in by_control.items():
+        row = [f"at most {control} tokens" if control.isdecimal() else control]
+        for role in roles:
+            mean = scores[role]["mean"] if role in scores else {}
+            row += [_share(mean.get("greedy")), f"{mean['greedy_tokens']:.1f}" if mean else "-"]
+        rows.append(row)
+    return _aligned("pass@1 in %, greedy, mean over the families, and tokens a response", rows)
 
 
 def _hallucinated(metrics: dict[str, Any], roles: list[str]) -> str:

@@ -34,6 +34,27 @@ class Generation:
     entropies: list[float]
 
 
+@dataclass(frozen=True)
+class ReasoningBudget:
+    """Reasoning of `max_tokens` tokens at most: rows that did not draw `end_id` by then go on with `end_ids`.
+
+    end_id: `</think>`. end_ids: the tokens from reasoning to answer, `end_id` among them. A token is drawn for a row
+    even where another one is put in its place, so that a budget that no row reaches changes nothing.
+    """
+
+    max_tokens: int
+    end_id: int
+    end_ids: tuple[int, ...]
+
+    def hold(self, index: int, next_B: Tensor, reasons_B: Tensor) -> Tensor:
+        """The tokens number `index` of the rows, drawn or put; `reasons_B`, bool, is brought up to date."""
+        if index < self.max_tokens:
+            reasons_B &= next_B != self.end_id
+        elif index < self.max_tokens + len(self.end_ids):
+            return torch.where(reasons_B, self.end_ids[index - self.max_tokens], next_B)
+        return next_B
+
+
 @torch.inference_mode()
 def generate(
     model: NemotronH,
@@ -45,6 +66,7 @@ def generate(
     generator: torch.Generator | None = None,
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
+    budget: ReasoningBudget | None = None,
 ) -> Generation:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -59,6 +81,7 @@ def generate(
         samples_per_prompt: every prompt is read once and its cache copied for each sample.
         generator: source of randomness; the same generator state gives the same tokens.
         poll: called after every step; raises to stop (a signal arrived).
+        budget: of prompts that open reasoning. Tokens put by it stand among the others, log-probability included.
 
     Raises:
         ValueError: an empty prompt, a negative temperature, top_p outside (0, 1].
@@ -83,11 +106,14 @@ def generate(
             logits_BV = logits_BV[copies]
         rows = torch.arange(total, device=device)  # which completion each row of the batch is
         finished_B = torch.zeros(total, dtype=torch.bool, device=device)
+        reasons_B = torch.ones_like(finished_B)
         records: list[tuple[Tensor, ...]] = []  # of each step: rows, tokens, and what their probabilities follow from
         for index in range(max_new_tokens):
             logits_BV = at_least_fp32(logits_BV)
             probs_BV = torch.softmax(logits_BV, dim=-1)
             next_B = _choose(logits_BV, probs_BV, temperature, top_p, generator)
+            if budget:
+                next_B = budget.hold(index, next_B, reasons_B)
             logit_B = logits_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)
             best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
@@ -101,7 +127,7 @@ def generate(
                 num_kept += -num_kept % ROW_MULTIPLE
             if num_finished >= COMPACT_AT * num_rows and num_kept < num_rows:  # until then a finished row decodes on
                 keep = finished_B.int().argsort(stable=True)[:num_kept]
-                rows, next_B, finished_B = rows[keep], next_B[keep], finished_B[keep]
+                rows, next_B, finished_B, reasons_B = rows[keep], next_B[keep], finished_B[keep], reasons_B[keep]
                 cache.keep_rows(keep)
             logits_BV = step(model, next_B, cache)
     finally:
@@ -138,6 +164,7 @@ def generate_tokens(
     temperature: float,
     stop_token_ids: Sequence[int],
     generator: torch.Generator,
+    budget: ReasoningBudget | None = None,
 ) -> Iterator[int]:
     """Continue one prompt, a token at a time: those that `generate` returns for it, the stop token included.
 
@@ -149,10 +176,13 @@ def generate_tokens(
     try:
         with torch.inference_mode():
             logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, len(prompt) + max_new_tokens)
+        reasons_B = torch.ones(1, dtype=torch.bool, device=input_ids_BL.device)
         for index in range(max_new_tokens):
             with torch.inference_mode():  # not around the yield: the caller is not in it
                 logits_BV = at_least_fp32(logits_BV)
                 next_B = _choose(logits_BV, torch.softmax(logits_BV, dim=-1), temperature, 1.0, generator)
+                if budget:
+                    next_B = budget.hold(index, next_B, reasons_B)
             token = int(next_B)
             yield token
             if token in stop_token_ids or index + 1 == max_new_tokens:

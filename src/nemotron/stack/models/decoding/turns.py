@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nemotron.stack.models.decoding.generate import Generation, generate
+from nemotron.stack.models.decoding.generate import Generation, ReasoningBudget, generate
 from nemotron.stack.models.nemotron_h import NemotronH
 
 # Prompt tokens, padding included, that a later turn reads at once: there every completion is a prompt of its own.
@@ -57,6 +57,7 @@ def generate_turns(
     generator: torch.Generator,
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
+    budget: ReasoningBudget | None = None,
 ) -> list[Conversation]:
     """`samples_per_prompt` conversations for each prompt; those of one prompt stand together.
 
@@ -66,7 +67,7 @@ def generate_turns(
             different conversations are asked for at once, in threads: a tool may be a server.
         max_new_tokens: of a turn. max_turns: of the model. max_length: tokens of prompt and conversation together;
             there has to be room for a whole turn, else the conversation ends without it, as not finished.
-        others: as `generate`.
+        others: as `generate`; the budget is that of a turn.
     """
     conversations = [Conversation() for _ in range(len(prompts) * samples_per_prompt)]
     rows = list(range(len(conversations)))
@@ -75,7 +76,7 @@ def generate_turns(
         for group, samples in [(prompts, samples_per_prompt)] if turn == 0 else _groups(prompts):
             out = generate(
                 model, group, max_new_tokens, temperature=temperature, stop_token_ids=stop_token_ids,
-                generator=generator, samples_per_prompt=samples, poll=poll,
+                generator=generator, samples_per_prompt=samples, poll=poll, budget=budget,
             )  # fmt: skip
             for all_rows, group_rows in zip(vars(outputs).values(), vars(out).values(), strict=True):
                 all_rows += group_rows

@@ -17,7 +17,7 @@ def difference(mean: float, low: float, worse: list[str]) -> dict[str, Any]:
 
 
 def model(greedy: tuple[float, float], sampled: float) -> dict[str, Any]:
-    entry = {"greedy_95": [0.1, 0.9], "sampled_95": [0.1, 0.9], "sampled": sampled}
+    entry = {"greedy_95": [0.1, 0.9], "sampled_95": [0.1, 0.9], "sampled": sampled, "greedy_tokens": 21.25}
     families = {"math": {**entry, "greedy": greedy[0]}, "if": {**entry, "greedy": greedy[1]}}
     return {"mean": {**entry, "greedy": sum(greedy) / 2}, "families": families}
 
@@ -29,6 +29,7 @@ def metrics() -> dict[str, Any]:
         "models": {"base": "b:1", "sft": "s:1", "rl": "r:1"},
         "tasks": {"base": model((0.0, 0.1), 0.0), "sft": model((0.8, 0.7), 0.6), "rl": model((0.8, 0.8), 0.7)},
         "baselines": {"math": {"constant": 0.05, **baseline}, "if": {"constant": 0.30, **baseline}},
+        "reasoning": {"rl": {"8": {"mean": {"greedy": 0.432, "greedy_tokens": 9.5}}}},
         "comparisons": {
             "sft - base": {"greedy": difference(0.6, 0.5, [])},
             "rl - sft": {"greedy": difference(0.05, -0.01, []), "sampled": difference(0.1, 0.06, ["if"])},
@@ -95,6 +96,8 @@ def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> No
     bands = BandsConfig.model_validate({"sft": {"greedy_mean_min": 0.9}}).model_dump()
     metrics["bands"] = [check.as_dict() for check in check_bands(bands, metrics)]
     table = format_table(metrics)
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    assert "on 80.0 21.2" in lines and "at most 8 tokens 43.2 9.5" in lines
     for text in (
         "80.0 [10.0, 90.0]",
         "30.0",

@@ -76,7 +76,7 @@ def evaluate_with(environment: dict[str, str], config: str, *words: str) -> subp
 
 
 def test_untrained_models_are_published_and_outside_the_bands(environment: dict[str, str]) -> None:
-    done = evaluate(environment)
+    done = evaluate(environment, "tasks.reasoning_budgets=[2, 4]")
     assert done.returncode == 1, done.stderr
     reference = json.loads(done.stdout.splitlines()[-1])["results"]
     assert reference.startswith("art://nano3-eval-results-tiny:")
@@ -86,10 +86,24 @@ def test_untrained_models_are_published_and_outside_the_bands(environment: dict[
     assert [entry["name"] for entry in metrics["bands"] if entry["passed"]][:1] == ["base.below_trigram"]
     assert metrics["baselines"]["math"]["seen_tasks"] == len({t.canonical for t in generate_tasks("math", "train", 50)})
     assert set(metrics["comparisons"]) == {"sft - base", "rl - sft"}
-    assert set(metrics["reasoning_off"]) == {"sft", "rl"}
+    assert {role: list(controls) for role, controls in metrics["reasoning"].items()} == {
+        "sft": ["2", "4", "off"], "rl": ["2", "4", "off"]
+    }  # fmt: skip
+    formats = [scores["prompt_format"] for scores in metrics["reasoning"]["sft"].values()]
+    assert formats == ["chat", "chat", "chat_no_think"]
+    lines = done.stderr.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.split() == ["reasoning", "sft", "tokens", "rl", "tokens"])
+    controls = {"on": metrics["tasks"]["rl"]} | metrics["reasoning"]["rl"]
+    for line, (control, scores) in zip(lines[first + 1 :], controls.items(), strict=False):
+        assert control in line and line.split()[-1] == f"{scores['mean']['greedy_tokens']:.1f}"
     assert {"base", "sft", "rl"} < set(metrics["generations"][0])
     assert "OUTSIDE" in done.stderr and done.stderr.count("error:") == 1
     assert "sft.greedy_mean" in done.stderr.splitlines()[-1]
+
+
+def test_a_budget_that_leaves_no_answer_is_refused(environment: dict[str, str]) -> None:
+    done = evaluate(environment, "tasks.reasoning_budgets=[6]")
+    assert done.returncode == 2 and "6 leaves no answer in max_new_tokens 6" in done.stderr
 
 
 def test_models_can_be_left_out_and_nothing_is_refused(environment: dict[str, str]) -> None:

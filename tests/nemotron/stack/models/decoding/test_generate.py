@@ -11,7 +11,7 @@ import torch
 
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import generate as generate_module
-from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.generate import ReasoningBudget, generate, generate_tokens
 
 PROMPTS = [[5, 9, 3], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [20, 21]]
 
@@ -189,3 +189,37 @@ def test_bad_settings_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         generate(model, prompts, 4, **settings)
+
+
+def test_a_budget_puts_its_tokens_where_reasoning_has_not_ended_and_the_model_goes_on_from_them(
+    model: NemotronH,
+) -> None:
+    free = generate(model, PROMPTS, 14, temperature=0, stop_token_ids=())
+    # A token that the first row draws among its first four, and ends its reasoning with, and no other row.
+    firsts = [set(tokens[:4]) for tokens in free.tokens]
+    end = next(token for token in firsts[0] if not any(token in others for others in firsts[1:]))
+    budget = ReasoningBudget(4, end, (30, end, 31))
+    held = generate(model, PROMPTS, 14, temperature=0, stop_token_ids=(), budget=budget)
+    assert held.tokens[0] == free.tokens[0] and held.logprobs[0] == pytest.approx(free.logprobs[0], abs=1e-5)
+    for prompt, tokens, before in zip(PROMPTS[1:], held.tokens[1:], free.tokens[1:], strict=True):
+        assert tokens[:7] == [*before[:4], 30, end, 31]
+        assert tokens[7:] == greedy_by_full_forwards(model, prompt + tokens[:7], 7, ())
+    for stops in ((), (free.tokens[1][1],)):  # where a row has finished, those behind it move up
+        out = generate(model, PROMPTS, 14, temperature=0, stop_token_ids=stops, budget=budget)
+        for prompt, tokens in zip(PROMPTS, out.tokens, strict=True):
+            assert tokens == list(generate_tokens(model, prompt, 14, 0, stops, torch.Generator(), budget))
+
+
+def test_a_budget_larger_than_the_reasoning_changes_nothing(known: NemotronH) -> None:
+    """Nor does one that only other rows reach: each draws what it would have drawn."""
+
+    def sample(budget: ReasoningBudget | None) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(3)
+        return generate(known, [[5]] * 300, 12, stop_token_ids=(), generator=generator, budget=budget).tokens
+
+    free, held = sample(None), sample(ReasoningBudget(6, 2, (3, 2)))
+    ended = [2 in tokens[:6] for tokens in free]
+    assert 30 < sum(ended) < 290
+    for before, after, has_ended in zip(free, held, ended, strict=True):
+        assert after == (before if has_ended else [*before[:6], 3, 2, *before[8:]])
+    assert sample(ReasoningBudget(12, 2, (3, 2))) == free

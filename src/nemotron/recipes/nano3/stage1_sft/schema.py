@@ -26,7 +26,10 @@ class DatasetConfig(training.DatasetConfig):
 
     path: Path = Field(description="payload of the data artifact: packed Parquet files")
     replay_rows: int = Field(
-        0, ge=0, description="rows of every batch that are text of run.replay, so that SFT keeps what it taught"
+        0, ge=0, description="rows of a batch that are text of run.replay, so that SFT keeps what it taught"
+    )
+    replay_interval: int = Field(
+        1, ge=1, description="every which batch has replay_rows; few long rows make it above 1"
     )
 
 

@@ -137,7 +137,7 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     valid = PackedLoader(pack.valid_path, pack.seq_len, cfg.rng.seed)  # whole on every rank; `validate` deals it out
     replay = None
     if replayed:
-        num_rows = cfg.train.train_iters * cfg.dataset.replay_rows
+        num_rows = -(-cfg.train.train_iters // cfg.dataset.replay_interval) * cfg.dataset.replay_rows
         replay = BlendLoader(replayed.path, pack.seq_len, num_rows, cfg.rng.seed, ranks)
     return Data(base, pack, loader, valid, replay)
 
@@ -191,9 +191,11 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         # weighs the same, or has the weight of its conversation; then the sum of weights is what is divided by
         lr = lr_at(step, session.last_step, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
-        batch = loader.next_batch(batch_size - cfg.dataset.replay_rows)
-        if replay:  # text as in pretraining, where every token is trained
+        if replay and step % cfg.dataset.replay_interval == 0:  # text as in pretraining, where every token is trained
+            batch = loader.next_batch(batch_size - cfg.dataset.replay_rows)
             batch = join_batches(batch, replay.next_batch(cfg.dataset.replay_rows))
+        else:
+            batch = loader.next_batch(batch_size)
         batch = batch.to(ranks.device)
         trained_tokens, sum_of_weights = batch.loss_mask_BL.bool().sum().float(), batch.loss_mask_BL.sum().float()
         sum_over_ranks([trained_tokens, sum_of_weights])

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import types
 import typing
 from dataclasses import dataclass
@@ -49,7 +51,24 @@ def first_fault(faults: list[Any], data: dict[str, Any], loaded: LoadedConfig, s
         reason = "must be a finite number"
     text = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
     text = "" if isinstance(value, dict) else f" = {text}"
-    return UserError(f"{at}: {dotted(path)}{text}: {reason}{more}", rule.hint)
+    hint = rule.hint
+    if fault["type"] == "list_type" and isinstance(value, str) and _accepts_list_of(value, data, path, schema):
+        hint = "; ".join(filter(None, [f"a list of one: {dotted(path)}=[{value}]", hint]))
+    return UserError(f"{at}: {dotted(path)}{text}: {reason}{more}", hint)
+
+
+def _accepts_list_of(item: str, data: dict[str, Any], path: KeyPath, schema: type[BaseModel]) -> bool:
+    """Whether `[item]`, written so, would be right at `path`."""
+    from pydantic import ValidationError
+
+    corrected = copy.deepcopy(data)
+    value_at(corrected, path[:-1])[path[-1]] = [item]
+    try:
+        schema.model_validate_json(json.dumps(corrected), strict=True)
+    except ValidationError as error:
+        if any(data_path(corrected, fault["loc"])[: len(path)] == path for fault in error.errors()):
+            return False
+    return not set(item) & set(",[]{}'\"#")
 
 
 def data_path(data: Any, loc: tuple[str | int, ...]) -> KeyPath:

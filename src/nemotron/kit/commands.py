@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from nemo_runspec.config.loader import list_configs, load_config
@@ -29,6 +30,8 @@ def command_hint(error: RunspecError) -> str | None:
     makers = makers_by_artifact()
     maker = makers.get(error.name)
     if maker is None:
+        if Path(error.name).is_dir():
+            return f"the directory of that name is ./{error.name}; nemotron artifacts list names the artifacts"
         if error.hint or error.corrupt:
             return None
         near = nearest(error.name, makers)

@@ -78,7 +78,7 @@ def test_the_result_is_an_instance_of_the_schema_class_with_every_default_visibl
         ("optimizer.lr=-1", "optimizer.lr = -1: must be a number > 0 and <= 1", None),
         ("style=WDS", "style = 'WDS': must be one of 'WSD', 'cosine'", None),
         ("shuffle=yes", "shuffle = 'yes': must be true or false", None),
-        ("tags=a", "tags = 'a': must be a list, each item a string", None),
+        ("tags=a", "tags = 'a': must be a list, each item a string", "a list of one: tags=[a]"),
         ("tags=[a,1]", "tags.1 = 1: must be a string", None),
         ("sources=[{weight: 2}]", "sources.0.name is missing; it must be a string", None),
         ("train=5", "train = 5: must be a group of keys", None),
@@ -93,6 +93,13 @@ def test_a_bad_key_or_value_names_what_is_allowed(override: str, message: str, h
     assert message in caught.value.message
     assert hint is None or hint in (caught.value.hint or "")
     assert "\n" not in caught.value.message + (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("override", ["sources=a", "tags='a, b'"])
+def test_a_list_of_one_is_proposed_only_where_it_would_be_right(override: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(override)
+    assert "must be a list" in caught.value.message and "a list of one" not in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_an_error_about_an_artifact_names_the_command(error: UserError, hint: st
     assert command_hint(error) == hint
 
 
+def test_a_directory_of_the_name_is_in_the_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    hint = command_hint(ArtifactError("no", "did you mean x?", "my-model"))
+    assert hint == "the directory of that name is ./my-model; nemotron artifacts list names the artifacts"
+
+
 def test_a_step_that_is_listed_is_in_the_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the list, the script and the config has to know it."""
     (tmp_path / "config").mkdir()

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.words import plural
 from nemotron.data_prep.chat.conversations import (
     Conversation,
     ConversationTable,
@@ -338,7 +339,7 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
     samples: dict[str, list[dict[str, str]]] = {name: [] for name in names}
     spool = Spool(samples=samples, errors=errors, unused_keys=unused, categories=categories)
     total_bytes = sum(shard.work.piece.size for shard in plan.shards)
-    with Progress("tokenize", total_bytes, "sequences") as progress:
+    with Progress("tokenize", total_bytes, "sequence") as progress:
         receipts = run_shards(plan, folder, tokenize_shard, settings, engine, ChatCounts)
         for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
             work, counts = shard.work, receipt.counts
@@ -472,4 +473,5 @@ def sum_of(outcomes: Mapping[str, int]) -> str:
     """How the sequences kept follow from the records read, for people: one line."""
     left_out = sum(count for outcome, count in outcomes.items() if outcome not in (READ, KEPT, EARLIER_TURNS, CUT))
     read, kept, earlier = (outcomes.get(outcome, 0) for outcome in (READ, KEPT, EARLIER_TURNS))
-    return f"{read:,} records read - {left_out:,} left out + {earlier:,} up to earlier turns = {kept:,} sequences kept"
+    kept_of = f"{left_out:,} left out + {earlier:,} up to earlier turns = {kept:,} {plural(kept, 'sequence')} kept"
+    return f"{read:,} {plural(read, 'record')} read - {kept_of}"

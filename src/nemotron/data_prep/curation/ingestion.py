@@ -69,7 +69,7 @@ def ingest_files(
     plan = make_plan(settings, inputs, shard_bytes=_SHARD_BYTES, num_shards=num_shards)
     freeze(plan, work_dir)
     table = StepTable()
-    with Progress(f"read {source.name}", sum(file.size for file in files), "documents") as progress:
+    with Progress(f"read {source.name}", sum(file.size for file in files), "document") as progress:
         receipts = run_shards(plan, work_dir, _ingest_shard, (source, seed), engine, StepTable)
         for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
             progress.add(rows=receipt.counts.read.documents, bytes=shard.work.stored_bytes, was_done=was_done)

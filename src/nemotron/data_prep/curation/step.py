@@ -323,7 +323,7 @@ def collect(
     freeze(plan, work_dir)
     table = StepTable()
     total_bytes = sum(file.size for file in plan.inputs)
-    with Progress(str(plan.settings.get("step", "documents")), total_bytes, "documents") as progress:
+    with Progress(str(plan.settings.get("step", "documents")), total_bytes, "document") as progress:
         receipts = run_shards(plan, work_dir, function, shared, engine, StepTable)
         for file, (receipt, was_done) in zip(plan.inputs, receipts, strict=True):
             progress.add(rows=receipt.counts.read.documents, bytes=file.size, was_done=was_done)

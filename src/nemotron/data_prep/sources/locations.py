@@ -103,7 +103,7 @@ def list_files(
         listed.update((file.uri, file) for file in files)
     unique = _without_links([listed[uri] for uri in sorted(listed)], counts)
     if passed_over is None and counts:
-        print(f"not read: {described(counts)}", file=sys.stderr)
+        print(not_read(counts, formats), file=sys.stderr)
     return unique
 
 
@@ -117,6 +117,17 @@ def described(passed_over: Mapping[str, int]) -> str:
     """Counts of what was passed over, for people, the most frequent first."""
     ranked = sorted(passed_over.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} x {kind}" for kind, count in ranked)
+
+
+def not_read(passed_over: Mapping[str, int], formats: Iterable[Format]) -> str:
+    """The line that says what was passed over, and how JSON and CSV beside other files are read after all."""
+    kinds = sorted(
+        kind
+        for kind in passed_over
+        if (known := format_of(f"x{kind}")) and known[0] in SETTINGS_TOO and known[0] in formats
+    )
+    remedy = f"; where {' and '.join(kinds)} are data, name them: FOLDER/*{kinds[0]}" if kinds else ""
+    return f"not read: {described(passed_over)}{remedy}"
 
 
 def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.words import counted
 
 SAMPLES_PER_REASON = 5
 FEW_RECORDS = 10  # of fewer, a share means little
@@ -144,7 +145,7 @@ class ReadReport:
     def __str__(self) -> str:
         """The counts for people, one line."""
         skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
-        return f"{self.records} records read" + (f"; not read: {skipped}" if skipped else "")
+        return f"{counted(self.records, 'record')} read" + (f"; not read: {skipped}" if skipped else "")
 
 
 def check_skipped(

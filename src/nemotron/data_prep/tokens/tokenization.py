@@ -263,7 +263,7 @@ def tokenize_sources(
     """Do a frozen plan's shards in `folder`, and return its sources in its order. Shows on stderr how far it is."""
     streams: dict[str, SourceStreams] = {}
     total_bytes = sum(shard.work.stored_bytes for shard in plan.shards)
-    with Progress("tokenize", total_bytes, "documents") as progress:
+    with Progress("tokenize", total_bytes, "document") as progress:
         receipts = run_shards(plan, folder, tokenize_shard, job, engine, TokenizeCounts)
         for shard, (receipt, was_done) in zip(plan.shards, receipts, strict=True):
             streams.setdefault(shard.work.source, SourceStreams()).add(shard.work, receipt)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -66,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 2048) -> Tokenizer:
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=True,  # on a terminal
+        show_progress=sys.stdout.isatty(),  # elsewhere it writes empty lines
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

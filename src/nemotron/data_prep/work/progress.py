@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
 from nemo_runspec.artifacts.manifest import human_size
+from nemo_runspec.words import counted
 from nemotron.kit.metrics import StatusLine, format_seconds
 
 TTY_SECONDS, PLAIN_SECONDS = 1.0, 10.0  # least time between two lines
@@ -42,7 +43,7 @@ class Progress:
     Args:
         phase: what is running, the line's first word.
         total_bytes: bytes of input that there are, what is done included; None: no share and no ETA is shown.
-        unit: what a row is called.
+        unit: what one row is called.
         stream: where to; default stderr, because stdout belongs to the pipe.
         clock: seconds, monotonic.
     """
@@ -51,7 +52,7 @@ class Progress:
         self,
         phase: str,
         total_bytes: int | None = None,
-        unit: str = "rows",
+        unit: str = "row",
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,7 +95,7 @@ class Progress:
             share = min(self.bytes / self.total_bytes, 1.0) if self.total_bytes else 1.0
             parts.append(f"{share:4.0%} of {human_size(self.total_bytes)}")
         else:
-            parts.append(human_size(self.bytes) if self.bytes else f"{self.rows:,} {self.unit}")
+            parts.append(human_size(self.bytes) if self.bytes else counted(self.rows, self.unit))
         first, last = self._marks[0], self._marks[-1]
         parts += self._rates(first, last)
         rate = (last.bytes - first.bytes) / max(last.time - first.time, 1e-9)
@@ -105,7 +106,7 @@ class Progress:
     def summary(self) -> str:
         """The last line: totals, time, and the rates over all of it."""
         now = self._clock()
-        parts = [self.phase, f"{self.rows:,} {self.unit}"]
+        parts = [self.phase, counted(self.rows, self.unit)]
         parts += [f"{_short(self.tokens)} tokens"] * bool(self.tokens) + [human_size(self.bytes)] * bool(self.bytes)
         parts.append(format_seconds(now - self._started))
         parts += self._rates(_Mark(self._started, 0, 0, 0), self._added._replace(time=now))
@@ -115,7 +116,7 @@ class Progress:
         """Rows/s, tokens/s and MB/s between two marks, those that there are."""
         seconds = max(last.time - first.time, 1e-9)
         rates = [
-            (last.rows - first.rows, f"{self.unit}/s"),
+            (last.rows - first.rows, f"{self.unit}s/s"),
             (last.tokens - first.tokens, "tokens/s"),
         ]
         shown = [f"{_short(count / seconds)} {what}" for count, what in rates if count]

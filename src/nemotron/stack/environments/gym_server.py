@@ -18,6 +18,7 @@ import math
 import os
 import re
 import statistics
+import sys
 import threading
 import uuid
 from collections import OrderedDict, defaultdict
@@ -223,11 +224,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """The endpoints of the resources server."""
+        session = None
         try:
-            body, session = self._read(), self._session()
-            self._answer(200, self._dispatch(body, session), session)
+            body, cookie = self._read(), self._session()
+            status, content, session = 200, self._dispatch(body, cookie), cookie
         except BadRequest as refusal:
-            self._answer(refusal.status, {"detail": refusal.reason})
+            status, content = refusal.status, {"detail": refusal.reason}
+        except (ConnectionError, TimeoutError):  # nobody is there to be answered
+            raise
+        except Exception as failure:  # the caller learns that it failed here, and the next request is answered
+            status, content = 500, {"detail": BadRequest(500, f"{type(failure).__name__}: {failure}").reason}
+            print(f"{self.path}: {content['detail']}", file=sys.stderr)
+        self._answer(status, content, session)
 
     def _dispatch(self, body: Body, session: str) -> Body:
         resources = self.server.resources

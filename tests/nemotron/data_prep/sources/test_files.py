@@ -77,7 +77,11 @@ def test_a_folder_is_all_that_is_in_it_and_says_what_it_passes_over(
     assert described(passed_over).startswith("2 x .csv, 1 x .csv.gz, ")
     assert capsys.readouterr().err == ""
     assert list_files([str(tmp_path)]) == files
-    assert capsys.readouterr().err == f"not read: {described(passed_over)}\n"
+    remedy = "where .csv and .csv.gz and .json are data, name them: FOLDER/*.csv"
+    assert capsys.readouterr().err == f"not read: {described(passed_over)}; {remedy}\n"
+    assert names(list_files([f"{tmp_path}/*.csv"]), tmp_path) == ["t.csv"]  # as the line says
+    list_files([str(tmp_path)], formats=["jsonl"])
+    assert "name them" not in capsys.readouterr().err  # which would not help
 
 
 def test_order_and_repetition_do_not_matter(tmp_path: Path) -> None:

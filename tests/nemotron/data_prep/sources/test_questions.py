@@ -36,7 +36,7 @@ def test_a_question_whose_answer_is_no_choice_is_left_out_under_skip(
     [task] = read_questions([QuestionsConfig.model_validate({**quiz, "on_error": "skip"})], as_task)
     assert task.spec["answers"] == ["A"]
     stderr = capsys.readouterr().err
-    assert "1 records read; not read: 1 not a valid question" in stderr and "answer 'milk' is none" in stderr
+    assert "1 record read; not read: 1 not a valid question" in stderr and "answer 'milk' is none" in stderr
 
 
 def test_questions_that_are_left_out_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_questions_that_are_left_out_are_counted_and_named(tmp_path: Path, capsy
     [row] = read_questions([source], row_of)
     assert row == {"question": "1 + 1?", "answer": 2}
     stderr = capsys.readouterr().err
-    assert "questions 'quiz': 1 records read; not read: 1 field is missing, 1 malformed JSON" in stderr
+    assert "questions 'quiz': 1 record read; not read: 1 field is missing, 1 malformed JSON" in stderr
     assert "quiz.jsonl:2: field is missing: field 'answer'" in stderr
     assert "warning: source 'quiz': 2 of 3 read are dropped" in stderr
     file.write_text('{"question"\n')

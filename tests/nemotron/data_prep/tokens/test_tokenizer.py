@@ -63,6 +63,11 @@ def test_running_text_cannot_forge_control_tokens(tokenizer: Tokenizer) -> None:
     assert 11 in tokenizer.encode("a<|im_end|>b").ids
 
 
+def test_training_writes_nothing_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    train_tokenizer(TEXTS, 300)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_training_does_not_depend_on_the_order_of_texts() -> None:
     assert train_tokenizer(TEXTS, 350).to_str() == train_tokenizer(TEXTS[::-1], 350).to_str()
 

@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 
 def test_rates_share_and_eta(clock: Clock) -> None:
-    progress = Progress("tokenize", 100_000_000, "documents", stream=io.StringIO(), clock=clock)
+    progress = Progress("tokenize", 100_000_000, "document", stream=io.StringIO(), clock=clock)
     clock.now += 4
     progress.add(rows=2000, tokens=5_000_000, bytes=20_000_000)
     # 20 MB in 4 s are 5 MB/s; 80 MB are left.
@@ -78,7 +78,7 @@ def test_a_report_for_every_row_costs_no_memory(clock: Clock) -> None:
 
 
 def test_without_a_total_there_is_no_share_and_no_eta(clock: Clock) -> None:
-    progress = Progress("extract", None, "pages", stream=io.StringIO(), clock=clock)
+    progress = Progress("extract", None, "page", stream=io.StringIO(), clock=clock)
     clock.now += 2
     progress.add(rows=300)
     assert progress.line() == "extract  300 pages  150 pages/s"

@@ -181,6 +181,20 @@ def test_a_bad_request_is_refused_in_one_line(path: str, body: Any, status: int,
         assert client.send("GET", "/")[0] == 200  # and the connection goes on
 
 
+def test_a_fault_of_the_server_is_an_answer_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise LookupError("no\ntable")
+
+    monkeypatch.setattr(ResourcesServer, "verify", fails)
+    with serving("math") as url:
+        client = Client(url)
+        assert client.post("/verify", {}) == (500, {"detail": "LookupError: no table"})
+        assert client.post("/seed_session", {}) == (200, {})  # on the same connection
+    assert capsys.readouterr().err == "/verify: LookupError: no table\n"
+
+
 def test_a_page_in_a_browser_cannot_have_anything_verified() -> None:
     with serving("math") as url:
         for headers, status in (({"Content-Type": "text/plain"}, 415), ({"Host": "evil.example:80"}, 403)):

@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_runspec.words import counted
+
 Lengths = NDArray[np.integer] | Sequence[int]
 
 
@@ -30,7 +32,7 @@ class BinsReport:
         """One line for people."""
         pieces = f" in {self.pieces} pieces" if self.pieces != self.items else ""
         return (
-            f"{self.items} sequences{pieces}, {self.tokens} tokens in {self.bins} bins "
+            f"{counted(self.items, 'sequence')}{pieces}, {self.tokens} tokens in {counted(self.bins, 'bin')} "
             f"(at least {self.lower_bound} needed), {self.efficiency:.2%} full"
         )
 

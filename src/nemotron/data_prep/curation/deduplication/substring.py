@@ -148,7 +148,7 @@ def deduplicate(
     plan = plan_step(files, {**about, "pass": "cut", "matches": made.hexdigest()})
     freeze(plan, work_dir)
     table, cuts = StepTable(), Cuts()
-    with Progress("substring_dedup", sum(file.size for file in plan.inputs), "documents") as progress:
+    with Progress("substring_dedup", sum(file.size for file in plan.inputs), "document") as progress:
         receipts = run_shards(plan, work_dir, _cut, (columns, matches, settings), engine, CutCounts)
         for file, (receipt, was_done) in zip(plan.inputs, receipts, strict=True):
             progress.add(rows=receipt.counts.table.read.documents, bytes=file.size, was_done=was_done)

@@ -47,7 +47,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemo_runspec.words import counted
 from nemotron.data_prep.sources.files import FORMATS
-from nemotron.data_prep.sources.locations import check_not_empty, described, list_files
+from nemotron.data_prep.sources.locations import check_not_empty, list_files, not_read
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept, check_scale, check_skipped
 from nemotron.data_prep.sources.warc import require_extra
@@ -129,7 +129,8 @@ def main() -> None:
             work_dir = run.dir / "work"
             freeze(plan, work_dir)
         if passed_over:
-            print(f"not read: {described(passed_over)}", file=sys.stderr)
+            formats_read = {name for source in cfg.sources for name in source.formats or FORMATS}
+            print(not_read(passed_over, formats_read), file=sys.stderr)
 
         # --- Tokenise: every shard once, and never again once it has its receipt -------------------------------------
         job = TokenizeJob(tokenizer_json, bos_id, eos_id, dtype, cfg.seed, rules)

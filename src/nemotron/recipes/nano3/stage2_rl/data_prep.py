@@ -239,7 +239,7 @@ def _own_tasks(
         share = share_of(cfg.scale_all)
         reading = Reading(source.on_error, columns=columns, required=(), share=share, seed=cfg.seed)
         tasks = _read_tasks(source, files[source.name], reading, reports[source.name])
-        with Progress(f"read {source.name}", unit="tasks") as progress:
+        with Progress(f"read {source.name}", unit="task") as progress:
             for task in table.first(source.name, tasks, source.max_tasks, "max_tasks"):
                 progress.add(rows=1)
                 yield task

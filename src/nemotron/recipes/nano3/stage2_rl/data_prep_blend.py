@@ -106,7 +106,7 @@ def main() -> None:
         total_bytes = sum(piece.size for piece in pieces)
 
         # --- Read: the blend comes here, and with it which rows of other collections it points to --------------------
-        with run.phase("read"), Progress("read", total_bytes, "records") as progress:
+        with run.phase("read"), Progress("read", total_bytes, "record") as progress:
             read_receipts: list[Receipt[ReadCounts]] = []
             receipts = run_shards(read_plan, job.read_dir, read_shard, job, engine, ReadCounts)
             for piece, (receipt, was_done) in zip(pieces, receipts, strict=True):
@@ -146,7 +146,7 @@ def main() -> None:
         )
         resolved_dir = work / "resolved"
         freeze(resolve_plan, resolved_dir)
-        with run.phase("resolve"), Progress("resolve", total_bytes, "records") as progress:
+        with run.phase("resolve"), Progress("resolve", total_bytes, "record") as progress:
             resolve_receipts: list[Receipt[ReadReport]] = []
             results = run_shards(resolve_plan, resolved_dir, resolve_shard, job, engine, ReadReport)
             for piece, (result, was_done) in zip(pieces, results, strict=True):

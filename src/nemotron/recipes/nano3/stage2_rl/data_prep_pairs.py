@@ -141,7 +141,7 @@ def _read_pairs(
                     report.records -= 1
                     report.skip(error.reason, place, error.message)
 
-    with Progress(f"read {source.name}", unit="pairs") as progress:
+    with Progress(f"read {source.name}", unit="pair") as progress:
         for pair in table.first(source.name, pairs(), source.max_pairs, "max_pairs"):
             progress.add(rows=1)
             yield pair

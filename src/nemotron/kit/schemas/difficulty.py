@@ -103,6 +103,12 @@ class InstructionFollowingDifficulty(FamilyDifficulty):
         0.75, ge=0, le=1, description="share of demonstrations in the order of the prompt; the others: any right order"
     )
     careful_share: float = Field(0.6, ge=0, le=1, description="share of demonstrations that number the words first")
+    constraint_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of problems under constraints with IFEval's identifiers, in place of `kinds`",
+    )
 
 
 class StructuredOutputDifficulty(FamilyDifficulty):

@@ -10,7 +10,8 @@ Two shapes of `spec`:
 
 Kinds of generated instructions: repeat a word and then write another, pick some of the given words (perhaps avoiding
 one), reorder words with one at the front, write a number of different words with the first and last given, write words
-in upper case. Demonstrations vary in order and separators. The careful reasoning trace numbers the words before they
+in upper case. `constraint_share` of the problems have the published shape instead (`constrained_words.py`).
+Demonstrations vary in order and separators. The careful reasoning trace numbers the words before they
 are written; the short one only says how many.
 """
 
@@ -25,6 +26,7 @@ from typing import Any, get_args
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.difficulty import InstructionFollowingDifficulty, InstructionKind
+from nemotron.stack.environments import constrained_words
 from nemotron.stack.environments.constraints import follows, follows_loosely
 from nemotron.stack.environments.gym import task_without_solution
 from nemotron.stack.environments.task import Solution, Task, Verdict, partly, right, wrong
@@ -63,8 +65,10 @@ class Problem:
         return f"{FAMILY}|{self.kind}|{self.count}|{','.join(self.named)}|{given}|{self.separator}"
 
 
-def draw(rng: random.Random, difficulty: InstructionFollowingDifficulty) -> Problem:
+def draw(rng: random.Random, difficulty: InstructionFollowingDifficulty) -> Problem | constrained_words.Problem:
     """Draw one problem."""
+    if difficulty.constraint_share and rng.random() < difficulty.constraint_share:
+        return constrained_words.draw(rng, difficulty)
     kind, words = rng.choice(difficulty.kinds), word_list(difficulty.words_per_category)
     if kind == "repeat":
         times = rng.randint(difficulty.min_times, difficulty.max_times)
@@ -81,8 +85,13 @@ def draw(rng: random.Random, difficulty: InstructionFollowingDifficulty) -> Prob
     return Problem(kind, count, (given[0],) if kind == "pick_not" else (), tuple(given))
 
 
-def build(problem: Problem, difficulty: InstructionFollowingDifficulty, rng: random.Random) -> Task:
+def build(
+    problem: Problem | constrained_words.Problem, difficulty: InstructionFollowingDifficulty, rng: random.Random
+) -> Task:
     """Word the problem and draw one of its right answers as the demonstration."""
+    if isinstance(problem, constrained_words.Problem):
+        prompt, spec, solution = constrained_words.build(problem, difficulty, rng)
+        return Task(FAMILY, prompt, f"{FAMILY}|{problem.canonical}", spec, solution)
     shown = list(problem.given)
     rng.shuffle(shown)
     phrasing = rng.choice(_PHRASINGS[problem.kind])
@@ -213,4 +222,5 @@ def space_size(difficulty: InstructionFollowingDifficulty) -> int:
         "pick": picks,
         "pick_not": picks * difficulty.num_given,
     }
-    return sum(sizes[kind] for kind in set(difficulty.kinds))
+    size = sum(sizes[kind] for kind in set(difficulty.kinds)) if difficulty.constraint_share < 1 else 0
+    return size + (constrained_words.space_size(difficulty) if difficulty.constraint_share else 0)

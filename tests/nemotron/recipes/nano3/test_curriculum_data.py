@@ -17,12 +17,14 @@ from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, RLPrompts
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import CurriculumConfig
+from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import turns
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.rl.prompts import PromptSource
+from nemotron.stack.training.distributed import ALONE
 
 TASKS = [task for family in ("math", "multiple_choice") for task in generate_tasks(family, "train", 12, distinct=True)]
 RIGHT = {task.canonical: index % 9 for index, task in enumerate(TASKS)}  # of 8 rollouts
@@ -77,6 +79,26 @@ def test_each_prompt_has_the_share_of_its_rollouts_that_are_right(registry: Regi
     source = PromptSource(version.path / "train.jsonl", {"math": 1.0}, 11, 0)
     source.follow(CurriculumConfig(), 1)
     assert all(RIGHT[task.canonical] < 8 for task in source.batch(0))
+
+
+def test_rlvr_draws_by_the_rates_where_its_config_says_so(registry: Registry) -> None:
+    assert measure() == 0
+    rlvr = importlib.import_module("nemotron.recipes.nano3.stage2_rl.rlvr")
+    base = {
+        "run": {"model": "start", "data": "nano3-rl-data-curriculum"},
+        "policy": {"model_name": registry.resolve("start").path, "generation": {"max_new_tokens": 8}},
+        "grpo": {"max_num_steps": 2, "num_prompts_per_step": 6},
+        "env": {"families": {"math": 1, "multiple_choice": 1}},
+    }
+
+    def rates(**curriculum: Any) -> list[list[float]]:
+        data = {"path": registry.resolve("nano3-rl-data-curriculum").path, **curriculum}
+        source = rlvr.open_data(RLConfig.model_validate({**base, "data": data}), ALONE).source
+        return [[RIGHT[task.canonical] / 8 for task in source.batch(step)] for step in range(2)]
+
+    easy, hard = rates(curriculum={"start_mean": 1.0, "end_mean": 0.0, "std": 0.05, "drop_pass_rate": 2.0})
+    assert easy.count(1.0) == 2 and easy.count(0.0) < 2 <= hard.count(0.0) and sum(hard) < sum(easy)
+    assert rates() == rates(curriculum=None) != [easy, hard]
 
 
 def test_only_the_first_prompts_of_each_family_are_measured(registry: Registry) -> None:

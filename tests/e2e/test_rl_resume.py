@@ -1,22 +1,29 @@
 """Kill an RL run, start the same command again: the final weights are those of a run that nobody touched.
 
-The model has a few thousand parameters and no training behind it. Its head is set so that it answers with a random
-option letter, which makes some rollouts right, and hence gradients and a policy that moves.
+The models have a few thousand parameters and no training behind them. The head is set so that one answers with a random
+option letter, which makes some rollouts right, and hence gradients and a policy that moves; another one also calls
+tools, well-formed or not.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, train_tokenizer
 from nemotron.kit import Model
+from nemotron.stack.environments import Task
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
 from .house import NANO3, TORCHRUN, House
@@ -35,6 +42,13 @@ RL = [
     "checkpoint.save_interval=3", "evaluation.tasks_per_family=0",
 ]  # fmt: skip
 OUTPUT = "nano3-rl-model-tiny"
+AHEAD = "grpo.async_grpo={enabled: true, max_trajectory_age_steps: 2}"
+TOOLS = [
+    *RL, "run.model=caller:1", "env.families={multiple_choice: 3, workplace_assistant: 1}",
+    "policy.max_total_sequence_length=1024", "policy.generation.max_new_tokens=12", "grpo.max_rollout_turns=3",
+    "grpo.invalid_tool_call_advantage=-5", "grpo.val_period=0",
+]  # fmt: skip
+CALL = "<tool_call><function=x></function></tool_call><|im_end|>"
 
 
 def weights(house: House, ref: str) -> dict[str, torch.Tensor]:
@@ -42,8 +56,8 @@ def weights(house: House, ref: str) -> dict[str, torch.Tensor]:
     return load_file(house.registry.resolve(ref).path / "model.safetensors")
 
 
-def letter_model(vocab_size: int, letters: list[int], end: int) -> NemotronH:
-    """Draws an option letter with probability .15 each or the end of the turn with .4, whatever it has read."""
+def set_model(vocab_size: int, first: dict[int, float], follows: dict[int, dict[int, float]]) -> NemotronH:
+    """Draws a token by the one before it alone, with the probabilities of `follows`, or of `first`."""
     torch.manual_seed(0)
     config = NemotronHConfig(
         "ME*-", vocab_size=vocab_size, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
@@ -52,11 +66,23 @@ def letter_model(vocab_size: int, letters: list[int], end: int) -> NemotronH:
     )  # fmt: skip
     model = NemotronH(config)
     with torch.no_grad():
-        model.backbone.embeddings.weight[:, 0] += 4.0  # after the norm this coordinate is sqrt(hidden_size) = 4
-        model.lm_head.weight[:, 0] = -12 / 4
-        model.lm_head.weight[letters, 0] = math.log(0.15) / 4
-        model.lm_head.weight[end, 0] = math.log(0.4) / 4
+        for coordinate, (token, probabilities) in enumerate([(None, first), *follows.items()]):
+            tokens = [t for t in range(vocab_size) if t not in follows] if token is None else [token]
+            # After the norm this coordinate is sqrt(hidden_size) = 4.
+            model.backbone.embeddings.weight[tokens, coordinate] += 4.0
+            model.lm_head.weight[:, coordinate] = -12 / 4
+            for following, probability in probabilities.items():
+                model.lm_head.weight[following, coordinate] = math.log(probability) / 4
     return model
+
+
+def save_model(house: House, name: str, model: NemotronH, tokenizer: Tokenizer) -> None:
+    folder = house.root / name
+    save_tokenizer(tokenizer, folder, model_max_length=1024, template="nano3")
+    model.save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
+        Model(path=folder, step=0, tokenizer_path=folder, chat_template="nano3").save(name)
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +90,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     """A registry with prompts, a model to start from, and the model of an uninterrupted run."""
     house = House(tmp_path_factory.mktemp("house"))
     tokenizer = train_tokenizer(["A B C D"], MIN_VOCAB_SIZE)
-    folder = house.root / "start"
-    save_tokenizer(tokenizer, folder, model_max_length=128, template="nano3")
-    letters = [tokenizer.token_to_id(letter) for letter in "ABCD"]
-    letter_model(tokenizer.get_vocab_size(), letters, tokenizer.token_to_id("<|im_end|>")).save_pretrained(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
-        Model(path=folder, step=0, tokenizer_path=folder, chat_template="nano3").save("start")
-    house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500"], "prep")
+    end, *letters = (tokenizer.token_to_id(token) for token in ("<|im_end|>", *"ABCD"))
+    first = dict.fromkeys(letters, 0.15) | {end: 0.4}
+    save_model(house, "start", set_model(tokenizer.get_vocab_size(), first, {}), tokenizer)
+    house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500",
+               "tasks.families=[math, multiple_choice, workplace_assistant]"], "prep")  # fmt: skip
     house.run(RL, "unbroken")
     return house
 
@@ -97,6 +120,65 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert house.records(output) == house.records("unbroken")
     assert [record["step"] for record in house.steps(output)] == list(range(1, STEPS + 1))
     assert house.records(output, "rollouts.jsonl") == house.records("unbroken", "rollouts.jsonl")
+
+
+def stopped_in_every_phase(house: House, command: list[object], output: str) -> None:
+    """The same command five times, the first four stopped in the midst of a phase; compares with the run before."""
+    expected = house.digest(OUTPUT)
+    stops = [("generation", 14, 9), ("reward", 150, 9), ("update", 4, 9), ("generation", 5, 15)]
+    for phase, call, number in stops:
+        process = house.start([Path(__file__).with_name("stop_in.py"), phase, call, number, *command], output)
+        errors = process.communicate(timeout=200)[1]
+        assert process.returncode == (-9 if number == 9 else 143), (phase, errors)
+    assert "resumed at step" in house.run(command, output)
+    assert house.digest(OUTPUT) == expected
+
+
+def test_generation_ahead_stopped_in_generation_reward_and_update(house: House) -> None:
+    command = [*RL, AHEAD]
+    house.run(command, "ahead")
+    assert house.digest(OUTPUT) != house.digest(f"{OUTPUT}:1")
+    steps = house.steps("ahead")
+    assert [record["avg_trajectory_age"] for record in steps] == [0, 1, *[2] * (STEPS - 2)]
+    assert all(record["token_mult_prob_error"] <= 1 + 1e-6 for record in steps)
+    assert max(record["policy_lag"] for record in steps) > 1 + 1e-4
+    stopped_in_every_phase(house, command, "ahead-stopped")
+    assert house.records("ahead-stopped") == house.records("ahead")
+    assert house.records("ahead-stopped", "rollouts.jsonl") == house.records("ahead", "rollouts.jsonl")
+
+
+def test_generation_ahead_on_two_processes_stopped_and_started_again(house: House) -> None:
+    command = [*TORCHRUN, *RL, AHEAD]
+    house.run(command, "two-ahead")
+    expected = house.digest(OUTPUT)
+    assert house.run_and_stop(command, "two-ahead-stopped", 4, signal.SIGTERM) != 0
+    assert "resumed at step" in house.run(command, "two-ahead-stopped")
+    assert house.digest(OUTPUT) == expected
+    assert house.records("two-ahead-stopped") == house.records("two-ahead")
+
+
+def test_conversations_with_tools_stopped_in_generation_reward_and_update(house: House) -> None:
+    tokenizer = train_tokenizer(["A B C D", *[CALL] * 9, *prompt_texts(house)], 2 * MIN_VOCAB_SIZE)
+    end, *letters = (tokenizer.token_to_id(token) for token in ("<|im_end|>", *"ABCD"))
+    call = tokenizer.encode(CALL, add_special_tokens=False).ids
+    follows = {token: Counter(after for before, after in pairwise(call) if before == token) for token in call[:-1]}
+    rates = {token: {t: n / counts.total() for t, n in counts.items()} for token, counts in follows.items()}
+    first = dict.fromkeys(letters, 0.1) | {call[0]: 0.4, end: 0.2}
+    save_model(house, "caller", set_model(tokenizer.get_vocab_size(), first, rates), tokenizer)
+    house.run(TOOLS, "tools")
+    steps = house.steps("tools")
+    assert max(record["avg_turns_per_sample"] for record in steps) > 1
+    assert sum(record["grad_norm"] > 0 for record in steps) > STEPS / 2
+    stopped_in_every_phase(house, TOOLS, "tools-stopped")
+    assert house.records("tools-stopped") == house.records("tools")
+    assert house.records("tools-stopped", "rollouts.jsonl") == house.records("tools", "rollouts.jsonl")
+
+
+def prompt_texts(house: House) -> list[str]:
+    """Prompts of the tasks with tools, as the model reads them."""
+    lines = (house.registry.resolve("nano3-rl-data-tiny:1").path / "train.jsonl").read_text().splitlines()
+    tasks = [Task.from_dict(json.loads(line)["task"]) for line in lines]
+    return [prompt_text(task, "nano3", False) for task in tasks if task.family == "workplace_assistant"][:200]
 
 
 def test_two_processes_stopped_and_started_again(house: House) -> None:

@@ -73,7 +73,9 @@ class RolloutBuffer:
         self.cfg, self.session, self.max_age, self.tasks, self.draw = cfg, session, max_age, tasks, draw
         self.pending: dict[int, _Pending] = {}  # by step, in the order in which the thread draws them
         self._generator = copy.deepcopy(session.model).requires_grad_(False).eval()
-        self._thread = ThreadPoolExecutor(1, "generation")
+        device = session.ranks.device
+        of_thread = (torch.cuda.set_device, (device,)) if device.type == "cuda" else (None, ())  # no thread inherits it
+        self._thread = ThreadPoolExecutor(1, "generation", *of_thread)
         self._is_closed = False
 
     def take(self, step: int) -> Batch:

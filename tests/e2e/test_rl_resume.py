@@ -76,6 +76,11 @@ def set_model(vocab_size: int, first: dict[int, float], follows: dict[int, dict[
     return model
 
 
+def letter_model(vocab_size: int, letters: list[int], end: int) -> NemotronH:
+    """Draws an option letter with probability .15 each or the end of the turn with .4, whatever it has read."""
+    return set_model(vocab_size, dict.fromkeys(letters, 0.15) | {end: 0.4}, {})
+
+
 def save_model(house: House, name: str, model: NemotronH, tokenizer: Tokenizer) -> None:
     folder = house.root / name
     save_tokenizer(tokenizer, folder, model_max_length=1024, template="nano3")
@@ -91,8 +96,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house = House(tmp_path_factory.mktemp("house"))
     tokenizer = train_tokenizer(["A B C D"], MIN_VOCAB_SIZE)
     end, *letters = (tokenizer.token_to_id(token) for token in ("<|im_end|>", *"ABCD"))
-    first = dict.fromkeys(letters, 0.15) | {end: 0.4}
-    save_model(house, "start", set_model(tokenizer.get_vocab_size(), first, {}), tokenizer)
+    save_model(house, "start", letter_model(tokenizer.get_vocab_size(), letters, end), tokenizer)
     house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500",
                "tasks.families=[math, multiple_choice, workplace_assistant]"], "prep")  # fmt: skip
     house.run(RL, "unbroken")

@@ -36,7 +36,7 @@ from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import ClippedPGLossConfig
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.generate import generate
-from nemotron.stack.rl.losses import grpo_loss, token_logprobs
+from nemotron.stack.rl.losses import grpo_loss
 from nemotron.stack.rl.rollouts import Rollout, pack_rollouts
 from nemotron.stack.rl.shaping import Message
 from nemotron.stack.training.distributed import clip_gradients
@@ -183,8 +183,7 @@ def rl() -> dict[str, Step]:
         counted = int(WITH_GRADIENT * GROUPS)
         of_tokens = [[float(r.prompt_index < counted)] * len(r.completion_ids) for r in rollouts]
         for micro in pack_rollouts(rollouts, of_tokens, ROLLOUT_ROW, ROWS):
-            logits_TV = model(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
-            logp_T = token_logprobs(logits_TV, micro.targets_T)
+            logp_T = micro.logprobs(model)
             loss = grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, ClippedPGLossConfig())
             (loss.loss / len(rollouts)).backward()
         update(model, optimizer)

@@ -21,7 +21,7 @@ from nemotron.stack.environments import Task
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import clip_advantages, group_advantages
 from nemotron.stack.rl.loss_metrics import LossRecord, sequence_errors, sequences_within, token_metrics
-from nemotron.stack.rl.losses import grpo_loss, token_logprobs
+from nemotron.stack.rl.losses import grpo_loss
 from nemotron.stack.rl.policy import step_policy
 from nemotron.stack.rl.rollouts import Rollout, count_rollouts, pack_rollouts, rollout_rates
 from nemotron.stack.rl.shaping import message_advantages
@@ -117,14 +117,12 @@ def update(
         keep_zero_advantage=reference is not None,  # with a KL term every completion has a gradient
     ):
         micro = micro.to(device)
-        inputs = micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL
         with session.autocast:
-            logits_TV = model(*inputs).logits
-        logp_T = token_logprobs(logits_TV, micro.targets_T)
+            logp_T = micro.logprobs(model)
         reference_T = None
         if reference is not None:
             with torch.no_grad(), session.autocast:
-                reference_T = token_logprobs(reference(*inputs).logits, micro.targets_T)
+                reference_T = micro.logprobs(reference)
         # Where the two disagree too much the whole completion is left out, and its tokens of the denominator, which is
         # why the gradient of a sum is taken here and divided once, below.
         errors_S = sequence_errors(logp_T, micro.logp_generator_T, micro.lengths)

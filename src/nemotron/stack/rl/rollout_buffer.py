@@ -26,7 +26,6 @@ from torch import Tensor
 from nemotron.stack.environments import Task
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.grpo import Batch, StepConfig
-from nemotron.stack.rl.losses import token_logprobs
 from nemotron.stack.rl.rollouts import Rollout, pack_rollouts
 from nemotron.stack.rl.shaping import Message
 from nemotron.stack.training.distributed import gather_bytes, least_of_ranks, sum_metrics
@@ -177,8 +176,8 @@ class RolloutBuffer:
             self._poll()
             micro = micro.to(self.session.ranks.device)
             with self.session.autocast:
-                logits_TV = self._generator(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
-            error_T = (token_logprobs(logits_TV, micro.targets_T) - micro.logp_generator_T).abs().exp()
+                logp_T = micro.logprobs(self._generator)
+            error_T = (logp_T - micro.logp_generator_T).abs().exp()
             total += error_T.sum(dtype=torch.float64).item()
         return total
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from nemotron.stack.models.decoding.turns import generate_turns
 from nemotron.stack.models.nemotron_h import NemotronH
 from nemotron.stack.rl.dialogue import Dialogue
+from nemotron.stack.rl.losses import token_logprobs
 from nemotron.stack.rl.shaping import Message, count_forms
 
 
@@ -62,6 +63,10 @@ class MicroBatch:
         """The same batch on `device`."""
         tensors: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
+
+    def logprobs(self, model: NemotronH) -> Tensor:
+        """Log-probabilities of the sampled tokens, [T]."""
+        return token_logprobs(model(self.input_ids_BL, self.seq_idx_BL, self.predicts_BL).logits, self.targets_T)
 
 
 def collect_rollouts(

@@ -71,8 +71,7 @@ def trainer_logprobs(model: NemotronH, rollouts: list[Rollout]) -> tuple[torch.T
     ours, recorded = [], []
     for micro in pack_rollouts(rollouts, [[1.0] * len(r.completion_ids) for r in rollouts], 256, 4):
         with torch.no_grad():
-            logits_TV = model(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
-        ours.append(torch.log_softmax(logits_TV.double(), -1).gather(-1, micro.targets_T[:, None])[:, 0])
+            ours.append(micro.logprobs(model).double())
         recorded.append(micro.logp_generator_T.double())
     return torch.cat(ours), torch.cat(recorded)
 

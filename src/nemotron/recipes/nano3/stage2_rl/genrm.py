@@ -84,7 +84,6 @@ from nemotron.stack.rl.judging import (
     read_comparisons,
     reward_of,
 )
-from nemotron.stack.rl.losses import token_logprobs
 from nemotron.stack.rl.policy import step_policy, warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource, read_prompts, shuffled
 from nemotron.stack.rl.rollouts import collect_rollouts, pack_rollouts
@@ -346,8 +345,7 @@ def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Ta
     for micro in pack_rollouts(rollouts, weights, room, cfg.policy.train_micro_batch_size):
         micro = micro.to(device)
         with session.autocast:
-            logits_TV = model(micro.input_ids_BL, micro.seq_idx_BL, micro.predicts_BL).logits
-        loss = -token_logprobs(logits_TV, micro.targets_T).sum()
+            loss = -micro.logprobs(model).sum()
         loss.backward()
         loss_sum += loss.detach()
     grad_norm = step_policy(session, cfg.policy, num_tokens)

@@ -31,6 +31,7 @@ from nemotron.stack.training.distributed import ALONE, Ranks
 
 STEPS = 4
 PROMPTS = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
+ANSWER = [5, 6]
 
 
 def config(**changed: Any) -> RLConfig:
@@ -54,12 +55,14 @@ def tasks(step: int) -> list[Task]:
 
 
 def draw(model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
-    """Rewards that depend on what was sampled."""
+    """Completions with an answer of their environment behind them; rewards depend on what was sampled."""
     source = torch.Generator().manual_seed(step)
     out = generate(model, PROMPTS, 6, stop_token_ids=(11,), generator=source, samples_per_prompt=4, poll=poll)
     rollouts = [
-        Rollout(i // 4, PROMPTS[i // 4], ids, out.logprobs[i], out.entropies[i], False, float(sum(ids) % 2),
-                [Message(len(ids), True)])
+        Rollout(
+            i // 4, PROMPTS[i // 4], [*ids, *ANSWER], out.logprobs[i], out.entropies[i], False, float(sum(ids) % 2),
+            [Message(len(ids), True), Message(len(ANSWER), False)],
+        )
         for i, ids in enumerate(out.tokens)
     ]  # fmt: skip
     return Batch(tasks(step), rollouts, ["no verdict"], ["math"])

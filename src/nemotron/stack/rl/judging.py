@@ -1,28 +1,19 @@
-"""Comparisons of two responses to a task: what a judge is shown, what is right to say, and asking one.
-
-A comparison is a `Task` itself, of the family of the task that was answered: its prompt shows both responses, its spec
-holds the truth, and its solution is a demonstration from which a judge learns the form: solve the task, go through both
-answers, then say which response is better.
-"""
+"""A judge: a model that is asked to compare responses, what its verdicts earn, and how often they are right."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import UserError
 from nemotron.kit import chat
 from nemotron.kit.schemas.rl import GenRMRewardConfig, JudgeConfig
-from nemotron.stack.environments import Solution, Task, Verdict, answer_of, to_messages
+from nemotron.stack.environments import Task, answer_of
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.rl.comparisons import comparison, truth_of
 from nemotron.stack.rl.genrm import (
     Judgement,
     Match,
@@ -33,99 +24,6 @@ from nemotron.stack.rl.genrm import (
     judge_reward,
     read_judgement,
 )
-from nemotron.stack.rl.rollouts import Rollout
-from nemotron.stack.rl.shaping import Message
-
-_SCORES_OF_RANKING = {1: (5, 1), 2: (4, 2), 3: (4, 3), 4: (3, 4), 5: (2, 4), 6: (1, 5)}
-RIGHT, WRONG, UNUSABLE = 5, 2, 1
-"""How good a verified response is: right, wrong, without an answer. A share of right is between the first two."""
-_WORDS: dict[float, str] = {RIGHT: "right", WRONG: "wrong", UNUSABLE: "unusable"}
-
-
-def preference(
-    first: Response, second: Response, verdicts: tuple[Verdict, Verdict], finished: tuple[bool, bool]
-) -> Judgement | None:
-    """Which of two verified responses is better: the right one, then the one of less reasoning, then of less answer.
-
-    Right over wrong is a ranking of 1 or 6, shorter over longer, among equally good ones, 3 or 4. None where neither is
-    better, or a verdict is an error.
-    """
-    if any(verdict.status == "error" for verdict in verdicts):
-        return None
-    score_1, score_2 = (
-        round(WRONG + (RIGHT - WRONG) * verdict.score) if ended and not response.forfeits else UNUSABLE
-        for response, verdict, ended in zip((first, second), verdicts, finished, strict=True)
-    )
-    if score_1 != score_2:
-        return Judgement(score_1, score_2, 1 if score_1 > score_2 else 6)
-    size_1, size_2 = ((len(response.reasoning), len(response.answer)) for response in (first, second))
-    if size_1 == size_2:
-        return None
-    return Judgement(score_1, score_2, 3 if size_1 < size_2 else 4)
-
-
-def swapped(truth: Judgement) -> Judgement:
-    """What is right to say with the two responses in the other order."""
-    return Judgement(truth.score_2, truth.score_1, 7 - truth.ranking)
-
-
-def comparison(task: Task, first: Response, second: Response, truth: Judgement | None, template: str) -> Task:
-    """The comparison of two responses to `task`; without a `truth` it can only be asked, not be learned from.
-
-    A response stands in the prompt as its answer, the characters that its reasoning has, and that. The demonstration
-    solves the task, then repeats each answer with that number and says whether it is right: small models can copy what
-    follows a `1:`. Where the task has no solution the demonstration is the verdict alone.
-    """
-    begun = [
-        f"{number}: {chat.inert(response.answer, template)} ({len(response.reasoning)})"
-        for number, response in enumerate((first, second), start=1)
-    ]
-    shown = [
-        f"{beginning} {chat.inert(response.reasoning, template)}"
-        for beginning, response in zip(begun, (first, second), strict=True)
-    ]
-    demonstration = Solution("", "")
-    if truth is not None:
-        numbers = {name: _whole(getattr(truth, name)) for name in ("score_1", "score_2", "ranking")}
-        steps = []
-        if task.solution.answer:
-            steps.append(f"{task.solution.reasoning} => {task.solution.answer}")
-            words = (_WORDS.get(score, "partly") for score in (truth.score_1, truth.score_2))
-            steps += [f"{beginning} {word}" for beginning, word in zip(begun, words, strict=True)]
-        demonstration = Solution("\n".join(steps), json.dumps(numbers))
-    spec = {} if truth is None else asdict(truth)
-    prompt = "\n".join((chat.inert(task.prompt, template), *shown, "Scores?"))
-    return Task(task.family, prompt, task.canonical, spec, demonstration)
-
-
-def first_comparison(
-    task: Task, responses: Sequence[Response], verdicts: Sequence[Verdict], finished: Sequence[bool], template: str
-) -> tuple[Task, Task] | None:
-    """The comparison of the first two neighbours of which one is better, in both orders; None where no two are.
-
-    A response that forfeits is compared with none: a judge is never asked about it.
-    """
-    for i, j in circular_pairs(len(responses)):
-        first, second = responses[i], responses[j]
-        truth = preference(first, second, (verdicts[i], verdicts[j]), (finished[i], finished[j]))
-        if truth is not None and forfeit(first, second) is None:
-            return (
-                comparison(task, first, second, truth, template),
-                comparison(task, second, first, swapped(truth), template),
-            )
-    return None
-
-
-def demonstration(task: Task, tokenizer: Tokenizer, template: str, thinking: bool) -> Rollout:
-    """The right verdict on a comparison, as if the judge had written it."""
-    segments = chat.render_with_mask(to_messages(task, thinking), enable_thinking=thinking, template=template)
-    ids: dict[bool, list[int]] = {True: [], False: []}
-    for text, trained in segments:
-        if not trained and ids[True]:
-            break  # the line break after the turn
-        ids[trained] += tokenizer.encode(text, add_special_tokens=False).ids
-    size = len(ids[True])
-    return Rollout(0, ids[False], ids[True], [0.0] * size, 0.0, False, 0.0, [Message(size, True)])
 
 
 def count_preferred(comparisons: Sequence[Task], judgements: Sequence[Judgement | None]) -> dict[str, float]:
@@ -156,74 +54,6 @@ def preferred_rates(sums: Mapping[str, float]) -> dict[str, float]:
         "short_over_long": sums["short"] / max(sums["short_of"], 1),
         "well_formed": sums["well_formed"] / max(total, 1),
     }
-
-
-def _whole(number: float) -> float:
-    return int(number) if number == int(number) else number
-
-
-def own_comparison(record: Mapping[str, Any], where: str, template: str) -> Task:
-    """The comparison of a record: `prompt`, `response_1`, `response_2`, and which one is better.
-
-    That is `ranking`, 1 to 6, with or without the scores `score_1` and `score_2`, 1 to 5; or `preference`, 1 or 2.
-    UserError, with `where` the record stands: a key is missing, a number is out of range, or the scores say that one
-    response is better and the ranking that the other one is.
-    """
-    for key in ("prompt", "response_1", "response_2"):
-        if not isinstance(record.get(key), str) or not record[key].strip():
-            raise UserError(f"{where}: {key!r} must be text", f"it has: {', '.join(map(str, record))}")
-    preferred = record.get("preference")
-    if "ranking" not in record and preferred not in (1, 2):
-        raise UserError(f"{where}: needs a 'ranking', 1 to 6, or a 'preference', 1 or 2, not {preferred!r}")
-    ranking = record.get("ranking", 2 if preferred == 1 else 5)
-    if not isinstance(ranking, int) or isinstance(ranking, bool) or ranking not in _SCORES_OF_RANKING:
-        raise UserError(f"{where}: 'ranking' is {ranking!r}, not a whole number from 1 to 6")
-    scores = dict(zip(("score_1", "score_2"), _SCORES_OF_RANKING[ranking], strict=True))
-    numbers = {**scores, **{key: record[key] for key in scores if key in record}, "ranking": ranking}
-    truth = read_judgement(json.dumps(numbers))
-    if truth is None or not truth.well_formed:
-        raise UserError(f"{where}: scores go from 1 to 5, not {numbers['score_1']!r} and {numbers['score_2']!r}")
-    if (truth.score_1 - truth.score_2) * (3.5 - truth.ranking) < 0:
-        better = {True: "the first", False: "the second"}
-        raise UserError(
-            f"{where}: scores {truth.score_1:g} and {truth.score_2:g} prefer {better[truth.score_1 > truth.score_2]} "
-            f"response, ranking {ranking} {better[ranking < 3.5]}"
-        )
-    first, second = (Response.of(record[key]) for key in ("response_1", "response_2"))
-    task = Task("comparison", record["prompt"], where, {}, Solution("", ""))
-    return comparison(task, first, second, truth, template)
-
-
-def read_comparisons(paths: Sequence[Path], template: str) -> list[tuple[Task, Task]]:
-    """The user's own comparisons, JSONL, each in both orders."""
-    pairs = []
-    for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() also cuts at U+2028, JSON does not
-        except (OSError, UnicodeDecodeError) as failure:
-            raise UserError(f"cannot read {path}: {failure}") from None
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                record = json.loads(line)
-            except ValueError as failure:
-                raise UserError(f"{where}: not JSON: {failure}") from None
-            if not isinstance(record, dict):
-                raise UserError(f"{where}: must be an object")
-            task = own_comparison(record, where, template)
-            truth = swapped(truth_of(task))
-            other = {**record, "response_1": record["response_2"], "response_2": record["response_1"]}
-            names = ("score_1", "score_2", "ranking")
-            other |= {name: _whole(getattr(truth, name)) for name in names}
-            pairs.append((task, own_comparison(other, where, template)))
-    return pairs
-
-
-def truth_of(task: Task) -> Judgement:
-    """What is right to say of a comparison."""
-    return Judgement(**task.spec)
 
 
 def reward_of(task: Task, response: str, thinking: bool, format_penalty: float, ranking_weight: float) -> float:

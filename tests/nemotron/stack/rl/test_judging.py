@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,21 +20,20 @@ from nemotron.stack.environments import Solution, Task, Verdict
 from nemotron.stack.environments.task import error, right, wrong
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.rl import judging
-from nemotron.stack.rl.genrm import Judgement, Response
-from nemotron.stack.rl.judging import (
-    Judge,
+from nemotron.stack.rl.comparisons import (
     comparison,
-    count_preferred,
     first_comparison,
-    judged_rewards,
+    lengths,
+    made_responses,
+    parted,
     preference,
-    preferred_rates,
     read_comparisons,
-    reward_of,
+    spoiled,
     swapped,
     truth_of,
-    wins,
 )
+from nemotron.stack.rl.genrm import Judgement, Response
+from nemotron.stack.rl.judging import Judge, count_preferred, judged_rewards, preferred_rates, reward_of, wins
 
 TASK = Task("math", "What is 34+35?", "34+35", {}, Solution("4+5=9,3+3=6", "69"))
 LONG, SHORT = Response("so so so", "69"), Response("so", "69")
@@ -78,8 +78,63 @@ def test_a_demonstration_earns_the_highest_reward_and_a_response_opens_no_turn()
     assert not re.search(r"<\|im_|think>", task.prompt)
     demonstration = f"{task.solution.reasoning}</think>{task.solution.answer}"
     assert reward_of(task, demonstration, True, 10, 1) == 0
-    assert task.solution.reasoning.splitlines()[:2] == ["4+5=9,3+3=6 => 69", "1: 69 (2) right"]
     assert reward_of(task, task.solution.answer, True, 10, 1) < -10  # it never stopped reasoning
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parts"),
+    [
+        ("1391", "1291", ("1", "3", "2", "91")),
+        ("69", "69", ("69", "", "", "")),
+        ("69", "690", ("69", "", "0", "")),
+        ("fig, cow", "fig sock", ("fig, ", "cow", "sock", "")),
+        ('{"age": 26, "job": "cook"}', '{"age":62,"job":"cook"}', ('{"age": ', "26", "62", ', "job": "cook"}')),
+        ("so so", "so", ("so ", "so", "", "")),
+        ("a, b", "a b", ("", "a, b", "a b", "")),
+        ("", "?", ("", "", "?", "")),
+        ("ja", "nein", ("", "ja", "nein", "")),
+    ],
+)
+def test_what_two_answers_share_stands_once(first: str, second: str, parts: tuple[str, str, str, str]) -> None:
+    begin, part_1, part_2, end = parted(first, second)
+    assert (begin, part_1, part_2, end) == parts
+    assert begin + part_1 + end == first  # nothing of the first one is lost
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "truth", "prompt", "reasoning"),
+    [
+        (SHORT, Response("no", "70"), Judgement(5, 2, 1), "_ A) 69 B) 70\nShorter: neither", "4+5=9,3+3=6 => 69 A"),
+        (Response("no", "60"), LONG, Judgement(2, 5, 6), "6_ A) 0 B) 9\nShorter: A", "4+5=9,3+3=6 => 9 B"),
+        (LONG, SHORT, Judgement(5, 5, 4), "69_ A)  B) \nShorter: B", "4+5=9,3+3=6 => B A"),
+        (Response("", "1"), Response("x", "2"), Judgement(2, 2, 3), "_ A) 1 B) 2\nShorter: A", "4+5=9,3+3=6 => none"),
+        # Another right answer: the demonstration reasons as that response did.
+        (Response("well", "069"), Response("", "?"), Judgement(5, 2, 1), "_ A) 069 B) ?\nShorter: B", "well => 069 A"),
+    ],
+)
+def test_a_judge_is_shown_where_two_answers_differ(
+    first: Response, second: Response, truth: Judgement, prompt: str, reasoning: str
+) -> None:
+    task = comparison(TASK, first, second, truth, "nano3")
+    assert task.prompt == f"{TASK.prompt}\n{prompt}" and task.solution.reasoning == reasoning
+    assert truth_of(task) == truth and comparison(TASK, first, second, None, "nano3").prompt == task.prompt
+
+
+def test_a_program_spoils_one_word_or_digit() -> None:
+    rng = random.Random(0)
+    other = Task("math", "What is 1+1?", "1+1", {}, Solution("1+1=2", "2"))
+    pairs = [made_responses(TASK, other, rng) for _ in range(200)]
+    assert {right.answer for right, _ in pairs} == {"69"}
+    shorter = [lengths(right) < lengths(made) for right, made in pairs]
+    assert 60 < sum(shorter) < 140  # nothing to be learned from that
+    answers = [made.answer for _, made in pairs]
+    assert {sum(a != b for a, b in zip("69", answer, strict=True)) for answer in answers} == {0, 1}
+    assert 100 < sum(answer != "69" for answer in answers) < 180 and all(answer.isdigit() for answer in answers)
+    assert {spoiled("C", "Which? A) ox B) cow C) fig", rng) for _ in range(50)} == {"A", "B"}
+    assert {spoiled("fig-COW", "fig cow ox", rng) for _ in range(99)} == {
+        "cow-COW", "ox-COW", "fig-FIG", "fig-OX"
+    }  # fmt: skip
+    assert spoiled("?", "fig", rng) == "?" and spoiled("fig", "fig", rng) == "fig"
 
 
 def test_the_first_two_neighbours_of_which_one_is_better_are_compared_in_both_orders() -> None:
@@ -113,8 +168,8 @@ def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:
     tasks, in_other_order = zip(*read_comparisons([path], "nano3"), strict=True)
     assert [truth_of(task) for task in tasks] == [Judgement(4, 2, 2), Judgement(1, 5, 6), Judgement(5, 5, 3)]
     assert [truth_of(task) for task in in_other_order] == [swapped(truth_of(task)) for task in tasks]
-    assert tasks[0].prompt == "Which?\n1: this (0) \n2: that (4) well\nScores?"
-    assert in_other_order[0].prompt == "Which?\n1: that (4) well\n2: this (0) \nScores?"
+    assert tasks[0].prompt == "Which?\n_ A) this B) that\nShorter: A"
+    assert in_other_order[0].prompt == "Which?\n_ A) that B) this\nShorter: B"
     assert json.loads(tasks[0].solution.answer) == {"score_1": 4, "score_2": 2, "ranking": 2}
 
 
@@ -157,8 +212,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> list[str]:
     prompts: list[str] = []
 
     def verdict(prompt: str) -> str:
-        answers = re.findall(r"\n[12]: (.*) \(", prompt)
-        scores = [5 if answer == "69" else 2 for answer in answers]
+        (begin, *parts, end) = re.findall(r"\n(.*)_(.*) A\) (.*) B\) (.*)\nShorter: ", prompt)[0]
+        end, part_1, part_2 = parts[0], parts[1], end
+        scores = [5 if begin + part + end == "69" else 2 for part in (part_1, part_2)]
         ranking = 1 if scores[0] > scores[1] else 6 if scores[0] < scores[1] else 3
         if "mute" in prompt:
             return "</think>?"
@@ -191,7 +247,7 @@ def test_a_group_is_judged_in_a_circle_and_the_right_one_earns_most(asked: list[
 
 
 def test_a_judge_without_a_verdict_is_counted_and_gives_the_middle(asked: list[str], tokenizer: Tokenizer) -> None:
-    group = [Response("mute", "69"), Response("mute", "70")]
+    group = [Response("so", "mute 69"), Response("so", "mute 70")]
     cfg = GenRMRewardConfig(reasoning_bonus=0, answer_bonus=0)
     (rewards,), unread = judged_rewards(perfect(tokenizer), [(TASK, group)], cfg, seed=0)
     assert rewards == [3.0, 3.0] and len(unread) == 2 and "34+35" in unread[0]

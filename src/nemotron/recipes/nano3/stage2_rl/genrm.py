@@ -25,8 +25,9 @@
 
 The judge reads a prompt with two responses, reasons, and writes two scores and a ranking. A step: draw tasks, let the
 model as it was answer each several times, verify the answers, show the judge pairs of which one is better, in both
-orders, and reward verdicts by how close they are to the truth. The first steps imitate right verdicts instead: the tiny
-model has never seen their form. Publishes the judge, and how often it prefers what is better on held-out tasks.
+orders, and reward verdicts by how close they are to the truth. The first steps imitate right verdicts instead, on pairs
+that a program makes: the tiny model has never seen their form. Publishes the judge, and how often it prefers what is
+better on held-out tasks.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): comparisons of verifiable responses, right
 over wrong and short over long, instead of people's (HelpSteer3, lmarena) and of safety; a model of the same size as the
@@ -64,6 +65,7 @@ from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, s
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.rl.comparisons import demonstration, first_comparison, hold_out, made_comparisons, read_comparisons
 from nemotron.stack.rl.dialogue import Dialogue
 from nemotron.stack.rl.genrm import Response
 from nemotron.stack.rl.grpo import (
@@ -75,18 +77,11 @@ from nemotron.stack.rl.grpo import (
     token_advantages,
     update,
 )
-from nemotron.stack.rl.judging import (
-    Judge,
-    count_preferred,
-    demonstration,
-    first_comparison,
-    preferred_rates,
-    read_comparisons,
-    reward_of,
-)
-from nemotron.stack.rl.policy import step_policy, warmed_up_lr
+from nemotron.stack.rl.imitation import imitate
+from nemotron.stack.rl.judging import Judge, count_preferred, preferred_rates, reward_of
+from nemotron.stack.rl.policy import warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource, read_prompts, shuffled
-from nemotron.stack.rl.rollouts import collect_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
@@ -142,9 +137,9 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
         raise UserError(f"{initial.ref} has no chat template", "a judge starts from a model after SFT")
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
-    num_tasks = max(cfg.grpo.num_prompts_per_step // 2, len(cfg.env.families))  # each gives two comparisons, or none
     yours = load_environments(cfg.env.environments)
-    source = PromptSource(prompts.train_path, cfg.env.families, num_tasks, cfg.seed, yours)
+    # Twice as many tasks as comparisons: many tasks give none.
+    source = PromptSource(prompts.train_path, cfg.env.families, 2 * cfg.grpo.num_prompts_per_step, cfg.seed, yours)
     source.check_single_responses()
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
@@ -182,12 +177,6 @@ def prompts_of(cfg: GenRMConfig, tokenizer: Tokenizer, template: str, tasks: Seq
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
-def hold_out(pairs: list[tuple[Task, Task]]) -> tuple[list[tuple[Task, Task]], list[tuple[Task, Task]]]:
-    """Comparisons to train on and to validate on: every twentieth; none of fewer than that."""
-    held_out = range(19, len(pairs), 20)
-    return [pair for row, pair in enumerate(pairs) if row not in held_out], [pairs[row] for row in held_out]
-
-
 def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, float]]:
     """Imitation, then GRPO. Returns the judge and its last validation."""
     ranks, steps = session.ranks, cfg.grpo.max_num_steps
@@ -220,7 +209,7 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
             if (
                 (data.own_valid if data.own else data.valid)
                 and cfg.grpo.val_period
-                and (step % cfg.grpo.val_period == 0 or step == steps)
+                and ((step > 0 and step % cfg.grpo.val_period == 0) or step == steps)
             ):
                 scores = validate(cfg, session, answer, data)
                 session.run.metrics.log(step, **scores)
@@ -230,6 +219,8 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
             began = time.perf_counter()
             with session.dealt_out(), session.autocast:
                 comparisons = draw_comparisons(cfg, session, answer, data, step)
+            if not sum_metrics({"comparisons": len(comparisons)}, ranks)["comparisons"]:
+                session.progress.note(f"step {step + 1}: no two responses of which one is better, nothing is learned")
             if not imitates:
                 batch = draw_verdicts(cfg, session, data, comparisons, step)
             generated = time.perf_counter()
@@ -238,7 +229,7 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
         if imitates:
             lr = imitation_lr(step, cfg)
             set_lr(optimizer, lr)
-            grad_norm, metrics = imitate(cfg, session, data, comparisons)
+            grad_norm, metrics = imitate(session, cfg.policy, demonstrations(cfg, data, comparisons))
         else:
             lr = warmed_up_lr(step - cfg.judge.imitation_steps, cfg.policy)
             set_lr(optimizer, lr)
@@ -261,6 +252,13 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
     return model, scores
 
 
+def demonstrations(cfg: GenRMConfig, data: Data, comparisons: Sequence[Task]) -> list[Rollout]:
+    """The right verdicts on comparisons, as if the judge had written them; those that have no room are left out."""
+    thinking, room = cfg.env.enable_thinking, cfg.policy.max_total_sequence_length
+    rollouts = [demonstration(task, data.tokenizer, data.template, thinking) for task in comparisons]
+    return [rollout for rollout in rollouts if len(rollout.prompt_ids) + len(rollout.completion_ids) <= room]
+
+
 def imitation_lr(step: int, cfg: GenRMConfig) -> float:
     """Linear warm-up, as in GRPO, and linear decay over the second half of the imitation steps."""
     warmed_up = min(1.0, (step + 1) / (cfg.policy.lr_warmup_iters + 1))
@@ -268,15 +266,28 @@ def imitation_lr(step: int, cfg: GenRMConfig) -> float:
 
 
 def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data, step: int) -> list[Task]:
-    """This rank's share of the comparisons of a step, at most, each in both orders."""
+    """This rank's share of the comparisons of a step, at most: of responses that the model drew, in both orders.
+
+    Steps of imitation have responses that a program made, wherever the task has a demonstration: they cost nothing.
+    """
     ranks, most = session.ranks, cfg.grpo.num_prompts_per_step // session.ranks.world_size
     if data.own:
         first = (step * ranks.world_size + ranks.rank) * most
         return [data.own[row] for row in shuffled(len(data.own), range(first, first + most), cfg.seed)]
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
     seed = int(np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0])
-    pairs = comparisons_of(cfg, answer, data, tasks, seed)
-    # Tasks of a family stand together: what is left out is spread evenly over all of them.
+    comparisons = []
+    if step < cfg.judge.imitation_steps:
+        known = [task for task in tasks if task.solution.answer]
+        comparisons = made_comparisons(known, seed, data.template, cfg.env.sandbox)
+        tasks = [task for task in tasks if not task.solution.answer]
+    drawn = [task for pair in comparisons_of(cfg, answer, data, tasks, seed) for task in pair]
+    return spread(comparisons, most) + spread(drawn, most - min(len(comparisons), most))
+
+
+def spread(comparisons: list[Task], most: int) -> list[Task]:
+    """At most `most` of the comparisons, evenly spread: those of a family stand together."""
+    pairs = [comparisons[row : row + 2] for row in range(0, len(comparisons), 2)]
     chosen = np.linspace(0, len(pairs) - 1, min(len(pairs), most // 2)).astype(int)
     return [task for row in chosen for task in pairs[row]]
 
@@ -289,6 +300,8 @@ def comparisons_of(
     Responses are those of the model as it was before it became a judge.
     """
     thinking, number = cfg.env.enable_thinking, cfg.judge.responses_per_task
+    if not tasks:
+        return []
     texts = [prompt_text(task, data.template, thinking) for task in tasks]
     completions = answer(texts, temperature=1.0, seed=seed, samples=number)
     repeated = [task for task in tasks for _ in range(number)]
@@ -330,27 +343,6 @@ def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: l
         )  # fmt: skip
     families = ["comparison"] if data.own else list(cfg.env.families)
     return Batch(tasks, rollouts, [], families)
-
-
-def imitate(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task]) -> tuple[float, dict[str, float]]:
-    """One supervised step. Loss: mean negative log-likelihood of the demonstrations' tokens, over the global batch."""
-    model, device = session.model, session.ranks.device
-    room = cfg.policy.max_total_sequence_length
-    rollouts = [demonstration(task, data.tokenizer, data.template, cfg.env.enable_thinking) for task in comparisons]
-    rollouts = [rollout for rollout in rollouts if len(rollout.prompt_ids) + len(rollout.completion_ids) <= room]
-    weights = [[1.0] * len(rollout.completion_ids) for rollout in rollouts]
-    tokens = float(sum(map(len, weights)))
-    loss_sum, num_tokens = torch.zeros((), device=device), torch.tensor([tokens], device=device)
-    model.train()
-    for micro in pack_rollouts(rollouts, weights, room, cfg.policy.train_micro_batch_size):
-        micro = micro.to(device)
-        with session.autocast:
-            loss = -micro.logprobs(model).sum()
-        loss.backward()
-        loss_sum += loss.detach()
-    grad_norm = step_policy(session, cfg.policy, num_tokens)
-    sums = sum_metrics({"loss": loss_sum, "tokens": tokens}, session.ranks)
-    return grad_norm, {"loss": sums["loss"] / max(sums["tokens"], 1), "tokens": sums["tokens"]}
 
 
 def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data) -> dict[str, float]:

@@ -233,7 +233,7 @@ def draw_rollouts(
         written = [dialogue.response for dialogue in dialogues]
         groups[index] = [Response.of(f"{THINK}{text}" if thinking else text) for text in written]
         verdicts = verify_all([tasks[index]] * len(written), written, thinking, cfg.env.sandbox)
-        scores.extend(verdict.score for verdict in verdicts if verdict.status == "score")
+        scores.extend(verdict.score for verdict in verdicts if verdict.status != "error")
         return [None] * len(written)
 
     # Generator and trainer use one precision, and no temperature: otherwise they would be two policies.
@@ -264,7 +264,8 @@ def draw_rollouts(
 def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: Data) -> dict[str, Any]:
     """The model as it is now beside the one that training began with, on held-out tasks, responses sampled.
 
-    `tasks` and `before`: pass@1; `comparison`: of both, paired; `lengths`: characters; `win_rate`: by each judge.
+    `tasks` and `before`: pass@1; `comparison`: of both, paired; `lengths`: characters; `win_rate`: by each judge, on
+    tasks of the families that training drew.
     """
     tasks = held_out_tasks(cfg.evaluation.tasks_per_family, cfg.evaluation)
     if not tasks:
@@ -280,18 +281,24 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
     before, after = evaluations
     thinking = cfg.env.enable_thinking
     responses = [sampled_responses(evaluation, thinking) for evaluation in evaluations]
-    pairs = [
-        (task, new, old)
-        for task, olds, news in zip(tasks, *responses, strict=True)
-        for old, new in zip(olds, news, strict=True)
-    ]
+    judged = [family for family in after.families if family in cfg.env.families]
     judges = {"judge": data.judge}
     if cfg.judge.test_model_path is not None:
         judges["test_judge"] = open_judge(cfg, cfg.judge.test_model_path, session.ranks.device)
+
+    def won(judge: Judge, family: str) -> np.ndarray:
+        """How often the model after wins, of each task."""
+        rows = after.rows(family).tolist()
+        pairs = [
+            (tasks[row], new, old)
+            for row in rows
+            for old, new in zip(responses[0][row], responses[1][row], strict=True)
+        ]
+        return np.array(wins(judge, pairs, cfg.evaluation.seed)).reshape(len(rows), -1).mean(1)
+
     win_rates = {}
-    for name, judge in judges.items():
-        won = np.array(wins(judge, pairs, cfg.evaluation.seed)).reshape(len(tasks), -1).mean(1)
-        win_rates[name] = bootstrap_interval([won[after.rows(family)] for family in after.families])
+    for name, judge in judges.items() if judged else ():
+        win_rates[name] = bootstrap_interval([won(judge, family) for family in judged])
         print(f"{name} prefers the model after to before: {win_rates[name].estimate:.3f}", file=sys.stderr)
     return {
         "tasks": after.metrics(),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 SCRIPT = """
@@ -65,7 +66,7 @@ def test_a_long_file_is_a_stream(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line * 60_000, 1))
     (tmp_path / "b.jsonl").write_bytes(line * 60_000)
     table = pa.table({"text": [f"{i} " + "word " * 200 for i in range(60_000)]})
-    pa.parquet.write_table(table, tmp_path / "c.parquet", use_dictionary=False)
+    pq.write_table(table, tmp_path / "c.parquet", use_dictionary=False)
     with pa.OSFile(str(tmp_path / "d.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=1000)
     count, too_long, grown = measured(tmp_path)

@@ -30,9 +30,11 @@ def command_hint(error: RunspecError) -> str | None:
     makers = makers_by_artifact()
     maker = makers.get(error.name)
     if maker is None:
+        if error.corrupt:
+            return None
         if Path(error.name).is_dir():
             return f"the directory of that name is ./{error.name}; nemotron artifacts list names the artifacts"
-        if error.hint or error.corrupt:
+        if error.hint:
             return None
         near = nearest(error.name, makers)
         if near is None:

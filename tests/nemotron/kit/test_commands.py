@@ -68,6 +68,8 @@ def test_a_directory_of_the_name_is_in_the_hint(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "my-model").mkdir()
     hint = command_hint(ArtifactError("no", "did you mean x?", "my-model"))
     assert hint == "the directory of that name is ./my-model; nemotron artifacts list names the artifacts"
+    damaged = ArtifactError("no", "remove it", "my-model", corrupt=True)
+    assert command_hint(damaged) is None  # its own hint counts
 
 
 def test_a_step_that_is_listed_is_in_the_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def warmed_up_lr(step: int, policy: TrainedPolicyConfig) -> float:
 
 
 def step_policy(session: Session, policy: TrainedPolicyConfig, denominator: torch.Tensor | None = None) -> float:
-    """One step of the optimiser and of the expert bias, from the gradients of this rank. Returns their norm over all.
+    """One step of the optimiser and of the expert bias. Returns the norm of the gradient of all ranks.
 
     `denominator`: this rank's part, [1], of what a loss that is a sum still has to be divided by (0 counts as 1). Where
     the norm is not finite, nothing moves: the caller stops the run.

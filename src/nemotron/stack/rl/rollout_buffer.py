@@ -91,7 +91,7 @@ class RolloutBuffer:
         return self.pending[step].future.result().batch
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """What replaces, and joins, the `metrics` of an update with the batch of `step`; all ranks call it together.
+        """Metrics of the batch of `step`, some in place of `metrics`, its update's; all ranks call it together.
 
         token_mult_prob_error: of generation recomputed by the weights that sampled it, over all its tokens. What the
         update measured under this name is by the trainer's weights: policy_lag. avg_trajectory_age: updates between
@@ -133,7 +133,7 @@ class RolloutBuffer:
             weights = {k.removeprefix(prefix): tensor for k, tensor in tensors.items() if k.startswith(prefix)}
             ranks = sum(name.startswith(f"batch.{target}.") for name in tensors)
             if ranks:
-                parts = [json.loads(bytes(tensors[f"batch.{target}.{rank}"].tolist())) for rank in range(ranks)]
+                parts = [json.loads(tensors[f"batch.{target}.{rank}"].numpy().tobytes()) for rank in range(ranks)]
                 future: Future[_Drawn] = Future()
                 future.set_result(self._from_json(target, parts))
                 self.pending[target] = _Pending(parts[0]["weight_version"], weights, future)

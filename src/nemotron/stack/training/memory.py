@@ -39,8 +39,8 @@ class Needs:
     tokens: of a micro-batch on one rank. settings: which activations are computed again in the backward pass; None:
     none. sharded: by FSDP2. best_weights: rank 0 keeps those of the best validation. copies: of the weights that each
     rank has beside the model that it trains, as a reference has. completions: sampled together on one rank, each of up
-    to `completion_tokens` tokens with its prompt. judge: what a model that judges those takes beside all this; it
-    decodes when they are there.
+    to `completion_tokens` tokens with its prompt. decodes_beside: while a micro-batch is trained on, not before. judge:
+    what a model that judges those takes beside all this; it decodes when they are there.
     """
 
     config: NemotronHConfig
@@ -52,6 +52,7 @@ class Needs:
     completions: int = 0
     completion_tokens: int = 0
     judge: Needs | None = None
+    decodes_beside: bool = False
 
 
 def check_memory(session: Session, needs: Needs, key: str) -> None:
@@ -72,7 +73,7 @@ def check_memory(session: Session, needs: Needs, key: str) -> None:
     state += rank_0_bytes(needs, ranks.world_size, session.checkpoints.async_save)  # counted on every machine
     activations = processes * activation_bytes(needs, session.bf16)
     decoding = processes * decoding_bytes(needs, session.bf16)
-    needed = state + max(activations, decoding)
+    needed = state + (activations + decoding if needs.decodes_beside else max(activations, decoding))
     own = available_bytes()
     available = needed + least_of_ranks((sys.maxsize if own is None else own) - needed)
     if needed <= available:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.artifacts import Registry, Version
-from nemo_runspec.errors import run_main
+from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Family
@@ -396,6 +396,8 @@ def test_generated_conversations_of_several_turns_and_with_a_system_message(tmp_
         for question, answer in zip(turns[::2], turns[1::2], strict=True):
             assert verify(by_prompt[question["content"], row["split"]], answer["content"]).score == 1
         assert "tools" not in row
+    with pytest.raises(UserError, match="gives no conversation of 4 tasks"):
+        script._write_generated(cfg, tasks[:4], tmp_path / "few")
     first = [row["messages"][0]["role"] for of_name in rows.values() for row in of_name]
     assert 0.35 < first.count("system") / len(first) < 0.65
     again = script._write_generated(cfg, tasks, tmp_path / "again")

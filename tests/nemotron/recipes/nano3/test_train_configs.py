@@ -50,15 +50,19 @@ def test_sft_configs_validate(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replay", "rows", "message"),
+    ("replay", "rows", "interval", "message"),
     [
-        (None, 1, "run.replay names no text"),
-        ("nano3-pretrain-data-tiny", 8, "leaves no row of train.global_batch_size 8"),
+        (None, 1, 1, "run.replay names no text"),
+        ("nano3-pretrain-data-tiny", 8, 1, "leaves no row of train.global_batch_size 8"),
+        ("nano3-pretrain-data-tiny", 0, 2, "replay_interval is set, and dataset.replay_rows is 0"),
     ],
 )
-def test_replay_has_text_and_leaves_room_for_conversations(replay: str | None, rows: int, message: str) -> None:
+def test_replay_has_text_and_leaves_room_for_conversations(
+    replay: str | None, rows: int, interval: int, message: str
+) -> None:
     values = read("stage1_sft", "tiny")
     values["run"]["replay"], values["dataset"]["replay_rows"] = replay, rows
+    values["dataset"]["replay_interval"] = interval
     with pytest.raises(ValidationError, match=message):
         SFTConfig.model_validate(values)
 

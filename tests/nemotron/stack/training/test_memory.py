@@ -104,6 +104,21 @@ def test_a_run_that_does_not_fit_is_refused_before_it_begins(monkeypatch: pytest
     check_memory(session, needs, "train.micro_batch_size")
 
 
+def test_completions_that_are_sampled_beside_training_are_added(
+    small_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Needs(small_model("MEM*EME").config, 64, completions=8, completion_tokens=32)
+    beside = replace(before, decodes_beside=True)
+    state, key = memory.state_bytes(before, 1, bf16=False), "policy.train_micro_batch_size"
+    parts = memory.activation_bytes(before, bf16=False), memory.decoding_bytes(before, bf16=False)
+    for needs, needed in ((before, state + max(parts)), (beside, state + sum(parts))):
+        monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed)
+        check_memory(session_of(1), needs, key)
+        monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed - 1)
+        with pytest.raises(UserError):
+            check_memory(session_of(1), needs, key)
+
+
 def test_sharded_weights_are_counted_once_for_all_processes() -> None:
     config = PRESETS["nano3-30b"]
     whole = memory.state_bytes(Needs(config, 1), 8, bf16=False)

@@ -208,6 +208,9 @@ def _write_generated(
         if not path.exists():
             part = path.with_suffix(".part")
             write_jsonl(part, _with_system(cfg, name, _generated(cfg, name, tasks)))
+            if not part.stat().st_size:
+                share = f"tasks.multi_turn_share = {cfg.multi_turn_share} gives no conversation of {len(tasks)} tasks"
+                raise UserError(share, "a larger share, or more tasks of families without tools; 0 for none")
             part.replace(path)
         files[name] = list_files([str(path)])
     return files

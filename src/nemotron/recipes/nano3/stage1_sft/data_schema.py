@@ -33,7 +33,8 @@ class TasksConfig(sources.TasksConfig):
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
     seed: Seed = Field(2, description="of the generators; the split goes by the task, not by this")
     multi_turn_share: Fraction = Field(
-        0.0, description="conversations of two or three tasks in a row, for each of one task without tools"
+        0.0,
+        description="conversations of two or three tasks in a row, for each one of a single task without tools",
     )
     system_share: Fraction = Field(0.0, description="share of conversations that begin with a system message")
 
@@ -78,5 +79,6 @@ class SFTDataConfig(DataPrepConfig):
     def _something_to_read(self) -> Self:
         if not self.tasks.families and not self.sources:
             raise ValueError("no conversations: tasks.families and sources are both empty")
-        check_names([source.name for source in self.sources] + list(self.tasks.families))
+        several = ["multi_turn"] if self.tasks.multi_turn_share else []
+        check_names([source.name for source in self.sources] + list(self.tasks.families) + several)
         return self

@@ -29,7 +29,7 @@ class DatasetConfig(training.DatasetConfig):
         0, ge=0, description="rows of a batch that are text of run.replay, so that SFT keeps what it taught"
     )
     replay_interval: int = Field(
-        1, ge=1, description="every which batch has replay_rows; few long rows make it above 1"
+        1, ge=1, description="one batch in so many has replay_rows; above 1 where a row is too much"
     )
 
 
@@ -84,6 +84,8 @@ class SFTConfig(training.TrainingConfig):
         rows, batch_size = self.dataset.replay_rows, self.train.global_batch_size
         if rows and self.run.replay is None:
             raise ValueError(f"dataset.replay_rows is {rows}, and run.replay names no text to replay")
+        if not rows and self.dataset.replay_interval > 1:
+            raise ValueError("dataset.replay_interval is set, and dataset.replay_rows is 0")
         if rows >= batch_size:
             raise ValueError(f"dataset.replay_rows {rows} leaves no row of train.global_batch_size {batch_size}")
         return self

@@ -29,6 +29,7 @@ _SCORES_OF_RANKING = {1: (5, 1), 2: (4, 2), 3: (4, 3), 4: (3, 4), 5: (2, 4), 6: 
 RIGHT, WRONG, UNUSABLE = 5, 2, 1
 """How good a verified response is: right, wrong, without an answer. A share of right is between the first two."""
 _WORD = re.compile(r"\d|[^\W\d_]+")
+_WORD_OR_SIGN = re.compile(rf"{_WORD.pattern}|[^\w\s]|_")  # everything but whitespace
 _WORDS_NAMED = 4
 _SPOILED = 0.7  # of the comparisons that a program makes; in the others both answers are right
 
@@ -66,11 +67,12 @@ def swapped(truth: Judgement) -> Judgement:
 
 
 def parted(first: str, second: str) -> tuple[str, str, str, str]:
-    """What two texts begin with, what each has then, and what both end with, by words, of which each digit is one.
+    """What two texts begin with, what each has then, and what both end with.
 
-    The common parts are those of the first text. Where the words are the same and the texts are not, nothing is common.
+    Compared by words, digits and signs. Each text is its part between the common ones but for whitespace, of which the
+    common parts have that of the first text. Where only whitespace differs, nothing is common.
     """
-    words_1, words_2 = list(_WORD.finditer(first)), list(_WORD.finditer(second))
+    words_1, words_2 = list(_WORD_OR_SIGN.finditer(first)), list(_WORD_OR_SIGN.finditer(second))
     names_1, names_2 = [word[0] for word in words_1], [word[0] for word in words_2]
     if names_1 == names_2:
         return ("", first, second, "") if first != second else (first, "", "", "")
@@ -81,7 +83,7 @@ def parted(first: str, second: str) -> tuple[str, str, str, str]:
     def between(text: str, words: list[re.Match[str]]) -> tuple[int, int]:
         if begin + end < len(words):
             return words[begin].start(), words[len(words) - 1 - end].end()
-        start = words[begin - 1].end() if begin else 0  # no word of its own, but perhaps other characters
+        start = words[begin - 1].end() if begin else 0  # no word of its own, but perhaps whitespace
         return start, start if end else len(text)
 
     (start_1, end_1), (start_2, end_2) = between(first, words_1), between(second, words_2)
@@ -91,10 +93,10 @@ def parted(first: str, second: str) -> tuple[str, str, str, str]:
 def comparison(task: Task, first: Response, second: Response, truth: Judgement | None, template: str) -> Task:
     """The comparison of two responses to `task`; without a `truth` it can only be asked, not be learned from.
 
-    The prompt shows what both answers share once, and beside it A and B, in which they differ; then which response is
-    the shorter one: a small model finds differences, and counts no characters. The demonstration reasons as a right
-    response did, or as the task's solution, and names the answer that is right, with its first words. Where the task
-    has no solution the demonstration is the verdict alone.
+    The prompt shows what both answers share once, and beside it A and B, in which they differ (`parted`); then which
+    response is the shorter one: a small model finds differences, and counts no characters. The demonstration reasons as
+    a right response did, or as the task's solution, and names the answer that is right, with its first words. Where the
+    task has no solution the demonstration is the verdict alone.
     """
     begin, part_1, part_2, end = parted(first.answer, second.answer)
     size_1, size_2 = lengths(first), lengths(second)
@@ -159,6 +161,9 @@ def made_comparisons(tasks: Sequence[Task], seed: int, template: str, sandbox: S
         first, second = made_responses(task, other, rng)
         right, made = verify_all([task, task], [first.answer, second.answer], False, sandbox)
         truth = preference(first, second, (right, made), (True, True))
+        equally_good = truth is not None and truth.score_1 == truth.score_2
+        if equally_good and first.answer != second.answer:
+            continue  # the demonstration would copy the reasoning of the made one, perhaps that of another task
         if truth is not None:
             comparisons.append(rng.choice(both_orders(task, first, second, truth, template)))
     return comparisons

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.schemas.rl import GenRMRewardConfig, JudgeConfig
-from nemotron.stack.environments import Solution, Task, Verdict
+from nemotron.stack.environments import Solution, Task, Verdict, generate_tasks
 from nemotron.stack.environments.task import error, right, wrong
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.rl import judging
@@ -24,6 +24,7 @@ from nemotron.stack.rl.comparisons import (
     comparison,
     first_comparison,
     lengths,
+    made_comparisons,
     made_responses,
     parted,
     preference,
@@ -87,18 +88,38 @@ def test_a_demonstration_earns_the_highest_reward_and_a_response_opens_no_turn()
         ("1391", "1291", ("1", "3", "2", "91")),
         ("69", "69", ("69", "", "", "")),
         ("69", "690", ("69", "", "0", "")),
-        ("fig, cow", "fig sock", ("fig, ", "cow", "sock", "")),
+        ("-15", "16", ("", "-15", "16", "")),
+        ("16", "-16", ("", "", "-", "16")),
+        ("3/4", "34", ("3", "/", "", "4")),
+        ("fig, cow", "fig sock", ("fig", ", cow", "sock", "")),
         ('{"age": 26, "job": "cook"}', '{"age":62,"job":"cook"}', ('{"age": ', "26", "62", ', "job": "cook"}')),
+        ('{"count": 8, "by": "bus"}', '{"count": 8, "by": "bus"', ('{"count": 8, "by": "bus"', "}", "", "")),
+        (
+            '{"count": 3, "by": "bus"}',
+            '{"count": 4, "by": "bus"',
+            ('{"count": ', '3, "by": "bus"}', '4, "by": "bus"', ""),
+        ),
+        ('"a b"', "a b c", ("", '"a b"', "a b c", "")),
+        ("a b", "a b c.", ("a b", "", "c.", "")),
+        ("a_b", "ab", ("", "a_b", "ab", "")),
         ("so so", "so", ("so ", "so", "", "")),
-        ("a, b", "a b", ("", "a, b", "a b", "")),
+        ("a, b", "a b", ("a", ",", "", " b")),
+        ("a b", "ab", ("", "a b", "ab", "")),
+        ("a  b", "a b", ("", "a  b", "a b", "")),
         ("", "?", ("", "", "?", "")),
         ("ja", "nein", ("", "ja", "nein", "")),
     ],
 )
-def test_what_two_answers_share_stands_once(first: str, second: str, parts: tuple[str, str, str, str]) -> None:
+def test_both_answers_can_be_read_back_from_what_they_share_and_where_they_differ(
+    first: str, second: str, parts: tuple[str, str, str, str]
+) -> None:
     begin, part_1, part_2, end = parted(first, second)
     assert (begin, part_1, part_2, end) == parts
-    assert begin + part_1 + end == first  # nothing of the first one is lost
+    assert begin + part_1 + end == first
+    for one, other in ((first, second), (second, first)):
+        begin, part_1, part_2, end = parted(one, other)
+        for part, text in ((part_1, one), (part_2, other)):
+            assert "".join((begin + part + end).split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -135,6 +156,16 @@ def test_a_program_spoils_one_word_or_digit() -> None:
         "cow-COW", "ox-COW", "fig-FIG", "fig-OX"
     }  # fmt: skip
     assert spoiled("?", "fig", rng) == "?" and spoiled("fig", "fig", rng) == "fig"
+
+
+def test_a_demonstration_on_a_made_pair_reasons_about_its_own_task() -> None:
+    tasks = generate_tasks("instruction_following", "train", 300)
+    comparisons = made_comparisons(tasks, 5, "nano3", "bubblewrap")
+    assert len(comparisons) > 100
+    own = {task.prompt: task.solution.reasoning for task in tasks}
+    for task in comparisons:  # the prompt, what was answered in one or more lines, and which one is shorter
+        asked = max((prompt for prompt in own if task.prompt.startswith(f"{prompt}\n")), key=len)
+        assert task.solution.reasoning.startswith(f"{own[asked]} => "), task.prompt
 
 
 def test_the_first_two_neighbours_of_which_one_is_better_are_compared_in_both_orders() -> None:

@@ -63,7 +63,7 @@ from nemotron.kit.schemas.rl import JudgeConfig
 from nemotron.stack.environments import Task, check_families, load_environments, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
-from nemotron.stack.models import NemotronH
+from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.comparisons import demonstration, first_comparison, hold_out, made_comparisons, read_comparisons
 from nemotron.stack.rl.dialogue import Dialogue
@@ -180,13 +180,7 @@ def prompts_of(cfg: GenRMConfig, tokenizer: Tokenizer, template: str, tasks: Seq
 def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, float]]:
     """Imitation, then GRPO. Returns the judge and its last validation."""
     ranks, steps = session.ranks, cfg.grpo.max_num_steps
-    tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
-    completions = min(prompts_per_call(cfg), cfg.grpo.num_prompts_per_step) * cfg.grpo.num_generations_per_prompt
-    needs = Needs(
-        load_config(data.initial.path), tokens, copies=1, completions=completions,
-        completion_tokens=cfg.policy.max_total_sequence_length,
-    )  # fmt: skip
-    check_memory(session, needs, "policy.train_micro_batch_size")
+    check_memory(session, memory_needs(cfg, load_config(data.initial.path), ranks), "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
     model, reference = load_policy(cfg, data.initial.path, ranks.device)
     initial = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval()  # answers the tasks
@@ -219,17 +213,20 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
             began = time.perf_counter()
             with session.dealt_out(), session.autocast:
                 comparisons = draw_comparisons(cfg, session, answer, data, step)
-            if not sum_metrics({"comparisons": len(comparisons)}, ranks)["comparisons"]:
-                session.progress.note(f"step {step + 1}: no two responses of which one is better, nothing is learned")
-            if not imitates:
+            if imitates:
+                imitated = demonstrations(cfg, data, comparisons)
+                usable = len(imitated)
+            else:
                 batch = draw_verdicts(cfg, session, data, comparisons, step)
+                usable = len(batch.tasks)
+            note_nothing_learned(session, step, len(comparisons), usable)
             generated = time.perf_counter()
 
         # ---- 2. One update
         if imitates:
             lr = imitation_lr(step, cfg)
             set_lr(optimizer, lr)
-            grad_norm, metrics = imitate(session, cfg.policy, demonstrations(cfg, data, comparisons))
+            grad_norm, metrics = imitate(session, cfg.policy, imitated)
         else:
             lr = warmed_up_lr(step - cfg.judge.imitation_steps, cfg.policy)
             set_lr(optimizer, lr)
@@ -252,11 +249,37 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
     return model, scores
 
 
+def memory_needs(cfg: GenRMConfig, config: NemotronHConfig, ranks: Ranks) -> Needs:
+    """What training takes: the model that answers the tasks stays beside the judge, and with a KL term a reference."""
+    of_rank = cfg.grpo.num_prompts_per_step // ranks.world_size
+    verdicts = min(prompts_per_call(cfg), of_rank) * cfg.grpo.num_generations_per_prompt
+    answers = min(cfg.policy.generation.batch_size, 2 * of_rank * cfg.judge.responses_per_task)
+    return Needs(
+        config, cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length,
+        copies=1 + bool(cfg.loss_fn.reference_policy_kl_penalty), completions=max(verdicts, answers),
+        completion_tokens=cfg.policy.max_total_sequence_length,
+    )  # fmt: skip
+
+
 def demonstrations(cfg: GenRMConfig, data: Data, comparisons: Sequence[Task]) -> list[Rollout]:
     """The right verdicts on comparisons, as if the judge had written them; those that have no room are left out."""
     thinking, room = cfg.env.enable_thinking, cfg.policy.max_total_sequence_length
     rollouts = [demonstration(task, data.tokenizer, data.template, thinking) for task in comparisons]
     return [rollout for rollout in rollouts if len(rollout.prompt_ids) + len(rollout.completion_ids) <= room]
+
+
+def note_nothing_learned(session: Session, step: int, drawn: int, usable: int) -> None:
+    """Says so where no rank has a comparison to learn from: none was drawn, or none leaves room for a verdict."""
+    sums = sum_metrics({"drawn": drawn, "usable": usable}, session.ranks)
+    if sums["usable"]:
+        return
+    reason = "no two responses of which one is better"
+    if sums["drawn"]:
+        reason = (
+            f"none of {counted(int(sums['drawn']), 'comparison')} leaves room for a verdict: "
+            "raise policy.max_total_sequence_length"
+        )
+    session.progress.note(f"step {step + 1}: nothing is learned, {reason}")
 
 
 def imitation_lr(step: int, cfg: GenRMConfig) -> float:

@@ -281,9 +281,9 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
     before, after = evaluations
     thinking = cfg.env.enable_thinking
     responses = [sampled_responses(evaluation, thinking) for evaluation in evaluations]
-    judged = [family for family in after.families if family in cfg.env.families]
-    judges = {"judge": data.judge}
-    if cfg.judge.test_model_path is not None:
+    judged = judged_families(cfg, list(after.families))
+    judges = {"judge": data.judge} if judged else {}
+    if judged and cfg.judge.test_model_path is not None:
         judges["test_judge"] = open_judge(cfg, cfg.judge.test_model_path, session.ranks.device)
 
     def won(judge: Judge, family: str) -> np.ndarray:
@@ -297,7 +297,7 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
         return np.array(wins(judge, pairs, cfg.evaluation.seed)).reshape(len(rows), -1).mean(1)
 
     win_rates = {}
-    for name, judge in judges.items() if judged else ():
+    for name, judge in judges.items():
         win_rates[name] = bootstrap_interval([won(judge, family) for family in judged])
         print(f"{name} prefers the model after to before: {win_rates[name].estimate:.3f}", file=sys.stderr)
     return {
@@ -307,6 +307,18 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
         "lengths": {name: mean_lengths(r) for name, r in zip(("before", "after"), responses, strict=True)},
         "win_rate": {name: asdict(interval) for name, interval in win_rates.items()},
     }
+
+
+def judged_families(cfg: RLHFConfig, evaluated: list[str]) -> list[str]:
+    """The evaluated families that training drew, those of the win rate; says so where there is none."""
+    judged = [family for family in evaluated if family in cfg.env.families]
+    if not judged:
+        print(
+            f"no win rate: training drew {', '.join(cfg.env.families)}, and evaluation.families has "
+            f"{', '.join(evaluated)}",
+            file=sys.stderr,
+        )
+    return judged
 
 
 def sampled_responses(evaluation: Evaluation, thinking: bool) -> list[list[Response]]:

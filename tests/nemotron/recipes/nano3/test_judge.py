@@ -1,0 +1,71 @@
+"""Training a judge, and with one: what is counted and said before and after a step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron.recipes.nano3.stage2_rl.genrm import memory_needs, note_nothing_learned
+from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
+from nemotron.recipes.nano3.stage2_rl.rlhf import judged_families
+from nemotron.recipes.nano3.stage2_rl.rlhf_schema import RLHFConfig
+from nemotron.stack.models.published.presets import PRESETS
+from nemotron.stack.training.distributed import ALONE
+
+NO_ROOM = (
+    "step 3: nothing is learned, none of 4 comparisons leaves room for a verdict: "
+    "raise policy.max_total_sequence_length"
+)
+MODEL = {"run": {"model": "model", "data": "data"}, "data": {"path": "data"}}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "group", "penalty", "copies", "completions"),
+    [
+        (1024, 8, 0.0, 1, 64),  # 16 tasks for 8 comparisons, 4 responses each; 8 verdicts on each comparison
+        (1024, 16, 0.0, 1, 128),
+        (1024, 2, 1e-4, 2, 64),
+        (32, 2, 0.0, 1, 32),
+    ],
+)
+def test_the_model_that_answers_and_the_reference_are_counted_beside_the_judge(
+    batch_size: int, group: int, penalty: float, copies: int, completions: int
+) -> None:
+    values: dict[str, Any] = {
+        "policy": {"model_name": "m", "generation": {"batch_size": batch_size, "max_new_tokens": 64}},
+        "grpo": {"num_prompts_per_step": 8, "num_generations_per_prompt": group},
+        "loss_fn": {"reference_policy_kl_penalty": penalty},
+    }
+    needs = memory_needs(GenRMConfig.model_validate(MODEL | values), PRESETS["nano3-30b"], ALONE)
+    assert (needs.copies, needs.completions) == (copies, completions)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "usable", "notes"),
+    [
+        (4, 1, []),
+        (0, 0, ["step 3: nothing is learned, no two responses of which one is better"]),
+        (4, 0, [NO_ROOM]),
+    ],
+)
+def test_a_step_without_a_usable_comparison_says_so(drawn: int, usable: int, notes: list[str]) -> None:
+    noted: list[str] = []
+    session: Any = SimpleNamespace(ranks=ALONE, progress=SimpleNamespace(note=noted.append))
+    note_nothing_learned(session, 2, drawn, usable)
+    assert noted == notes
+
+
+def test_where_no_family_was_drawn_and_evaluated_it_is_said_that_there_is_no_win_rate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = {
+        "run": {"model": "model", "data": "data", "judge": "judge"},
+        "policy": {"model_name": "m", "generation": {"max_new_tokens": 64}},
+        "judge": {"model_path": "j"}, "env": {"families": {"math": 1}},
+    }  # fmt: skip
+    cfg = RLHFConfig.model_validate(MODEL | values)
+    assert judged_families(cfg, ["math", "multiple_choice"]) == ["math"] and not capsys.readouterr().err
+    assert judged_families(cfg, ["multiple_choice"]) == []
+    assert "no win rate: training drew math, and evaluation.families has multiple_choice" in capsys.readouterr().err

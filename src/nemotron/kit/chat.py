@@ -57,12 +57,19 @@ def generation_prompt(template: str, enable_thinking: bool = True) -> str:
 
 
 def end_of_reasoning(template: str) -> str:
-    """What stands between reasoning and answer, `</think>` with its line breaks; UserError: the template has none."""
+    """What stands between reasoning and answer, `</think>` with its line breaks.
+
+    UserError: the template shows no reasoning, or its generation prompt does not open one.
+    """
     answer: Message = {"role": "assistant", "content": _PROBE, "reasoning_content": _PROBE}
     text = render([{"role": "user", "content": ""}, answer], template=template)
     between = text.split(_PROBE)[1] if text.count(_PROBE) == 2 else ""
     if END_THINK not in between:
         raise UserError(f"chat template {template} shows no reasoning before an answer, which a budget could end")
+    if not generation_prompt(template).rstrip().endswith(THINK):
+        raise UserError(
+            f"chat template {template} does not end a prompt with {THINK}: a budget cannot know if a response reasons"
+        )
     return between
 
 

@@ -86,7 +86,11 @@ def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemo
     refused = nemotron("nano3 chat -m x --reasoning-budget 16 --max-new-tokens 16 hello")
     assert refused.returncode == 2 and "leaves no answer in --max-new-tokens 16" in refused.stderr
     refused = nemotron("nano3 chat -m x --reasoning-budget 16 --no-thinking hello")
-    assert refused.returncode == 2 and "contradict each other" in refused.stderr
+    assert refused.returncode == 2 and "--no-thinking and --reasoning-budget 16 contradict each" in refused.stderr
+    refused = nemotron("nano3 chat -m x --reasoning-budget 0 --thinking hello")
+    assert refused.returncode == 2 and "--thinking and --reasoning-budget 0 contradict each other" in refused.stderr
+    refused = nemotron("nano3 chat -m ./x --stage pretrain --reasoning-budget 16 hello")
+    assert refused.returncode == 2 and "this model completes text" in refused.stderr
 
 
 def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:

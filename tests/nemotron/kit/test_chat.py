@@ -457,3 +457,10 @@ def test_the_end_of_reasoning_is_what_training_has_between_reasoning_and_answer(
     (tmp_path / "plain.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     with pytest.raises(UserError, match="shows no reasoning before an answer"):
         chat.end_of_reasoning(str(tmp_path / "plain.jinja"))
+    (tmp_path / "bare.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    with pytest.raises(UserError, match="does not end a prompt with <think>"):  # whether it reasons, the model decides
+        chat.end_of_reasoning(str(tmp_path / "bare.jinja"))

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.kit.model_folder import CONFIG_FILE, model_folder
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
-from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn
+from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
 
 HELP = "/think on|off|TOKENS  reasoning    /reset  forget the conversation    /quit    Ctrl-C  end an answer"
@@ -63,13 +64,14 @@ class Speaker:
     """A model that continues text, and talks under a chat template (a family's name or a path).
 
     `stream` yields the continuation of a prompt piece by piece, without the token that ended it, with so many tokens of
-    reasoning at most. `patient`: Ctrl-C ends
-    an answer, and not the conversation.
+    reasoning at most. `patient`: Ctrl-C ends an answer, and not the conversation. `check_budget` raises UserError for
+    a number of tokens of reasoning that it cannot be held to.
     """
 
     stream: Callable[[str, int | None], Iterator[str]]
     template: str
     patient: bool = False
+    check_budget: Callable[[int], object] = lambda max_reasoning: None
 
     def answer(self, messages: list[dict[str, str]], max_reasoning: int | None) -> dict[str, str]:
         """The assistant's next message, shown while it is written: content, and reasoning_content when it reasoned.
@@ -194,7 +196,13 @@ def converse(speaker: Speaker, max_reasoning: int | None, plain: bool = False) -
         if line == "/reset":
             messages.clear()
         elif how := re.fullmatch(r"/think (on|off|[0-9]+)", line):
-            max_reasoning = {"on": None, "off": 0}[how[1]] if how[1].isalpha() else int(how[1])
+            wanted = {"on": None, "off": 0}[how[1]] if how[1].isalpha() else int(how[1])
+            try:
+                if wanted and not plain:
+                    speaker.check_budget(wanted)
+                max_reasoning = wanted
+            except UserError as error:
+                print(error.message, file=sys.stderr)
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         elif line and plain:
@@ -217,13 +225,16 @@ def main(options: Options) -> None:
         if template is None:
             hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
             raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
+    check_budget = partial(reasoning_budget, folder, template or "", max_new_tokens=options.max_new_tokens)
+    if options.max_reasoning and template is not None:
+        check_budget(options.max_reasoning)
     model = load_model(model_dir, tokenizer)
     stream = model_stream_fn(
         model, folder, template, max_new_tokens=options.max_new_tokens, temperature=options.temperature,
         seed=options.seed,
     )  # fmt: skip
     interactive = options.prompt is None and sys.stdin.isatty()
-    speaker = Speaker(stream, template or "", patient=interactive)
+    speaker = Speaker(stream, template or "", patient=interactive, check_budget=check_budget)
 
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8 get as far as `check_text`
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")

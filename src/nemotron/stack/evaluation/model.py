@@ -64,18 +64,27 @@ def stop_token_ids(tokenizer_dir: Path, template: str | None) -> list[int]:
     return [index for index in ids if index is not None]
 
 
-def reasoning_budget(tokenizer_dir: Path, template: str, max_tokens: int) -> ReasoningBudget:
+def reasoning_budget(tokenizer_dir: Path, template: str, max_tokens: int, max_new_tokens: int) -> ReasoningBudget:
     """Reasoning of `max_tokens` at most, which ends as `template` ends it where it is trained: `end_of_reasoning`.
 
     So do the clients of the published models, which write `</think>` after the last token that they let the model have,
     and let it go on with the answer; the one of Nano 3 puts a full stop before it, which no trace of SFT has that was
-    cut. UserError: `</think>` is not one token.
+    cut.
+
+    UserError: `</think>` is not one token; `max_new_tokens` has no room for what ends the reasoning and an answer; the
+    template's prompts open no reasoning.
     """
     tokenizer = load_tokenizer(tokenizer_dir)
     end_ids = tokenizer.encode(chat.end_of_reasoning(template), add_special_tokens=False).ids
     end_id = tokenizer.token_to_id(chat.END_THINK)
     if end_id not in end_ids:
         raise UserError(f"the tokenizer in {tokenizer_dir} has no token {chat.END_THINK}, which ends a budget")
+    if max_tokens + len(end_ids) >= max_new_tokens:
+        raise UserError(
+            f"a reasoning budget of {max_tokens} leaves no answer in {max_new_tokens} new tokens, "
+            f"of which the end of the reasoning takes {len(end_ids)}",
+            "take a smaller budget, or more new tokens",
+        )
     return ReasoningBudget(max_tokens, end_id, tuple(end_ids))
 
 
@@ -193,7 +202,7 @@ def model_stream_fn(
         budget = (
             None
             if max_reasoning is None or template is None
-            else reasoning_budget(tokenizer_dir, template, max_reasoning)
+            else reasoning_budget(tokenizer_dir, template, max_reasoning, max_new_tokens)
         )
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids
         generator = torch.Generator(device=model.lm_head.weight.device).manual_seed(_sampling_seed(seed, 0))
@@ -231,7 +240,7 @@ def evaluate_model(
     thinking = thinking and max_reasoning != 0
     budget = None
     if thinking and max_reasoning is not None and template is not None:
-        budget = reasoning_budget(tokenizer_dir, template, max_reasoning)
+        budget = reasoning_budget(tokenizer_dir, template, max_reasoning, settings.max_new_tokens)
     generate_fn = model_generate_fn(
         model, tokenizer_dir, template, max_new_tokens=settings.max_new_tokens, max_turns=settings.max_turns,
         batch_size=settings.batch_size, poll=poll, show_progress=show_progress, budget=budget,

@@ -105,6 +105,28 @@ def test_the_budget_of_reasoning_changes_between_questions(monkeypatch: pytest.M
     assert [prompt.endswith("<think>\n") for prompt in model.prompts] == [True, True, False, True, False, False]
 
 
+def test_a_budget_that_leaves_no_answer_is_refused_between_questions(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int | None] = []
+
+    def model_stream(*words: Any, **options: Any) -> Callable[[str, int | None], Iterator[str]]:
+        def stream(prompt: str, max_reasoning: int | None) -> Iterator[str]:
+            asked.append(max_reasoning)
+            yield "</think>x"
+
+        return stream
+
+    monkeypatch.setattr(chat, "model_stream_fn", model_stream)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/think 300\n1?\n/think 9\n2?\n/quit\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    options = as_options(model_dir, template="nano3", max_reasoning=7)
+    chat.main(chat.Options(**options))
+    assert asked == [7, 9] and "a reasoning budget of 300 leaves no answer in 256" in capsys.readouterr().err
+    with pytest.raises(UserError, match="a reasoning budget of 254 leaves no answer"):
+        chat.main(chat.Options(**{**options, "max_reasoning": 254}))
+
+
 def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
     message = speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=None)
     assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}
@@ -164,7 +186,7 @@ def test_the_pieces_are_the_text_that_evaluation_would_read(model_dir: Path, tem
         assert text.replace("\ufffd", "") == completion.text.replace("\ufffd", "")
         texts.append(text)
         held = model_generate_fn(
-            model, model_dir, "nano3", max_new_tokens=40, budget=reasoning_budget(model_dir, "nano3", 5)
+            model, model_dir, "nano3", max_new_tokens=40, budget=reasoning_budget(model_dir, "nano3", 5, 40)
         )
         (completion,) = held(["hello"], temperature=temperature, seed=seed)
         held_text = "".join(stream("hello", 5))

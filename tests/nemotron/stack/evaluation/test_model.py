@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,14 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import generate_tasks
-from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, model_generate_fn, stop_token_ids
-from nemotron.stack.evaluation.scoring import prompt_text
+from nemotron.stack.evaluation.model import (
+    evaluate_model,
+    load_tokenizer,
+    model_generate_fn,
+    reasoning_budget,
+    stop_token_ids,
+)
+from nemotron.stack.evaluation.scoring import evaluate_tasks, prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import turns
 from nemotron.stack.models.decoding.generate import Generation
@@ -179,9 +186,13 @@ def test_a_budget_ends_reasoning_as_the_template_does(
     assert len(reasoning) > 4
     for row in reasoning:
         assert end[1] not in written[row] and written[8 + row][:8] == [*written[row][:5], *end]
-    large = evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=12)
+    budget = replace(reasoning_budget(folder, "nano3", 7, 12), max_tokens=12)
+    generate_fn = model_generate_fn(rambler, folder, "nano3", max_new_tokens=12, budget=budget)
+    large = evaluate_tasks(generate_fn, tasks, template="nano3", samples=1, seed=settings.seed)
     assert large.greedy_completions == free.greedy_completions
     assert large.sampled_completions == free.sampled_completions
+    with pytest.raises(UserError, match="a reasoning budget of 9 leaves no answer in 12 new tokens"):
+        evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=9)
 
 
 def test_a_budget_of_nothing_is_reasoning_off(rambler: NemotronH, folder: Path) -> None:

@@ -58,8 +58,9 @@ def chat(
     """
     if reasoning_budget is not None and reasoning_budget >= max_new_tokens:
         raise UserError(f"--reasoning-budget {reasoning_budget} leaves no answer in --max-new-tokens {max_new_tokens}")
-    if reasoning_budget and thinking is False:
-        raise UserError("--no-thinking and --reasoning-budget contradict each other", "give one of them")
+    if None not in (reasoning_budget, thinking) and thinking != bool(reasoning_budget):
+        switch = "--thinking" if thinking else "--no-thinking"
+        raise UserError(f"{switch} and --reasoning-budget {reasoning_budget} contradict each other", "give one of them")
     if stage is not None and stage not in STAGES:
         raise UserError(f"unknown stage '{stage}'", did_you_mean(stage, STAGES))
     if model is not None and config is not None:
@@ -78,6 +79,9 @@ def chat(
     origin = read_origin(Path(folder).expanduser())  # a directory that an export made says how it was trained
     fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")
     is_base = origin.is_base if origin else producer is not None and producer.endswith("/pretrain")
+    complete = stage == "pretrain" if stage else is_base and template is None
+    if complete and reasoning_budget is not None:
+        raise UserError("--reasoning-budget is for answers, and this model completes text", "leave it out")
     reasoning = origin.reasoning if origin else fields.get("reasoning")
     if thinking is None:
         thinking = reasoning is not False or bool(reasoning_budget)
@@ -89,7 +93,7 @@ def chat(
         producer=producer,
         template=template,
         max_reasoning=reasoning_budget if thinking else 0,
-        complete=stage == "pretrain" if stage else is_base and template is None,
+        complete=complete,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         seed=seed,

@@ -70,7 +70,7 @@ from nemotron.stack.environments import Task, check_families, questions, read_ta
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.baselines import score_baselines
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
-from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer
+from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, reasoning_budget
 from nemotron.stack.evaluation.scoring import Evaluation, compare
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import held_out_documents
@@ -97,6 +97,9 @@ def main() -> None:
     with open_run(cfg, script=__file__) as run, StopFlag() as stop:
         for version in trained_on(cfg, run):
             run.add_input(version, version.ref)
+        artifacts = {role: Model.load(reference) for role, reference in models.items()}
+        for artifact in artifacts.values():
+            check_budgets(cfg, artifact)
         with run.phase("baselines"):
             data = [version.path for version in run.inputs.values() if "Dataset" in version.record["types"]]
             seen = [task for path in data for task in read_tasks(path)]
@@ -106,7 +109,7 @@ def main() -> None:
         text: dict[str, dict[str, float]] = {}
         for role, reference in models.items():
             with run.phase(f"evaluate {role}"):
-                artifact = Model.load(reference)
+                artifact = artifacts[role]
                 model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu")
                 evaluations[role], reasoning[role] = answer_tasks(cfg, artifact, model, tasks, stop)
                 text[role] = score_text(cfg, artifact, model, stop)
@@ -195,6 +198,14 @@ def trained_on(cfg: EvalConfig, run: Run) -> list[Version]:
                 if "Dataset" in version.record["types"]:
                     versions[version.ref] = version
     return list(versions.values())
+
+
+def check_budgets(cfg: EvalConfig, artifact: Model) -> None:
+    """UserError if the model cannot be asked with one of `tasks.reasoning_budgets`, before any model is."""
+    if artifact.template is None or artifact.reasoning is False:
+        return
+    for budget in cfg.tasks.reasoning_budgets:
+        reasoning_budget(artifact.path, artifact.template, budget, cfg.tasks.max_new_tokens)
 
 
 def answer_tasks(

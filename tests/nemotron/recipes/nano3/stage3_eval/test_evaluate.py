@@ -76,7 +76,7 @@ def evaluate_with(environment: dict[str, str], config: str, *words: str) -> subp
 
 
 def test_untrained_models_are_published_and_outside_the_bands(environment: dict[str, str]) -> None:
-    done = evaluate(environment, "tasks.reasoning_budgets=[2, 4]")
+    done = evaluate(environment, "tasks.reasoning_budgets=[1, 2]", "tasks.max_new_tokens=7")
     assert done.returncode == 1, done.stderr
     reference = json.loads(done.stdout.splitlines()[-1])["results"]
     assert reference.startswith("art://nano3-eval-results-tiny:")
@@ -87,7 +87,7 @@ def test_untrained_models_are_published_and_outside_the_bands(environment: dict[
     assert metrics["baselines"]["math"]["seen_tasks"] == len({t.canonical for t in generate_tasks("math", "train", 50)})
     assert set(metrics["comparisons"]) == {"sft - base", "rl - sft"}
     assert {role: list(controls) for role, controls in metrics["reasoning"].items()} == {
-        "sft": ["2", "4", "off"], "rl": ["2", "4", "off"]
+        "sft": ["1", "2", "off"], "rl": ["1", "2", "off"]
     }  # fmt: skip
     formats = [scores["prompt_format"] for scores in metrics["reasoning"]["sft"].values()]
     assert formats == ["chat", "chat", "chat_no_think"]
@@ -104,6 +104,9 @@ def test_untrained_models_are_published_and_outside_the_bands(environment: dict[
 def test_a_budget_that_leaves_no_answer_is_refused(environment: dict[str, str]) -> None:
     done = evaluate(environment, "tasks.reasoning_budgets=[6]")
     assert done.returncode == 2 and "6 leaves no answer in max_new_tokens 6" in done.stderr
+    done = evaluate(environment, "tasks.reasoning_budgets=[1, 3]")  # `</think>` with its line breaks takes 3 of the 6
+    assert done.returncode == 2 and "a reasoning budget of 3 leaves no answer in 6 new tokens" in done.stderr
+    assert "greedy" not in done.stderr, "no model has been asked"
 
 
 def test_models_can_be_left_out_and_nothing_is_refused(environment: dict[str, str]) -> None:

@@ -171,7 +171,9 @@ class Turns(transformers.TrainerCallback):
     """What happens between the steps of TRL: its clock stops, and `others` take their turn."""
 
     def __init__(self, others: Callable[[], None] = lambda: None) -> None:
-        self.others, self.spent, self.gradients = others, [], {}  # type: ignore[var-annotated]
+        self.others = others
+        self.spent: list[Any] = []
+        self.gradients: dict[str, Any] = {}
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.clock = Clock()
@@ -189,7 +191,8 @@ class Turns(transformers.TrainerCallback):
 
 def run_theirs(name: str, setting: Setting, steps: int, turns: Turns) -> list[list[int]]:
     """Train `steps` steps with TRL from the weights of `build(name)`. Returns the completions of the first."""
-    vocab_size, drawn = MODELS[name].vocab_size, []  # type: ignore[var-annotated]
+    vocab_size = MODELS[name].vocab_size
+    drawn: list[Any] = []
 
     def even_tokens(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
         drawn.extend(completion_ids if not drawn else [])

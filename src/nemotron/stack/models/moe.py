@@ -115,14 +115,14 @@ class RoutedExperts(torch.autograd.Function):
         fast = onednn_serves(x_TD) and chosen_TK.numel() >= ROW_MULTIPLE * len(up_EFD)
         slot_TK, token_S, slices = _dispatch(chosen_TK, len(up_EFD), ROW_MULTIPLE if fast else 1)
         x_SD = x_TD[token_S]
-        y_SD = torch.empty_like(x_SD)
-        relus: list[Tensor] = []  # relu(x up^T) [rows, F] of each slice
+        y_SD, relu_SF = torch.empty_like(x_SD), x_SD.new_empty(len(x_SD), up_EFD.shape[1])
         for expert, rows in slices:
-            relu = matmul_nt(x_SD[rows], up_EFD[expert], onednn=fast).relu_()
-            matmul_nt(relu * relu, down_EDF[expert], y_SD[rows], fast)
-            relus.append(relu)
+            matmul_nt(x_SD[rows], up_EFD[expert], relu_SF[rows], fast)
+        active_SF = relu_SF.relu_().square()
+        for expert, rows in slices:
+            matmul_nt(active_SF[rows], down_EDF[expert], y_SD[rows], fast)
         y_TKD = y_SD[slot_TK]
-        ctx.save_for_backward(x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, *relus)
+        ctx.save_for_backward(x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF)
         ctx.slices, ctx.fast = slices, fast
         return _weighted_sum(y_TKD, weights_TK)
 
@@ -130,21 +130,25 @@ class RoutedExperts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor | None]:
         (grad_TD,) = grads
-        x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, *relus = ctx.saved_tensors
+        x_SD, y_TKD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF = ctx.saved_tensors
         fast = ctx.fast
         grad_weights_TK = (y_TKD @ grad_TD.unsqueeze(-1)).squeeze(-1).to(weights_TK.dtype)
         weight_S = grad_TD.new_zeros(len(token_S))
         weight_S[slot_TK] = weights_TK.to(grad_TD.dtype)
         grad_y_SD = grad_TD[token_S].mul_(weight_S.unsqueeze(-1))
-        grad_x_SD = torch.empty_like(x_SD)
-        trained = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
-        grad_up, grad_down = (torch.zeros_like(w) if trained else None for w in (up_EFD, down_EDF))
-        for (expert, rows), relu in zip(ctx.slices, relus, strict=True):
-            grad_pre = matmul_nt(grad_y_SD[rows], down_EDF[expert].T, onednn=fast).mul_(relu).mul_(2)
-            if grad_up is not None and grad_down is not None:
-                matmul_nt(grad_y_SD[rows].T, (relu * relu).T, grad_down[expert], fast)
-                matmul_nt(grad_pre.T, x_SD[rows].T, grad_up[expert], fast)
-            matmul_nt(grad_pre, up_EFD[expert].T, grad_x_SD[rows], fast)
+        grad_pre_SF, grad_x_SD = torch.empty_like(relu_SF), torch.empty_like(x_SD)
+        for expert, rows in ctx.slices:
+            matmul_nt(grad_y_SD[rows], down_EDF[expert].T, grad_pre_SF[rows], fast)
+        grad_pre_SF.mul_(relu_SF).mul_(2)
+        for expert, rows in ctx.slices:
+            matmul_nt(grad_pre_SF[rows], up_EFD[expert].T, grad_x_SD[rows], fast)
+        grad_up = grad_down = None
+        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+            grad_up, grad_down = torch.zeros_like(up_EFD), torch.zeros_like(down_EDF)
+            active_SF = relu_SF.square()
+            for expert, rows in ctx.slices:
+                matmul_nt(grad_y_SD[rows].T, active_SF[rows].T, grad_down[expert], fast)
+                matmul_nt(grad_pre_SF[rows].T, x_SD[rows].T, grad_up[expert], fast)
         return grad_x_SD[slot_TK].sum(1), grad_weights_TK, None, grad_up, grad_down
 
 

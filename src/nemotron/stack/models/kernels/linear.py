@@ -1,13 +1,15 @@
-"""Linear layers without bias, through oneDNN where that is faster: fp32 on x86 processors.
+"""Linear layers without bias, through oneDNN where that is faster: fp32 on x86 processors that are not Intel's.
 
 PyTorch multiplies fp32 matrices with MKL, which does without AVX-512 on AMD processors; oneDNN, which is part of every
-x86 build, uses it on all (`benchmarks/linear.py` prints the ratio on this machine). The price is that oneDNN compiles a
-kernel for each new shape, a fraction of a millisecond, so shapes that keep changing stay with MKL.
+x86 build, uses it on all. On Intel's MKL is 1.1 to 1.6 times as fast at the sizes of small models
+(`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a kernel for each new shape, a fraction of a
+millisecond, so shapes that keep changing stay with MKL.
 """
 
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ HAS_ONEDNN = (
     and platform.machine() in ("x86_64", "AMD64")
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # the operator that torch.compile emits for a linear layer
 )
+CPU_INFO = Path("/proc/cpuinfo")
+MKL_IS_FASTER = CPU_INFO.is_file() and "GenuineIntel" in CPU_INFO.read_text()
 # Shapes that stay: a training batch is such a number of tokens, an odd prompt or a decoding step is not.
 MIN_ROWS = 256
 ROW_MULTIPLE = 64
@@ -47,7 +51,7 @@ def linear(x: Tensor, weight_NK: Tensor) -> Tensor:
 def onednn_serves(x: Tensor) -> bool:
     """Whether `matmul_nt` may take this tensor to oneDNN."""
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
-    return HAS_ONEDNN and on_cpu and not torch.is_autocast_enabled("cpu")
+    return HAS_ONEDNN and not MKL_IS_FASTER and on_cpu and not torch.is_autocast_enabled("cpu")
 
 
 def matmul_nt(a_MK: Tensor, b_NK: Tensor, out_MN: Tensor | None = None, onednn: bool = True) -> Tensor:

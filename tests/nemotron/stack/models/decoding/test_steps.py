@@ -12,6 +12,7 @@ from torch import Tensor
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import steps as decode
 from nemotron.stack.models.decoding.steps import prefill, step
+from nemotron.stack.models.kernels import linear
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN
 
 PROMPTS = [6, 1, 13, 9, 2]  # unequal, one shorter than the convolution, one longer than a chunk (8)
@@ -77,6 +78,7 @@ def test_a_state_larger_than_the_cache_of_a_core(
 def test_decode_through_onednn(
     make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, size: int, weights: int
 ) -> None:
+    monkeypatch.setattr(linear, "MKL_IS_FASTER", False)
     monkeypatch.setattr(decode, "ONEDNN_SIZE", size)
     monkeypatch.setattr(decode, "ONEDNN_WEIGHTS", weights)
     used: list[int] = []

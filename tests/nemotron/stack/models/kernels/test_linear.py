@@ -13,6 +13,11 @@ from nemotron.stack.models.moe import RoutedExperts
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
 
 
+@pytest.fixture(autouse=True)
+def onednn_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MKL_IS_FASTER", False)
+
+
 def random(*shape: int, seed: int = 0, grad: bool = False) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
 
@@ -54,6 +59,14 @@ def test_either_factor_may_be_a_transposed_view(transposed: str, m: int, n: int)
     out = torch.empty(m, n)
     assert matmul_nt(left, right, out) is out
     torch.testing.assert_close(out, a @ b.T, rtol=1e-5, atol=1e-5)
+
+
+def test_on_intel_every_shape_is_mkls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MKL_IS_FASTER", True)
+    x, weight = random(256, 8, grad=True), random(4, 8)
+    out = module.linear(x, weight)
+    assert type(out.grad_fn).__name__ != "OneDnnLinearBackward"
+    assert torch.equal(out, F.linear(x, weight))
 
 
 @pytest.mark.parametrize(

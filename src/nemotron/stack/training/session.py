@@ -37,6 +37,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
 from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
 from nemotron.stack.training.matmul_peak import measure_peak_flops
+from nemotron.stack.training.threads import Threads, fix_order_of_sums, sums_are_fixed
 
 
 class SessionConfig(Protocol):
@@ -51,6 +52,7 @@ class SessionConfig(Protocol):
 @contextlib.contextmanager
 def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
     """Join the other ranks, open the run of `script`, and listen to signals for as long as the `with` block lasts."""
+    fix_order_of_sums()
     ranks = start_distributed()
     settings = cfg.checkpoint
     with (
@@ -77,11 +79,13 @@ class Session:
     model: NemotronH = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     last_step: int = field(init=False)
+    threads: Threads = field(init=False)
     progress: Progress = field(init=False)
     logs: list[MetricsLog] = field(init=False)
 
     def __post_init__(self) -> None:
         self.logs = [self.run.metrics]
+        self.threads = Threads(1)  # until `begin`
 
     @property
     def autocast(self) -> torch.autocast:
@@ -113,6 +117,9 @@ class Session:
             if self.ranks.is_main:
                 print(f"resumed at step {restored.step} of {self.last_step}", file=sys.stderr)
         peak = measure_peak_flops(self.ranks.device, torch.bfloat16 if self.bf16 else torch.float32)
+        most = torch.get_num_threads()
+        may_choose = self.ranks.device.type == "cpu" and self.ranks.world_size == 1 and most > 1
+        self.threads = Threads(most if may_choose and sums_are_fixed(most) else 1)
         self.progress = Progress(
             self.last_step, label=label, start=restored.step if restored else 0,
             peak_flops=peak * self.ranks.world_size,
@@ -147,6 +154,7 @@ class Session:
         when a signal came before the block or in it, and when the block made this step the last one. All ranks enter
         it together. `tensors` gives the loop's own ones; all ranks call it when a checkpoint is saved.
         """
+        self.threads.end()
         state = {**state, "last_step": self.last_step, "num_records": [log.num_records for log in self.logs]}
 
         def save() -> None:  # nothing, where it is on disk already
@@ -162,6 +170,7 @@ class Session:
             raise
         if step == self.last_step:
             save()
+        self.threads.begin()
 
     def poll(self) -> None:
         """Raise StopRequested on every rank if a signal has come to one of them. All ranks call it equally often."""

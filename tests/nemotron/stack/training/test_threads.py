@@ -89,6 +89,7 @@ print(sums_are_fixed(2), same)
 """  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this build of torch has no MKL")
 def test_where_products_do_not_depend_on_threads_weights_do_not() -> None:
     """In a process of its own: MKL reads its setting once."""

@@ -64,7 +64,12 @@ class Attention(nn.Module):
         return self.o_proj(out_BALX.transpose(1, 2).flatten(-2))
 
 
-def packing_mask(seq_idx_BL: Tensor) -> Tensor:
-    """Causal mask that also keeps documents of a packed row apart: bool [B, 1, L, L] from document indices [B, L]."""
-    same = seq_idx_BL.unsqueeze(-1) == seq_idx_BL.unsqueeze(-2)
-    return same.tril().unsqueeze(1)
+def packing_mask(seq_idx_BL: Tensor, shared_prompt: bool = False) -> Tensor:
+    """Causal mask that also keeps documents of a packed row apart: bool [B, 1, L, L] from document indices [B, L].
+
+    With `shared_prompt` all documents see document 0.
+    """
+    seen_BLL = seq_idx_BL.unsqueeze(-1) == seq_idx_BL.unsqueeze(-2)
+    if shared_prompt:
+        seen_BLL |= (seq_idx_BL == 0).unsqueeze(-2)
+    return seen_BLL.tril().unsqueeze(1)

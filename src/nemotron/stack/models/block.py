@@ -14,6 +14,7 @@ from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.layers import MLP, RMSNorm
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
 from nemotron.stack.models.moe import MoE
+from nemotron.stack.models.shared_prompt import SharedPrompts
 
 # Shapes: B batch, L length, D hidden.
 
@@ -41,6 +42,7 @@ class Block(nn.Module):
         seq_idx_BL: Tensor | None = None,
         attention_mask: Tensor | None = None,
         state: AttentionCache | MambaCache | None = None,
+        prompts: SharedPrompts | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Whole sequences. Returns the block's output [B, L, D] and the load-balancing loss of an `E` block, else None.
 
@@ -49,11 +51,12 @@ class Block(nn.Module):
             seq_idx_BL: document index of each token; `M` blocks never cross a change of it.
             attention_mask: bool [B, 1, L, L] for `*` blocks (`packing_mask`), None = plain causal.
             state: of an `M` or `*` block, filled with what decoding goes on from.
+            prompts: of rows whose documents all go on from the first one; the mask says so to `*` blocks.
         """
         if not (self.recompute and state is None and torch.is_grad_enabled()):
-            return self._run(x_BLD, seq_idx_BL, attention_mask, state)
+            return self._run(x_BLD, seq_idx_BL, attention_mask, state, prompts)
         out_BLD, balance = checkpoint(
-            self._run, x_BLD, seq_idx_BL, attention_mask, use_reentrant=False,
+            self._run, x_BLD, seq_idx_BL, attention_mask, state, prompts, use_reentrant=False,
             preserve_rng_state=False,  # nothing here is random
             early_stop=False,  # sharded weights are freed when all modules of the block have run
             context_fn=lambda: (nullcontext(), self._second_pass()),
@@ -76,16 +79,17 @@ class Block(nn.Module):
         x_BLD: Tensor,
         seq_idx_BL: Tensor | None,
         attention_mask: Tensor | None,
-        state: AttentionCache | MambaCache | None = None,
+        state: AttentionCache | MambaCache | None,
+        prompts: SharedPrompts | None,
     ) -> tuple[Tensor, Tensor | None]:
         normed, mixer, balance = self.norm(x_BLD), self.mixer, None
         if isinstance(mixer, Mamba2):
             assert not isinstance(state, AttentionCache)
-            out = mixer(normed, seq_idx_BL, state)
+            out = mixer(normed, seq_idx_BL, state, prompts)
         elif isinstance(mixer, Attention):
             out = mixer(normed, attention_mask, state)
         elif isinstance(mixer, MoE):
-            out, balance = mixer(normed)
+            out, balance = mixer(normed, None if prompts is None else prompts.counts_BL)
         else:
             out = mixer(normed)
         return x_BLD + out, balance

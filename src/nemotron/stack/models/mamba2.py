@@ -26,6 +26,7 @@ from nemotron.stack.models.kernels.conv import CausalConv
 from nemotron.stack.models.kernels.cuda import causal_conv_silu, scan_kernel
 from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.models.layers import GatedGroupRMSNorm, at_least_fp32
+from nemotron.stack.models.shared_prompt import SharedPrompts
 from nemotron.stack.models.ssd import ssd_chunk_scan
 
 
@@ -67,24 +68,35 @@ class Mamba2(nn.Module):
         self.norm = GatedGroupRMSNorm(self.inner_size, self.num_groups, config.layer_norm_epsilon)
         self.out_proj = Linear(self.inner_size, config.hidden_size)
 
-    def forward(self, x_BLD: Tensor, seq_idx_BL: Tensor | None = None, cache: MambaCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BLD: Tensor,
+        seq_idx_BL: Tensor | None = None,
+        cache: MambaCache | None = None,
+        prompts: SharedPrompts | None = None,
+    ) -> Tensor:
         """Whole sequences: training, and prefill when a cache is given (its states are then set to the row ends).
 
         Args:
             x_BLD: [B, L, D].
             seq_idx_BL: document index of each token; neither the convolution nor the state crosses a change of it.
             cache: receives the states after the last token.
+            prompts: of rows whose documents all go on from the first one.
         """
         z_BLI, xBC_BLc, dt_BLH = self.project(x_BLD)
         if cache is not None:
             cache.conv = self._last_inputs(xBC_BLc, seq_idx_BL, len(cache.conv))
-        xBC_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
-        x_BLHP, B_BLGN, C_BLGN = self.split(xBC_BLc)
+        conv_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
+        if prompts is not None:
+            early_EKc = prompts.early_inputs(xBC_BLc) * self.conv1d.weight.squeeze(1).T
+            conv_BLc[prompts.rows_E, prompts.tokens_E] = F.silu(early_EKc.sum(1) + self.conv1d.bias).to(conv_BLc.dtype)
+        x_BLHP, B_BLGN, C_BLGN = self.split(conv_BLc)
         with torch.autocast(x_BLD.device.type, enabled=False):  # the state sums over the whole past: fp32
             scan = scan_kernel(x_BLHP) or ssd_chunk_scan
-            y_BLHP, state_BHPN = scan(
-                x_BLHP, dt_BLH, -torch.exp(at_least_fp32(self.A_log)), B_BLGN, C_BLGN, self.chunk_size, seq_idx_BL
-            )
+            A_H = -torch.exp(at_least_fp32(self.A_log))
+            y_BLHP, state_BHPN = scan(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, self.chunk_size, seq_idx_BL)
+            if prompts is not None:
+                y_BLHP = y_BLHP + prompts.read_states(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN).to(y_BLHP.dtype)
         if cache is not None:
             cache.ssm.unflatten(-1, (-1, self.head_dim)).copy_(
                 state_BHPN.unflatten(1, (self.num_groups, -1)).permute(0, 1, 4, 2, 3)

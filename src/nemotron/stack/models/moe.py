@@ -39,15 +39,20 @@ class Router(nn.Module):
         # Rows routed to each expert since the last bias update; bookkeeping of a step, not part of a checkpoint.
         self.register_buffer("expert_load", torch.zeros(config.n_routed_experts, dtype=torch.int64), persistent=False)
 
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns weights [T, K], expert indices [T, K] and all scores [T, E] (fp32)."""
+    def forward(self, x_TD: Tensor, counts_T: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns weights [T, K], expert indices [T, K] and all scores [T, E] (fp32).
+
+        `counts_T`: how often each token counts in the load; None: once.
+        """
         with torch.autocast(x_TD.device.type, enabled=False):  # bf16 scores would swap experts
             scores_TE = torch.sigmoid(F.linear(at_least_fp32(x_TD), at_least_fp32(self.weight)))
         chosen_TK = (scores_TE.detach() + self.e_score_correction_bias).topk(self.top_k, dim=-1, sorted=False).indices
         weights_TK = scores_TE.gather(-1, chosen_TK)
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * self.scaling_factor
         if self.training and self.counts_load:
-            self.expert_load += torch.bincount(chosen_TK.flatten(), minlength=self.expert_load.shape[0])
+            counts_R = None if counts_T is None else counts_T.repeat_interleave(self.top_k)
+            load_E = torch.bincount(chosen_TK.flatten(), counts_R, minlength=self.expert_load.shape[0])
+            self.expert_load += load_E.to(self.expert_load.dtype)
         return weights_TK, chosen_TK, scores_TE
 
     @torch.no_grad()
@@ -206,10 +211,13 @@ class MoE(nn.Module):
             self.fc1_latent_proj = Linear(config.hidden_size, config.moe_latent_size)
             self.fc2_latent_proj = Linear(config.moe_latent_size, config.hidden_size)
 
-    def forward(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output [B, L, D] and the sequence-level load-balancing loss (scalar, fp32, 1.0 when balanced)."""
+    def forward(self, x_BLD: Tensor, counts_BL: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the output [B, L, D] and the sequence-level load-balancing loss (scalar, fp32, 1.0 when balanced).
+
+        `counts_BL`: how often each token counts in the load of the experts, by which their bias moves; None: once.
+        """
         x_TD = x_BLD.flatten(0, 1)
-        weights_TK, chosen_TK, scores_TE = self.gate(x_TD)
+        weights_TK, chosen_TK, scores_TE = self.gate(x_TD, None if counts_BL is None else counts_BL.flatten())
         routed_in = x_TD if self.fc1_latent_proj is None else self.fc1_latent_proj(x_TD)
         routed = self.experts(routed_in, weights_TK, chosen_TK)
         routed_TD = routed if self.fc2_latent_proj is None else self.fc2_latent_proj(routed)

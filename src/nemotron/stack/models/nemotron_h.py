@@ -25,6 +25,7 @@ from nemotron.stack.models.mtp import MTP, shift_left
 from nemotron.stack.models.published import hub
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
+from nemotron.stack.models.shared_prompt import SharedPrompts
 
 # Shapes: B batch, L length, D hidden, V vocabulary.
 
@@ -71,6 +72,7 @@ class NemotronH(nn.Module):
         select_BL: Tensor | None = None,
         mtp_depths: int | None = None,
         detach_mtp: bool = False,
+        shared_prompt: bool = False,
     ) -> NemotronHOutput:
         """Logits of every position, or of the selected ones.
 
@@ -85,13 +87,17 @@ class NemotronH(nn.Module):
                 `select_BL` its logits are those of the positions t whose t+k is selected, in the same document.
             detach_mtp: gradients of `mtp_logits` reach the multi-token prediction block only, not embedding, trunk and
                 head (`mtp_detach_heads` of Megatron-Core; pretraining lets them through).
+            shared_prompt: document 0 of each row is a prompt, and documents 1, 2, ... each go on from it as if they
+                alone followed (`shared_prompt.py`); index -1, at the end, is padding. Without multi-token prediction.
         """
-        hidden_BLD, balances = self.hidden_states(input_ids_BL, seq_idx_BL)
+        hidden_BLD, balances = self.hidden_states(input_ids_BL, seq_idx_BL, shared_prompt=shared_prompt)
         logits = self.lm_head(hidden_BLD if select_BL is None else hidden_BLD[select_BL])
         mtp_logits: list[Tensor] = []
         if mtp_depths is None:
             mtp_depths = self.config.mtp_num_layers if self.training else 0
         if self.mtp is not None and mtp_depths > 0:
+            if shared_prompt:
+                raise ValueError("multi-token prediction does not go on from a shared prompt: mtp_depths=0")
             hiddens, mtp_balances = self.mtp(
                 input_ids_BL, hidden_BLD, self.backbone.embeddings, mtp_depths, seq_idx_BL, detach_mtp
             )
@@ -109,16 +115,21 @@ class NemotronH(nn.Module):
         input_ids_BL: Tensor,
         seq_idx_BL: Tensor | None,
         states: Sequence[AttentionCache | MambaCache | None] | None = None,
+        shared_prompt: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """The backbone: hidden states after the final norm [B, L, D], and the load-balancing loss of each `E` block.
 
         `states`, one a block, receive what decoding goes on from after the last token.
         """
-        mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL)
+        mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL, shared_prompt)
+        prompts: SharedPrompts | None = None
+        if shared_prompt:
+            assert seq_idx_BL is not None and states is None
+            prompts = SharedPrompts.find(seq_idx_BL, self.config.conv_kernel)
         x_BLD = self.backbone.embeddings(input_ids_BL)
         balances: list[Tensor] = []
         for index, block in enumerate(self.blocks()):
-            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, states[index] if states is not None else None)
+            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, states[index] if states is not None else None, prompts)
             if balance is not None:
                 balances.append(balance)
         return self.backbone.norm_f(x_BLD), balances

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.kit.schemas.rl import ClippedPGLossConfig
+from nemotron.stack.models.layers import at_least_fp32
 
 
 @dataclass
@@ -33,8 +34,8 @@ class PolicyLoss:
 
 
 def token_logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
-    """Log-probability of each target under fp32 logits, [T]. V vocabulary."""
-    return -F.cross_entropy(logits_TV.float(), targets_T, reduction="none")
+    """Log-probability of each target under logits in fp32 or wider, [T]. V vocabulary."""
+    return -F.cross_entropy(at_least_fp32(logits_TV), targets_T, reduction="none")
 
 
 def grpo_loss(

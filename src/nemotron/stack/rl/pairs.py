@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.losses import token_logprobs
+from nemotron.stack.rl.rollouts import first_fit
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,7 @@ def pack_pairs(pairs: Sequence[Pair], row_len: int, rows_per_batch: int) -> list
     longest = max((pair.num_tokens for pair in pairs), default=0)
     if longest > row_len:
         raise ValueError(f"a pair of {longest} tokens does not fit a row of {row_len}")
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(pairs)), key=lambda i: (-pairs[i].num_tokens, i)):
-        row = next((r for r, free in enumerate(room) if free >= pairs[index].num_tokens), None)
-        if row is None:
-            rows.append([])
-            room.append(row_len)
-            row = len(rows) - 1
-        rows[row].append(index)
-        room[row] -= pairs[index].num_tokens
+    rows = first_fit([pair.num_tokens for pair in pairs], row_len)
     return [_pair_batch(rows[start : start + rows_per_batch], pairs) for start in range(0, len(rows), rows_per_batch)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -15,6 +16,9 @@ from nemotron.stack.models.nemotron_h import NemotronH
 from nemotron.stack.rl.dialogue import Dialogue
 from nemotron.stack.rl.losses import token_logprobs
 from nemotron.stack.rl.shaping import Message, count_forms
+
+# Rows are as long as a multiple of this: the scan then has whole chunks, and oneDNN few shapes.
+ROW_MULTIPLE = 64
 
 
 @dataclass
@@ -43,11 +47,12 @@ class Rollout:
 
 @dataclass
 class MicroBatch:
-    """Packed rows of whole sequences (prompt + completion), and per completion token what the loss needs.
+    """Rows of a prompt and completions of it, and per completion token what the loss needs.
 
-    input_ids_BL, seq_idx_BL: [B, L]. predicts_BL: bool [B, L], True where the *next* token is one that the policy
-    sampled. The flat tensors [T] follow predicts_BL in row-major order. rollouts: which of the rollouts stand there, in
-    that order; lengths: sampled tokens of each.
+    input_ids_BL, seq_idx_BL: [B, L]. Document 0 of a row is the prompt without its last token; the others begin with
+    that token and go on with a completion, without its last one, which predicts nothing. predicts_BL: bool [B, L], True
+    where the *next* token is one that the policy sampled. The flat tensors [T] follow predicts_BL in row-major order.
+    rollouts: which of the rollouts stand there, in that order; lengths: sampled tokens of each.
     """
 
     input_ids_BL: Tensor
@@ -65,8 +70,9 @@ class MicroBatch:
         return replace(self, **tensors)
 
     def logprobs(self, model: NemotronH) -> Tensor:
-        """Log-probabilities of the sampled tokens, [T]."""
-        return token_logprobs(model(self.input_ids_BL, self.seq_idx_BL, self.predicts_BL).logits, self.targets_T)
+        """Log-probabilities of the sampled tokens, [T], each completion as if it alone followed its prompt."""
+        logits_TV = model(self.input_ids_BL, self.seq_idx_BL, self.predicts_BL, mtp_depths=0, shared_prompt=True).logits
+        return token_logprobs(logits_TV, self.targets_T)
 
 
 def collect_rollouts(
@@ -183,45 +189,57 @@ def pack_rollouts(
     rows_per_batch: int,
     keep_zero_advantage: bool = False,
 ) -> list[MicroBatch]:
-    """Pack the sequences that carry gradient into rows of `row_len` tokens, `rows_per_batch` rows a micro-batch.
+    """Pack the completions that carry gradient, those of a prompt behind it, into rows of at most `row_len` tokens.
 
     `advantages` has one for each completion token; those of tokens that the policy did not sample do not count.
-    Sequences in which all others are 0 are left out unless they are to be kept: without a KL term their gradient is
-    exactly 0. First-fit decreasing, so few tokens of a row stay empty; the
-    empty tail of a row is padding (id 0, a document of its own, never predicted).
+    Completions in which all others are 0 are left out unless they are to be kept: without a KL term their gradient is
+    exactly 0. Those of a prompt that do not fit one row take several, each with the prompt. Rows of like length make a
+    micro-batch, as many as have the tokens of `rows_per_batch` whole ones; their empty tails are padding (id 0,
+    document -1, never predicted).
 
     Raises:
-        ValueError: a sequence is longer than a row.
+        ValueError: a prompt with its completion is longer than a row.
     """
-    used = [
-        index
-        for index, of_tokens in enumerate(advantages)
-        if rollouts[index].logprobs and (keep_zero_advantage or any(compress(of_tokens, rollouts[index].is_sampled)))
-    ]
-    lengths = {i: len(rollouts[i].prompt_ids) + len(rollouts[i].completion_ids) for i in used}
-    too_long = max(lengths.values(), default=0)
-    if too_long > row_len:
-        raise ValueError(f"a rollout of {too_long} tokens does not fit a row of {row_len}")
-    rows: list[list[int]] = []
+    of_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, rollout in enumerate(rollouts):
+        if rollout.logprobs and (keep_zero_advantage or any(compress(advantages[index], rollout.is_sampled))):
+            of_prompts[tuple(rollout.prompt_ids)].append(index)
+    rows: list[tuple[int, list[int]]] = []  # tokens of a row, and the rollouts in it
+    for prompt_ids, indices in of_prompts.items():
+        sizes = [len(rollouts[index].completion_ids) for index in indices]
+        if len(prompt_ids) + max(sizes) > row_len:
+            raise ValueError(f"a rollout of {len(prompt_ids) + max(sizes)} tokens does not fit a row of {row_len}")
+        shared = len(prompt_ids) - 1  # the prompt's last token begins each completion
+        for row in first_fit(sizes, row_len - shared):
+            rows.append((shared + sum(sizes[i] for i in row), [indices[i] for i in row]))
+    rows.sort(key=lambda row: -row[0])
+    batches: list[MicroBatch] = []
+    while rows:
+        width = min(-(-rows[0][0] // ROW_MULTIPLE) * ROW_MULTIPLE, row_len)
+        count = max(1, rows_per_batch * row_len // width)
+        batches.append(_micro_batch([row for _, row in rows[:count]], width, rollouts, advantages))
+        rows = rows[count:]
+    return batches
+
+
+def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of at most `capacity`, as indices into `sizes`: the largest first, each into the first bin with room."""
+    bins: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(used, key=lambda i: (-lengths[i], i)):
-        row = next((r for r, free in enumerate(room) if free >= lengths[index]), None)
-        if row is None:
-            rows.append([])
-            room.append(row_len)
-            row = len(rows) - 1
-        rows[row].append(index)
-        room[row] -= lengths[index]
-    return [
-        _micro_batch(batch, rollouts, advantages)
-        for batch in (rows[start : start + rows_per_batch] for start in range(0, len(rows), rows_per_batch))
-    ]
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        fitting = next((b for b, free in enumerate(room) if free >= sizes[index]), None)
+        if fitting is None:
+            bins.append([])
+            room.append(capacity)
+            fitting = len(bins) - 1
+        bins[fitting].append(index)
+        room[fitting] -= sizes[index]
+    return bins
 
 
 def _micro_batch(
-    rows: list[list[int]], rollouts: Sequence[Rollout], advantages: Sequence[Sequence[float]]
+    rows: list[list[int]], width: int, rollouts: Sequence[Rollout], advantages: Sequence[Sequence[float]]
 ) -> MicroBatch:
-    width = max(sum(len(rollouts[i].prompt_ids) + len(rollouts[i].completion_ids) for i in row) for row in rows)
     input_ids = torch.zeros(len(rows), width, dtype=torch.int64)
     seq_idx = torch.zeros(len(rows), width, dtype=torch.int64)
     predicts = torch.zeros(len(rows), width, dtype=torch.bool)
@@ -229,19 +247,20 @@ def _micro_batch(
     logprobs: list[float] = []
     weights: list[float] = []
     for b, row in enumerate(rows):
-        start = 0
-        for document, index in enumerate(row):
+        *prompt, last = rollouts[row[0]].prompt_ids
+        input_ids[b, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+        start = len(prompt)
+        for document, index in enumerate(row, start=1):
             rollout = rollouts[index]
-            ids = rollout.prompt_ids + rollout.completion_ids
-            input_ids[b, start : start + len(ids)] = torch.tensor(ids)
-            seq_idx[b, start : start + len(ids)] = document
-            is_sampled = rollout.is_sampled
-            predicts[b, start + len(rollout.prompt_ids) - 1 : start + len(ids) - 1] = torch.tensor(is_sampled)
+            here, is_sampled = slice(start, start + len(rollout.completion_ids)), rollout.is_sampled
+            input_ids[b, here] = torch.tensor([last, *rollout.completion_ids[:-1]])
+            seq_idx[b, here] = document
+            predicts[b, here] = torch.tensor(is_sampled)
             targets += compress(rollout.completion_ids, is_sampled)
             logprobs += rollout.logprobs
             weights += compress(advantages[index], is_sampled)
-            start += len(ids)
-        seq_idx[b, start:] = len(row)
+            start = here.stop
+        seq_idx[b, start:] = -1
     packed = [i for row in rows for i in row]
     return MicroBatch(
         input_ids,

@@ -54,6 +54,79 @@ def test_packed_rows_equal_separate_rows(make_model: Callable[..., NemotronH], p
         assert (one - other).norm() <= 1e-12 * other.norm().clamp(min=1), name
 
 
+# Prompts: none, shorter than the convolution (4), ending with a chunk, over several chunks; their continuations.
+PROMPTS, CONTINUATIONS = [0, 1, 2, 16, 21], [[1, 2, 30], [7, 1, 9], [3, 12], [8, 3, 1], [2, 2, 17]]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_continuations_of_a_shared_prompt_equal_separate_rows(
+    make_model: Callable[..., NemotronH], pattern: str, recompute: bool
+) -> None:
+    """The gradient of a prompt is the sum of those that its continuations give it."""
+    model = make_model(pattern, dtype=torch.float64).train()
+    for block in model.blocks():
+        block.recompute = recompute
+    source = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(61, (length,), generator=source) for length in PROMPTS]
+    continuations = [[torch.randint(61, (n,), generator=source) for n in lengths] for lengths in CONTINUATIONS]
+    width = max(len(prompt) + sum(map(len, own)) for prompt, own in zip(prompts, continuations, strict=True))
+    ids, seq_idx = torch.zeros(len(prompts), width, dtype=torch.int64), torch.full((len(prompts), width), -1)
+    for b, parts in enumerate([[prompt, *own] for prompt, own in zip(prompts, continuations, strict=True)]):
+        row = torch.cat(parts)
+        ids[b, : len(row)] = row
+        seq_idx[b, : len(row)] = torch.cat([torch.full((len(part),), i) for i, part in enumerate(parts)])
+    logits_BLV = model(ids, seq_idx, shared_prompt=True).logits
+    loads = [moe.gate.expert_load.clone() for moe in model.moe_blocks()]
+    for moe in model.moe_blocks():
+        moe.gate.expert_load.zero_()
+    together, alone = [], []
+    for b, (prompt, own) in enumerate(zip(prompts, continuations, strict=True)):
+        together += logits_BLV[b, len(prompt) :].split([*map(len, own), width - len(prompt) - sum(map(len, own))])[:-1]
+        alone += [model(torch.cat([prompt, piece])[None]).logits[0, len(prompt) :] for piece in own]
+    for load, moe in zip(loads, model.moe_blocks(), strict=True):
+        assert torch.equal(load, moe.gate.expert_load)  # a prompt counts for each of them, padding for none
+    pieces = [piece for own in continuations for piece in own]
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    parameters = dict(model.named_parameters())
+    grads = [
+        torch.autograd.grad(
+            sum(F.cross_entropy(logits, piece, reduction="sum") for logits, piece in zip(which, pieces, strict=True)),
+            list(parameters.values()),
+        )
+        for which in (together, alone)
+    ]
+    for name, one, other in zip(parameters, *grads, strict=True):
+        assert other.norm() > 0, name
+        assert (one - other).norm() <= 1e-12 * other.norm().clamp(min=1), name
+
+
+def test_a_shared_prompt_may_be_long(make_model: Callable[..., NemotronH]) -> None:
+    """In fp32, behind 3,000 tokens that forget slowly: as near to float64 as the plain forward pass is."""
+    model = make_model("MM", dtype=torch.float64)
+    for block in model.blocks():
+        with torch.no_grad():
+            block.mixer.A_log.fill_(-4.0)  # type: ignore[union-attr, operator]
+    ids = torch.randint(61, (1, 3200), generator=torch.Generator().manual_seed(1))
+    seq_idx = torch.zeros_like(ids)
+    seq_idx[:, 3000:3100], seq_idx[:, 3100:] = 1, 2
+    last = torch.cat([ids[:, :3000], ids[:, 3100:]], dim=1)
+    exact = model(last).logits[0, 3000:]
+    model.float()
+    plain, shared = model(last).logits[0, 3000:], model(ids, seq_idx, shared_prompt=True).logits[0, 3100:]
+    error, expected = (shared - exact).abs().max(), (plain - exact).abs().max()
+    assert error < 3 * expected + 1e-6
+
+
+def test_multi_token_prediction_refuses_a_shared_prompt(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("M*", num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E").train()
+    ids = torch.ones(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="mtp_depths=0"):
+        model(ids, torch.tensor([[0, 1, 1, 2]]), shared_prompt=True)
+    assert model(ids, torch.tensor([[0, 1, 1, 2]]), mtp_depths=0, shared_prompt=True).mtp_logits == []
+
+
 def test_select_gives_the_logits_of_those_positions(make_model: Callable[..., NemotronH]) -> None:
     model = make_model("MEM*EME-", dtype=torch.float64)
     ids, seq_idx = packed(documents())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit import chat
@@ -112,7 +113,9 @@ def test_only_what_the_policy_sampled_is_in_the_loss(model: NemotronH) -> None:
         assert len(r.is_sampled) == len(r.completion_ids) and sum(r.is_sampled) == len(r.logprobs)
     for micro in pack_rollouts(rollouts, [[1.0] * len(r.completion_ids) for r in rollouts], 256, 4):
         b, t = micro.predicts_BL.nonzero(as_tuple=True)
-        assert torch.equal(micro.input_ids_BL[b, t + 1], micro.targets_T)
+        next_in_row = F.pad(micro.seq_idx_BL, (0, 1), value=-1)[b, t + 1] == micro.seq_idx_BL[b, t]
+        assert torch.equal(F.pad(micro.input_ids_BL, (0, 1))[b, t + 1][next_in_row], micro.targets_T[next_in_row])
+        assert int((~next_in_row).sum()) == len(micro.rollouts)  # the last token of each is a target only
         expected = [
             token
             for index in micro.rollouts

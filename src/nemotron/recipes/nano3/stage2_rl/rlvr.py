@@ -27,7 +27,7 @@ A step: draw prompts of all families in a fixed ratio, sample a group of complet
 verify them, turn rewards into group-relative advantages, take one optimiser step. Publishes the weights of the last
 step, and their results: pass@1 on held-out tasks, greedy and sampled.
 
-Shapes: P prompts of this rank, N completions a prompt, B packed rows, L tokens a row, T completion tokens.
+Shapes: P prompts of this rank, N completions a prompt, B rows, L tokens a row, T completion tokens.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): four generated families instead of nine
 sources; prompts by pass rate only with `data.curriculum`; every process holds the whole model; the trainer is its own

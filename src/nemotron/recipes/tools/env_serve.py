@@ -18,7 +18,7 @@ from typing import cast, get_args
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.recipes.tools.options import run_tool
-from nemotron.stack.environments import FAMILIES, Environment, check_families, load_environment
+from nemotron.stack.environments import FAMILIES, Environment, load_environment, verifiable_families
 from nemotron.stack.environments.gym_server import GymHTTPServer, ResourcesServer
 
 
@@ -52,7 +52,7 @@ def main(options: Options) -> None:
     family, environment = find_environment(options.name)
     if environment is not None and hasattr(environment, "open_episode"):
         raise UserError(f"{options.name} has episodes", "of tasks with several turns, workplace_assistant is served")
-    check_families([] if environment else [family], sandbox)
+    verifiable_families([] if environment else [family], sandbox)
     try:
         server = GymHTTPServer(ResourcesServer(family, environment, sandbox), options.host, options.port)
     except OSError as failure:

@@ -1,7 +1,8 @@
 """Verifiable tasks: generators with held-out splits, and the checks that score an answer.
 
 Six families (math, multiple choice, instruction following, structured output, code generation, workplace assistant)
-feed SFT, RL and evaluation alike; recipes draw of the first four where a config names none.
+feed SFT, RL and evaluation alike; recipes draw of the first four where a config names none, and verify no code where no
+sandbox starts.
 """
 
 from nemotron.stack.environments.baselines import (
@@ -13,7 +14,6 @@ from nemotron.stack.environments.baselines import (
 from nemotron.stack.environments.episode import Episode, open_episode
 from nemotron.stack.environments.families import (
     FAMILIES,
-    check_families,
     evaluation_prompts,
     from_gym,
     generate_tasks,
@@ -27,6 +27,7 @@ from nemotron.stack.environments.families import (
     read_tasks,
     task_space_size,
     to_messages,
+    verifiable_families,
     verify,
     verify_all,
 )
@@ -44,7 +45,6 @@ __all__ = [
     "Verdict",
     "answer_of",
     "best_constant_answer",
-    "check_families",
     "evaluation_prompts",
     "fraction_of_space_seen",
     "from_gym",
@@ -64,6 +64,7 @@ __all__ = [
     "split_of",
     "task_space_size",
     "to_messages",
+    "verifiable_families",
     "verify",
     "verify_all",
 ]

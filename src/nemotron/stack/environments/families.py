@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 from pydantic import ValidationError
@@ -48,6 +49,7 @@ FAMILIES = (
     code_generation.FAMILY,
     workplace_assistant.FAMILY,
 )
+Name = TypeVar("Name", bound=str)
 # A split that yields no new task in this many draws one after the other is exhausted.
 _MAX_FRUITLESS_DRAWS = 20_000
 
@@ -176,10 +178,22 @@ def evaluation_prompts(
     ]
 
 
-def check_families(families: Iterable[str], sandbox: Sandbox = "bubblewrap") -> None:
-    """UserError where the answers of a family cannot be verified on this machine: programs need a sandbox."""
-    if code_generation.FAMILY in families:
+def verifiable_families(families: Iterable[Name], sandbox: Sandbox = "bubblewrap") -> list[Name]:
+    """Those of `families` whose answers can be verified on this machine; a line on stderr names the one that cannot.
+
+    Programs need a sandbox: without it code generation is left out. UserError where no family remains.
+    """
+    remaining = list(families)
+    if code_generation.FAMILY not in remaining:
+        return remaining
+    try:
         check_sandbox(sandbox)
+    except UserError as failure:
+        remaining = [family for family in remaining if family != code_generation.FAMILY]
+        if not remaining:
+            raise
+        print(f"{code_generation.FAMILY} is left out: {failure.message}; {failure.hint}", file=sys.stderr)
+    return remaining
 
 
 def verify(task: Task, response: str, thinking: bool | None = None, sandbox: Sandbox = "bubblewrap") -> Verdict:
@@ -232,18 +246,19 @@ def verify_all(
     thinking: bool | None = None,
     sandbox: Sandbox = "bubblewrap",
 ) -> list[Verdict]:
-    """`verify` of each task with its response, in their order; programs run side by side, one a processor."""
+    """`verify` of each task with its response, in their order; programs run side by side, one a processor,
+    and equal responses to one task once."""
     pairs = list(zip(tasks, responses, strict=True))
     if all(task.family != code_generation.FAMILY for task in tasks):
         return [verify(task, response, thinking) for task, response in pairs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        programs = [
-            pool.submit(verify, task, response, thinking, sandbox) if task.family == code_generation.FAMILY else None
-            for task, response in pairs
-        ]
+        programs: dict[tuple[int, str], Future[Verdict]] = {}  # many samples of a prompt are equal: each is run once
+        for task, response in pairs:
+            if task.family == code_generation.FAMILY and (id(task), response) not in programs:
+                programs[id(task), response] = pool.submit(verify, task, response, thinking, sandbox)
         return [
-            program.result() if program else verify(task, response, thinking)
-            for (task, response), program in zip(pairs, programs, strict=True)
+            program.result() if (program := programs.get((id(task), response))) else verify(task, response, thinking)
+            for task, response in pairs
         ]
 
 

@@ -34,6 +34,7 @@ NOW = "2023-11-30 00:00:00"
 MAX_RESULTS = 5
 MAX_TABLE_SEED = 2**31
 NUM_IDS = 1_000
+WORDS_PER_CATEGORY = 8  # so many words are names of rows
 # A column whose values are compared with their case: they are names of states, not text.
 WITH_CASE = ("status", "list_name", "board")
 _CHOICES = {"status": STATUSES, "list_name": LISTS, "board": BOARDS, "product_interest": PRODUCTS}
@@ -51,7 +52,7 @@ def draw_tables(seed: int, rows: int) -> Tables:
         return [f"{number:03d}" for number in rng.sample(range(NUM_IDS), rows)]
 
     def names() -> list[str]:
-        return rng.sample(word_list(16), rows)
+        return rng.sample(word_list(WORDS_PER_CATEGORY), rows)
 
     def person() -> str:
         return f"{rng.choice(NAMES)}@{DOMAIN}"

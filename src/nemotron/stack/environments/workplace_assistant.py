@@ -25,6 +25,7 @@ from nemotron.stack.environments.workplace import (
     MAX_TABLE_SEED,
     NUM_IDS,
     STATUSES,
+    WORDS_PER_CATEGORY,
     Tables,
     Workplace,
     draw_tables,
@@ -147,7 +148,7 @@ def space_size(difficulty: WorkplaceDifficulty) -> int:
     values = [
         1 + (len(kind.update[2]) if kind.update else 0) for kind in (_KINDS[name] for name in set(difficulty.kinds))
     ]
-    names = (difficulty.lookup_share < 1) + (difficulty.lookup_share > 0) * len(word_list(16))
+    names = (difficulty.lookup_share < 1) + (difficulty.lookup_share > 0) * len(word_list(WORDS_PER_CATEGORY))
     return sum(values) * NUM_IDS * names
 
 

@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
-from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Family
+from nemotron.recipes.nano3.stage0_pretrain.data_prep import _conversations
 from nemotron.recipes.nano3.stage1_sft.data_schema import TasksConfig
-from nemotron.stack.environments import generate_tasks, split_of, verify
+from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, split_of, verify
 from nemotron.stack.rl.prompts import PromptSource
 
 from ..scripts import RECIPES, published, run, start
@@ -74,6 +76,18 @@ def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
     assert (second.version, second.digest) == (2, first.digest)
     other = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, "seed=5"))
     assert other.digest != first.digest
+
+
+def test_the_tokenizer_learns_the_words_of_chat_and_tools() -> None:
+    cfg = load_script_config(RECIPE / PRETRAIN / "data_prep.py", ["--config", "tiny", "tokenizer.conversations=30"])
+    texts = list(_conversations(cfg, {family: make_difficulty(family) for family in FAMILIES}))
+    assert not any(token in text for text in texts for token in SPECIAL_TOKENS)
+    tokenizer = train_tokenizer(texts, 1000)
+    call = "<function=email_delete_email>\n<parameter=email_id>\n"
+    assert tokenizer.encode(call).tokens == [
+        "<function", "=email", "_delete", "_email", ">Ċ", "<parameter", "=email", "_id", ">Ċ"
+    ]  # fmt: skip
+    assert tokenizer.encode("<|im_start|>assistant\n").tokens == ["<|im_start|>", "assistant", "Ċ"]
 
 
 def test_scale_of_the_config_leaves_own_sources_whole_and_scale_all_takes_a_share(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_sft_configs_validate(name: str) -> None:
     ("replay", "rows", "interval", "message"),
     [
         (None, 1, 1, "run.replay names no text"),
-        ("nano3-pretrain-data-tiny", 8, 1, "leaves no row of train.global_batch_size 8"),
+        ("nano3-pretrain-data-tiny", 3, 1, "leaves no row of train.global_batch_size 3"),
         ("nano3-pretrain-data-tiny", 0, 2, "replay_interval is set, and dataset.replay_rows is 0"),
     ],
 )

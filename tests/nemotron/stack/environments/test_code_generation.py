@@ -16,11 +16,11 @@ from nemotron.stack.environments import (
     Task,
     Verdict,
     best_constant_answer,
-    check_families,
     from_gym,
     generate_tasks,
     sandbox,
     task_space_size,
+    verifiable_families,
     verify,
     verify_all,
 )
@@ -29,7 +29,7 @@ from nemotron.stack.environments.code_generation import draw, verify_answer
 
 def _why_not() -> str:
     try:
-        check_families(["code_generation"])
+        verifiable_families(["code_generation"])
     except UserError as error:
         return error.message
     return ""
@@ -112,6 +112,19 @@ def test_demonstrations_pass_side_by_side_in_their_order() -> None:
     verdicts = verify_all(mixed, ["def f(x): return None", mixed[1].solution.answer, answers[1]])
     assert [verdict.status for verdict in verdicts] == ["wrong", "score", "score"]
     assert best_constant_answer([tasks[0], tasks[0]]).score == 1.0
+
+
+def test_equal_programs_for_one_task_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def run_program(program: str, inputs: list[str], *_: Any, **__: Any) -> sandbox.ProgramRun:
+        runs.append(program)
+        return sandbox.ProgramRun(["1"] * len(inputs), "")
+
+    monkeypatch.setattr("nemotron.stack.environments.code_generation.run_program", run_program)
+    first, second = TASKS[:2]
+    verdicts = verify_all([first, first, first, second], ["a", "a", "b", "a"])
+    assert sorted(runs) == ["a", "a", "b"] and [verdict.status for verdict in verdicts] == ["wrong"] * 4
 
 
 CONTEST = {"inputs": ["2\n1 2\n", "1\n5\n"], "outputs": ["3 0.50\n", "5 2.5"], "fn_name": None, "prelude": True}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.environments import sandbox
+from nemotron.stack.environments import sandbox, verifiable_families
 from nemotron.stack.environments.sandbox import Limits, ProgramRun, SandboxError, run_program
 
 
@@ -330,7 +330,9 @@ print(n)
 # --- Where it does not work -------------------------------------------------------------------------------------------
 
 
-def test_without_bubblewrap_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bubblewrap_the_error_names_the_package_and_code_generation_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", "")
     sandbox.check_sandbox.cache_clear()
     sandbox._bubblewrap.cache_clear()
@@ -340,6 +342,11 @@ def test_without_bubblewrap_the_error_names_the_package(monkeypatch: pytest.Monk
         assert caught.value.hint == "apt-get install bubblewrap"
         with pytest.raises(SandboxError):
             run_program("print(1)", [""])
+        assert verifiable_families(["math", "code_generation", "multiple_choice"]) == ["math", "multiple_choice"]
+        line = "code_generation is left out: code generation runs programs under bubblewrap, which is not installed; "
+        assert capsys.readouterr().err == f"{line}apt-get install bubblewrap\n"
+        with pytest.raises(UserError, match="not installed"):
+            verifiable_families(["code_generation"])
     finally:
         sandbox.check_sandbox.cache_clear()
         sandbox._bubblewrap.cache_clear()

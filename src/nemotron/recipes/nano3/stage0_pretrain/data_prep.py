@@ -39,6 +39,7 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 
 import hashlib
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,9 +83,19 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete, share_of
+from nemotron.kit.chat import render
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
-from nemotron.stack.environments import FAMILIES, evaluation_prompts, generate_tasks, make_difficulty, plain_text
+from nemotron.kit.schemas.difficulty import Difficulty
+from nemotron.stack.environments import (
+    FAMILIES,
+    evaluation_prompts,
+    generate_tasks,
+    make_difficulty,
+    plain_text,
+    prompt_tools,
+    to_messages,
+)
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
@@ -203,6 +214,7 @@ def main() -> None:
         with run.phase("tokenizer"):
             shares = blend.average_weights(phases)
             sample = blend.sample_texts(curated, tables, shares, cfg.tokenizer.sample_bytes, cfg.seed)
+            sample = chain(sample, _conversations(cfg, difficulties))
             tokenizer_dir = work / "tokenizer"
             tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size)
             bpe.save_tokenizer(
@@ -280,6 +292,15 @@ def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
         for phase in cfg.blend
     ]
     return blend.resolve_phases(blend.add_shares(requested, {s.name: s.weight for s in cfg.sources}), names)
+
+
+def _conversations(cfg: PretrainDataConfig, difficulties: Mapping[str, Difficulty]) -> Iterator[str]:
+    """Conversations of all families, without special tokens: the words of the chat template, of tools and tasks."""
+    special = re.compile("|".join(map(re.escape, bpe.SPECIAL_TOKENS)))
+    for family in FAMILIES:
+        for task in generate_tasks(family, "train", cfg.tokenizer.conversations, cfg.tasks.seed, difficulties[family]):
+            text = render(to_messages(task), tools=prompt_tools(task), template=cfg.tokenizer.chat_template)
+            yield from filter(None, special.split(text))
 
 
 def _check_own(source: DocumentSource, table: StepTable, filters: Mapping[str, Iterable[str]]) -> None:

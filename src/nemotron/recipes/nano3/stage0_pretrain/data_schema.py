@@ -114,6 +114,9 @@ class TokenizerConfig(Group):
 
     vocab_size: int = Field(131_072, ge=272, description="tokens, with 16 special ones and 256 bytes (tech report 2)")
     sample_bytes: int = Field(400_000_000, ge=1000, description="bytes of text that the merges are learned from")
+    conversations: int = Field(
+        0, ge=0, description="tasks of each family that the merges are learned from as conversations, too"
+    )
     model_max_length: int = Field(8192, ge=1, description="tokens; written to tokenizer_config.json")
     chat_template: ChatTemplate = "nano3"
 

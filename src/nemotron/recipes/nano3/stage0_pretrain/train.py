@@ -53,7 +53,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import PretrainBlend, Results, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.stack.environments import check_families
+from nemotron.stack.environments import verifiable_families
 from nemotron.stack.evaluation.language_model import bits_per_byte_of, score_text, token_byte_lengths
 from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
@@ -112,7 +112,7 @@ def open_data(cfg: PretrainConfig, ranks: Ranks) -> Data:
     """The blend. Which sequence comes when is a function of the seed and a cursor, which the checkpoint holds."""
     blend = PretrainBlend.load(path=cfg.dataset.path)
     ranks.check_divides("train.global_batch_size", cfg.train.global_batch_size)
-    check_families(cfg.evaluation.families, cfg.evaluation.sandbox)
+    cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     sequences = cfg.train.train_iters * cfg.train.global_batch_size
     loader = BlendLoader(cfg.dataset.path, cfg.dataset.seq_length, sequences, cfg.rng.seed, ranks)
     if loader.vocab_size > cfg.model.vocab_size:

@@ -54,7 +54,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, PretrainBlend, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.stack.environments import check_families
+from nemotron.stack.environments import verifiable_families
 from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
@@ -130,7 +130,7 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
             )
     ranks.check_divides("train.global_batch_size", cfg.train.global_batch_size)
     ranks.check_divides("dataset.replay_rows", cfg.dataset.replay_rows)
-    check_families(cfg.evaluation.families, cfg.evaluation.sandbox)
+    cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if pack.train_path is None or pack.valid_path is None:
         raise UserError(f"{pack.ref} has no {'training' if pack.train_path is None else 'validation'} rows")
     loader = PackedLoader(pack.train_path, pack.seq_len, cfg.rng.seed, ranks)

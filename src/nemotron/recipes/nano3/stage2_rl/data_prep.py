@@ -28,7 +28,7 @@ An environment of your own (docs/guides/environments.md) gives tasks as the fami
 
     python data_prep.py --config tiny 'environments={halves: halves.py:Halves}'
 
-Simplified against the paper (tech report 3.2): four generated families instead of its collections of math, code,
+Simplified against the paper (tech report 3.2): generated families instead of its collections of math, code,
 science, instruction, long-context and tool-use prompts. Pass rates, which its curriculum goes by, need a model:
 data_prep_curriculum.py.
 """
@@ -70,7 +70,6 @@ from nemotron.stack.environments import (
     Environment,
     Split,
     Task,
-    check_families,
     evaluation_prompts,
     from_gym,
     iter_tasks,
@@ -80,6 +79,7 @@ from nemotron.stack.environments import (
     prompt_messages,
     prompt_tools,
     split_of,
+    verifiable_families,
     verify,
 )
 from nemotron.stack.environments.gym import is_published
@@ -340,7 +340,7 @@ def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
         make_difficulty(task.family)  # knows the families
         if is_published(task.canonical) and not task.solution.answer:  # of contests only the tests are published
             return task
-        check_families([task.family])
+        verifiable_families([task.family])
     except UserError as error:
         raise UserError(f"{place}: {error.message}", error.hint) from error
     verdict = verify(task, task.solution.answer, thinking=False)

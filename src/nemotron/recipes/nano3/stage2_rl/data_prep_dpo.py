@@ -63,12 +63,12 @@ from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import (
     Split,
     Task,
-    check_families,
     generate_tasks,
     open_episode,
     prompt_messages,
     prompt_tools,
     to_messages,
+    verifiable_families,
 )
 from nemotron.stack.environments.task import SPLITS
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
@@ -86,7 +86,7 @@ HALLUCINATION_PENALTY, NO_TOOLS, WITH_TOOLS = "hallucination_penalty", "no_tools
 def main() -> None:
     """Prepare the data and publish it."""
     cfg: DPODataConfig = load_script_config(__file__)
-    check_families(cfg.tasks.families, cfg.sandbox)
+    cfg.tasks.families = verifiable_families(cfg.tasks.families, cfg.sandbox)
     with open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir(parents=True)

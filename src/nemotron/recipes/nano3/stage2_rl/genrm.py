@@ -60,7 +60,7 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
-from nemotron.stack.environments import Task, check_families, load_environments, verify_all
+from nemotron.stack.environments import Task, load_environments, verifiable_families, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
@@ -132,7 +132,8 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     """Model and tasks. What a step compares is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    check_families(cfg.env.families, cfg.env.sandbox)
+    can_verify = verifiable_families(cfg.env.families, cfg.env.sandbox)
+    cfg.env.families = {family: cfg.env.families[family] for family in can_verify}
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "a judge starts from a model after SFT")
     if prompts.train_path is None:

@@ -56,7 +56,7 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
-from nemotron.stack.environments import check_families, load_environments, verify_all
+from nemotron.stack.environments import load_environments, verifiable_families, verify_all
 from nemotron.stack.evaluation.intervals import bootstrap_interval
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, stop_token_ids
 from nemotron.stack.evaluation.scoring import Evaluation, compare, prompt_text
@@ -127,8 +127,9 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
     """Model, judge and prompts. Which prompts a step draws is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    check_families(cfg.env.families, cfg.env.sandbox)
-    check_families(cfg.evaluation.families, cfg.evaluation.sandbox)
+    can_verify = verifiable_families(cfg.env.families, cfg.env.sandbox)
+    cfg.env.families = {family: cfg.env.families[family] for family in can_verify}
+    cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "RLHF starts from a model after SFT")
     if prompts.train_path is None:

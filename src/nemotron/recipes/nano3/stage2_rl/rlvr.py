@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 # /// script
 # [tool.runspec]
-# docs = "Reinforcement learning from verifiable rewards (GRPO) on four environment families at once."
+# docs = "Reinforcement learning from verifiable rewards (GRPO) in several environment families at once."
 # name = "nano3/rl"
 # setup = "nemotron-cookbook[train]"
 #
@@ -29,7 +29,7 @@ step, and their results: pass@1 on held-out tasks, greedy and sampled.
 
 Shapes: P prompts of this rank, N completions a prompt, B rows, L tokens a row, T completion tokens.
 
-Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): four generated families instead of nine
+Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): generated families instead of nine
 sources; prompts by pass rate only with `data.curriculum`; every process holds the whole model; the trainer is its own
 generator in the same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has
 next to nothing to mask, unless generation runs ahead (`grpo.async_grpo`; stack/rl/rollout_buffer.py). Leave-one-out
@@ -64,7 +64,7 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.stack.environments import Task, check_families, load_environments, open_episode
+from nemotron.stack.environments import Task, load_environments, open_episode, verifiable_families
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
@@ -146,8 +146,9 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     """Model and prompts. Which prompts a step draws is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    check_families(cfg.env.families, cfg.env.sandbox)
-    check_families(cfg.evaluation.families, cfg.evaluation.sandbox)
+    can_verify = verifiable_families(cfg.env.families, cfg.env.sandbox)
+    cfg.env.families = {family: cfg.env.families[family] for family in can_verify}
+    cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "RL starts from a model after SFT")
     if prompts.train_path is None:

@@ -28,7 +28,7 @@ The models are those of the recipe's stages and, in `run.models`, any others. Wh
 record: whether it knows a chat template, whether it reasons, which data it has seen. `questions` are files of your own,
 beside the generated tasks or in their place.
 
-For each model: pass@1, greedy and sampled at temperature 1, of four families of verifiable tasks, with 95 % intervals;
+For each model: pass@1, greedy and sampled at temperature 1, of families of verifiable tasks, with 95 % intervals;
 greedy also with reasoning off, and cut after so many tokens (`tasks.reasoning_budgets`); and bits per byte on held-out
 text. Beside them what understanding nothing would score: the best constant answer, and the answer of the most similar
 training task; and an upper bound on the share of all possible tasks that training saw: those that its data list. Models
@@ -36,9 +36,9 @@ are compared in pairs, task by task, with Holm's correction over the families. T
 against `bands`: outside them the exit code is 1.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 4 and table 2): its benchmarks need models of its
-size; these tasks have the same four shapes (math, multiple choice, instruction following, structured output) and, like
-them, an answer that a program checks. The base model, which knows no chat template, is given the tasks as the plain
-documents that it met in pretraining.
+size; these tasks have the same shapes (math, multiple choice, instruction following, structured output, code, tools)
+and, like them, an answer that a program checks. The base model, which knows no chat template, is given the tasks as the
+plain documents that it met in pretraining. Where no sandbox starts, code generation is left out: its band is "not run".
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from nemotron.kit.lineage import iterate, walk
 from nemotron.kit.stop import StopFlag
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
 from nemotron.recipes.nano3.stage3_eval.table import format_table
-from nemotron.stack.environments import Task, check_families, questions, read_tasks
+from nemotron.stack.environments import Task, questions, read_tasks, verifiable_families
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.baselines import score_baselines
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
@@ -90,7 +90,8 @@ def main() -> None:
     models = models_of(cfg)
     if not models:
         raise UserError("no model to evaluate", "name some: run.models=[NAME, NAME:VERSION, ./DIRECTORY]")
-    check_families(cfg.tasks.families, cfg.tasks.sandbox)
+    wanted = cfg.tasks.families
+    cfg.tasks.families = verifiable_families(wanted, cfg.tasks.sandbox)
     tasks = [*held_out_tasks(cfg.tasks.per_family, cfg.tasks), *own_tasks(cfg)]
     if not tasks:
         raise UserError("nothing to evaluate on: tasks.per_family is 0, and there are no questions")
@@ -137,6 +138,7 @@ def main() -> None:
                 for role, controlled in reasoning.items()
                 if controlled
             },
+            "not_run": [family for family in wanted if family not in cfg.tasks.families],
             "sandbox": cfg.tasks.sandbox if CODE_GENERATION in cfg.tasks.families else None,
             "text": text,
             "pretrain_text": stated or {},  # of the base model on all held-out text, beside the trigram's

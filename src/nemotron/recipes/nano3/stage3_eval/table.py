@@ -125,11 +125,12 @@ def _text(metrics: dict[str, Any], roles: list[str]) -> str:
 
 
 def _bands(metrics: dict[str, Any]) -> str:
-    """Each expected number, and whether it was reached."""
+    """Each expected number, and whether it was reached; beside them the families that this machine cannot verify."""
     rows = [["number", "reached", "expected", ""]]
     for entry in metrics["bands"]:
         check = BandCheck(entry["name"], entry["value"], entry["relation"], entry["bound"])
         reached = "-" if check.value is None else f"{check.value:.3f}"
         verdict = "ok" if check.passed else "OUTSIDE"
         rows.append([check.name, reached, f"{check.relation} {check.bound:g}", verdict])
+    rows += [[family, "-", "-", "not run"] for family in metrics["not_run"]]
     return _aligned("bands", rows) if len(rows) > 1 else ""

@@ -40,6 +40,7 @@ def metrics() -> dict[str, Any]:
             "docs": {"bits_per_byte": 1.0, "trigram_bits_per_byte": 1.2, "bytes": 100},
         },
         "bands": [],
+        "not_run": [],
     }
 
 
@@ -112,7 +113,9 @@ def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> No
     ):
         assert text in table
     assert max(map(len, table.splitlines())) < 140
-    assert "does not declare" not in table
+    assert "does not declare" not in table and "not run" not in table
+    metrics["not_run"] = ["code_generation"]
+    assert format_table(metrics).splitlines()[-1].split() == ["code_generation", "-", "-", "not", "run"]
 
 
 def test_the_table_shows_hallucinated_tools_where_there_are_any(metrics: dict[str, Any]) -> None:

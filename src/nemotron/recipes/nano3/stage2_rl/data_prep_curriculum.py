@@ -51,7 +51,7 @@ from nemotron.kit import Checkpoint, RLPrompts, apply_scale, open_run, print_com
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.kit.tables import aligned
-from nemotron.stack.environments import Task, check_families, load_environments
+from nemotron.stack.environments import Task, load_environments, verifiable_families
 from nemotron.stack.evaluation.model import evaluate_model
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.curriculum import LEVELS
@@ -69,9 +69,9 @@ def main() -> None:
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
     records = read_records(cfg, prompts)
-    families = sorted({record["task"]["family"] for record in records})
     environments = load_environments(cfg.environments)
-    check_families([family for family in families if family not in environments], cfg.sandbox)
+    families = verifiable_families(sorted({record["task"]["family"] for record in records}), cfg.sandbox)
+    records = [record for record in records if record["task"]["family"] in families]
     tasks = [Task.from_dict(record["task"]) for record in records]
     tasks = [replace(task, environment=environments.get(task.family)) for task in tasks]
 

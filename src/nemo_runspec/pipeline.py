@@ -51,12 +51,12 @@ Status = Literal["done", "skipped", "failed"]
 class Step:
     """One step: a script, whose block says where its configs are. A config may name another script (`find_script`).
 
-    `config` and `overrides` are this step's; without `config` it takes the one that the command line chose.
+    `overrides` are this step's. It takes the config that the command line chose, with `config_suffix` behind its name.
     """
 
     name: str
     script: Path
-    config: str | None = None
+    config_suffix: str = ""
     overrides: tuple[str, ...] = ()
 
 
@@ -345,8 +345,9 @@ def _planned(step: Step, job: Job, cfg: RecipeConfig, *, read: bool = False) -> 
 
 
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executors: Sequence[str] = EXECUTORS) -> Job:
-    chosen = dataclasses.replace(cfg, config_name=step.config or cfg.config_name, overrides=step.overrides)
-    loaded = parse_config(chosen, parse_runspec(step.script))
+    spec = parse_runspec(step.script)
+    name = f"{cfg.config_name or spec.config.default}{step.config_suffix}" if step.config_suffix else cfg.config_name
+    loaded = parse_config(dataclasses.replace(cfg, config_name=name, overrides=step.overrides), spec)
     spec = parse_runspec(find_script(step.script.parent, loaded.run.script))
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded, executors=executors)
     return build_job_config(loaded, spec, env, dry_run=cfg.dry_run, argv=cfg.argv, produced=produced)

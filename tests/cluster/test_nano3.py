@@ -27,6 +27,10 @@ TRAIN = [
     *["scheduler.lr_warmup_iters=4", "scheduler.lr_wsd_decay_iters=10", "logger.log_interval=1"],
     *["evaluation.trigram_baseline=false", "evaluation.tasks_per_family=8", "evaluation.max_new_tokens=8"],
 ]
+GRPO = [
+    *["grpo.max_num_steps=2", "grpo.num_prompts_per_step=4", "grpo.num_generations_per_prompt=4"],
+    "policy.generation.max_new_tokens=8",
+]
 STEPS = {
     "data-pretrain": PREP,
     "pretrain": TRAIN,
@@ -37,13 +41,10 @@ STEPS = {
         "scheduler.lr_warmup_iters=1",
         "scheduler.lr_wsd_decay_iters=1",
     ],
-    "rl": [
-        "grpo.max_num_steps=2",
-        "grpo.num_prompts_per_step=4",
-        "grpo.num_generations_per_prompt=4",
-        "grpo.val_period=2",
-        "policy.generation.max_new_tokens=8",
-    ],
+    "rl": [*GRPO, "grpo.val_period=2"],
+    "genrm": [*GRPO, "grpo.val_period=2", "judge.imitation_steps=1"],
+    "rlhf": [*GRPO, "grpo.max_error_rate=1", "judge.max_new_tokens=8", "evaluation.tasks_per_family=2"],
+    "rl-final": [*GRPO, "grpo.val_period=2"],
     "eval": ["tasks.per_family=8", "tasks.samples=1", "tasks.max_new_tokens=8", "text.max_tokens=2000"],
 }
 PIPE = [f"{step}:{word}" for step, words in STEPS.items() for word in words]
@@ -129,7 +130,7 @@ def test_data_on_ray_and_training_over_ssh(undisturbed: Desk, desk: Desk, login_
 def test_a_pipeline_stops_at_the_first_failure(desk_with_data: Desk, slurm: Slurm) -> None:
     nan = ("pretrain:optimizer.lr=1e30", "pretrain:optimizer.clip_grad=1e30")
     printed = desk_with_data.run("nemotron nano3 pipe -c tiny --run slurm", *PIPE, *nan, code=1)
-    assert f"[1/7] data-pretrain: skipped, published already: {DATA}:1" in printed
+    assert f"[1/10] data-pretrain: skipped, published already: {DATA}:1" in printed
     assert "error: loss is nan" in printed
     assert "cancelled behind it: nano3-data-prep-sft-tiny, nano3-sft-tiny, " in printed
     assert slurm.run("squeue -h").stdout == ""
@@ -140,9 +141,10 @@ def test_a_pipeline_stops_at_the_first_failure(desk_with_data: Desk, slurm: Slur
 def test_a_pipeline_runs_all_steps_in_order(desk_with_data: Desk) -> None:
     """Each step reads what the one before it published. The evaluation itself fails: its numbers are out of band."""
     printed = desk_with_data.run("nemotron nano3 pipe -c tiny --run slurm", *PIPE, code=1)
-    steps = [f"nano3-{name}-tiny" for name in ("pretrain", "data-prep-sft", "sft", "data-prep-rl", "rl")]
+    names = "pretrain", "data-prep-sft", "sft", "data-prep-rl", "rl", "genrm", "rlhf"
+    steps = [*(f"nano3-{name}-tiny" for name in names), "nano3-rl-tiny-final"]
     assert re.findall(r"^job \d+ \(([\w-]+)\) completed$", printed, re.M) == steps, printed
     assert "numbers are outside their bands" in printed
     inputs = record(desk_with_data.output, "nano3-eval-results-tiny")["inputs"]
     read = {str(reference).partition("@")[0] for reference in inputs.values()}
-    assert {"nano3-rl-model-tiny:1", "nano3-sft-model-tiny:1", f"{MODEL}:1"} <= read
+    assert {"nano3-final-model-tiny:1", "nano3-rl-model-tiny:1", "nano3-sft-model-tiny:1", f"{MODEL}:1"} <= read

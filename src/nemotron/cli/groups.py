@@ -67,7 +67,7 @@ def add_steps(groups: Mapping[str, typer.Typer], recipe: Recipe) -> None:
     Raises:
         UserError: a step's command is in none of the groups, or there is no file for it.
     """
-    for step in recipe.steps:
+    for step in {step.command: step for step in recipe.steps}.values():  # one command may run two steps
         *group, name = step.command.split()[2:]
         words = " ".join(group)
         if words not in groups:

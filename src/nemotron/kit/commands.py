@@ -73,8 +73,11 @@ def makers_by_artifact() -> dict[str, Maker]:
             of_all = set.intersection(*map(set, piped)) if piped else set()
             for number, (step, spec) in enumerate(zip(recipe.steps, specs, strict=True)):
                 for config in configs[number]:
-                    has_pipe = recipe.pipe and number > 0 and step.in_pipe and config in of_all
-                    maker = Maker(f"{step.command} -c {config}", f"{recipe.pipe} -c {config}" if has_pipe else None)
+                    chosen = config.removesuffix(step.config_suffix)  # of the whole pipe
+                    if recipe.runs_later(step, config) or not config.endswith(step.config_suffix):
+                        continue
+                    has_pipe = recipe.pipe and number > 0 and step.in_pipe and chosen in of_all
+                    maker = Maker(f"{step.command} -c {config}", f"{recipe.pipe} -c {chosen}" if has_pipe else None)
                     makers = dict.fromkeys(_written(spec, config), maker) | makers
     return makers
 

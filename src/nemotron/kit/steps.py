@@ -15,7 +15,7 @@ from nemo_runspec.toml_text import TomlText, read_toml
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 STEPS_FILE = "steps.toml"
 
-_KEYS = ("command", "script", "about", "in_pipe")
+_KEYS = ("command", "script", "about", "in_pipe", "config_suffix")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class RecipeStep:
 
     `name`: in the pipe, as in `sft:optimizer.lr=1e-3`. `command`: all words of the command that runs the step alone.
     `script`: absolute. `about`: one sentence for the help page; empty where the command's own docstring has it.
-    `in_pipe`: false where the pipe leaves the step out, and its command alone runs it.
+    `in_pipe`: false where the pipe leaves the step out, and its command alone runs it. `config_suffix`: stands behind
+    the name of the config that the pipe chose, where a script runs twice.
     """
 
     name: str
@@ -32,6 +33,7 @@ class RecipeStep:
     script: Path
     about: str = ""
     in_pipe: bool = True
+    config_suffix: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Recipe:
     def piped(self) -> tuple[RecipeStep, ...]:
         """The steps that the pipe runs."""
         return tuple(step for step in self.steps if step.in_pipe)
+
+    def runs_later(self, step: RecipeStep, config: str) -> bool:
+        """Whether `config` is that of another step with the script of `step`, by its suffix."""
+        others = (other.config_suffix for other in self.steps if other.script == step.script)
+        return any(len(suffix) > len(step.config_suffix) and config.endswith(suffix) for suffix in others)
 
     def part(self, start: str | None, end: str | None) -> slice:
         """Which steps of the pipe run from the stage of the step `start` to the step `end`, that one included.
@@ -102,7 +109,7 @@ def _read_step(name: str, line: object, toml: TomlText, folder: Path) -> RecipeS
     if not script.is_file():
         near = did_you_mean(line["script"], [file.relative_to(folder).as_posix() for file in folder.rglob("*.py")])
         raise UserError(f"{at}: script = {line['script']!r}: no such file in {folder}", near)
-    return RecipeStep(name, line["command"], script, line.get("about", ""), in_pipe)
+    return RecipeStep(name, line["command"], script, line.get("about", ""), in_pipe, line.get("config_suffix", ""))
 
 
 def all_recipes() -> list[Recipe]:

@@ -15,7 +15,9 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.job import RecipeConfig
 from nemotron.cli.commands.nano3 import pipe
 
-STEPS = ["data-pretrain", "pretrain", "data-sft", "sft", "data-rl", "rl", "eval"]
+STEPS = ["data-pretrain", "pretrain", "data-sft", "sft", "data-rl", "rl", "genrm", "rlhf", "rl-final", "eval"]
+
+MODELS = {"base": "pretrain", "sft": "sft", "rl": "rl", "rlhf": "rlhf", "final": "final"}
 
 SCRIPT = '''"""Stands in for {name}."""
 # /// script
@@ -87,7 +89,7 @@ def evaluation(passed: bool) -> str:
     scores = {"greedy": 0.5, "greedy_95": [0.4, 0.6], "sampled": 0.4, "sampled_95": [0.3, 0.5]}
     return json.dumps(
         {
-            "tasks": {role: {"mean": scores, "families": {"math": scores}} for role in ("base", "sft", "rl")},
+            "tasks": {role: {"mean": scores, "families": {"math": scores}} for role in MODELS},
             "baselines": {"math": {"constant": 0.1, "nearest_neighbour": 0.1, "seen_fraction": 0.1}},
             "comparisons": {},
             "text": {},
@@ -117,7 +119,13 @@ def make_recipes(root: Path) -> None:
             "config",
             f"{before}data: nano3-{stage}-data-t\n  output: nano3-{stage}-model-t",
         )
-    models = "base: nano3-pretrain-model-t\n  sft: nano3-sft-model-t\n  rl: nano3-rl-model-t"
+    for name, judge in (("genrm", ""), ("rlhf", "judge: nano3-genrm-model-t\n  ")):
+        run = f"model: nano3-rl-model-t\n  {judge}output: nano3-{name}-model-t"
+        write(root / "rl", f"{name}.py", f"nano3/{name}", f"config/{name}", run)
+    (root / "rl/config/t-final.yaml").write_text(
+        "run:\n  script: rlvr.py\n  model: nano3-rlhf-model-t\n  output: nano3-final-model-t\n"
+    )
+    models = "\n  ".join(f"{role}: nano3-{stage}-model-t" for role, stage in MODELS.items())
     results = f"{models}\n  results: nano3-eval-results-t"
     write(root / "eval", "evaluate.py", "nano3/eval", "config", results, f"metrics: '{evaluation(True)}'")
 
@@ -128,7 +136,7 @@ def set_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> Pipe:
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(root / "output"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(root / "output/artifacts"))
     monkeypatch.setenv("PYTHONPATH", str(Path(pipe.__file__).resolve().parents[4]))
-    folders = ["pretrain", "pretrain", "sft", "sft", "rl", "rl", "eval"]
+    folders = ["pretrain", "pretrain", "sft", "sft", *["rl"] * 5, "eval"]
     steps = [replace(s, script=root / "recipes" / f / s.script.name) for s, f in zip(pipe.STEPS, folders, strict=True)]
     monkeypatch.setattr(pipe, "STEPS", steps)
 
@@ -200,7 +208,7 @@ def test_all_steps_run_in_order_then_table_and_report(
     page = tmp_path / "output/nano3/report-t.html"
     assert f"report: {page}" in out
     assert "nano3-eval-results-t:1" in page.read_text()
-    assert set(versions(tmp_path).values()) == {1} and len(versions(tmp_path)) == 7
+    assert set(versions(tmp_path).values()) == {1} and len(versions(tmp_path)) == 10
 
 
 def test_published_steps_are_skipped_and_a_change_runs_what_depends_on_it(
@@ -218,7 +226,7 @@ def test_from_a_stage_begins_with_its_data_and_leaves_earlier_ones_alone(
     done: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert done(start="rl", force=True) == 0
-    assert started(capfd.readouterr().out) == ["data-rl", "rl", "eval"]
+    assert started(capfd.readouterr().out) == ["data-rl", "rl", "genrm", "rlhf", "rl-final", "eval"]
     assert versions(tmp_path)["nano3-sft-model-t"] == 1
     assert versions(tmp_path)["nano3-rl-model-t"] == 2
 

@@ -10,7 +10,7 @@ import typer
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.cli.tool import become_tool
 
-STAGES = ("pretrain", "sft", "rl")
+STAGES = ("pretrain", "sft", "rl", "rlhf", "final")
 
 
 def chat(
@@ -22,7 +22,7 @@ def chat(
     ] = None,
     stage: Annotated[
         str | None,
-        typer.Option("--stage", "-s", help="Whose model: pretrain (completes text), sft or rl (default: rl)."),
+        typer.Option("--stage", "-s", help="Whose model: pretrain (completes text), sft, rl, rlhf or final (default)."),
     ] = None,
     model: Annotated[
         str | None,
@@ -74,7 +74,7 @@ def chat(
     if model is not None and is_place(model):  # a directory or a model of the Hub, as it is
         folder, record = model, {}
     else:
-        version = Registry.default().resolve_verified(model or f"nano3-{stage or 'rl'}-model-{config}")
+        version = Registry.default().resolve_verified(model or f"nano3-{stage or 'final'}-model-{config}")
         folder, record = str(version.path), version.record
     origin = read_origin(Path(folder).expanduser())  # a directory that an export made says how it was trained
     fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")

@@ -79,9 +79,12 @@ if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig
 
 # In the order of training. A stage is compared with those before it that it should improve on.
-ROLES = ("base", "sft", "sft_continued", "rl")
-STAGES = {"pretrain": "base", "sft": "sft", "rl": "rl"}  # of a producer's name -> role
-COMPARED = (("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_continued", "rl"))
+ROLES = ("base", "sft", "sft_continued", "rl", "rlhf", "final")
+STAGES = {"pretrain": "base", "sft": "sft", "rl": "rl", "rlhf": "rlhf"}  # of a producer's name -> role
+COMPARED = (
+    ("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_continued", "rl"),
+    ("rl", "rlhf"), ("rlhf", "final"), ("rl", "final"), ("sft", "final"),
+)  # fmt: skip
 
 
 def main() -> None:
@@ -162,11 +165,18 @@ def piped_model() -> dict[str, str]:
     reference = read_pipe().get("model")
     if reference is None:
         return {}
-    producer = Registry.default().resolve(reference).record.get("producer") or {}
-    role = STAGES.get(str(producer.get("name")).rpartition("/")[2])
+    record = Registry.default().resolve(reference).record
+    role = STAGES.get(stage_of(record))
+    if role == "rl" and stage_of(Registry.default().resolve(record["inputs"]["model"]).record) == "rlhf":
+        role = "final"  # the second pass of the same script
     if role is None:  # from elsewhere
         return {"models": f"[{reference}]", **dict.fromkeys(ROLES, "null")}
     return {role: reference, **dict.fromkeys(ROLES[ROLES.index(role) + 1 :], "null")}
+
+
+def stage_of(record: dict[str, Any]) -> str:
+    """The stage that made what `record` is of: `sft` of `nano3/sft`."""
+    return str((record.get("producer") or {}).get("name")).rpartition("/")[2]
 
 
 def models_of(cfg: EvalConfig) -> dict[str, str]:

@@ -22,7 +22,9 @@ class EvalRunConfig(RunConfig):
     base: Annotated[str | None, MODEL] = Field(None, description="the pretrained model, as name or name:version")
     sft: Annotated[str | None, MODEL] = Field(None, description="the model after SFT")
     sft_continued: Annotated[str | None, MODEL] = Field(None, description="SFT continued for as long as RL took")
-    rl: Annotated[str | None, MODEL] = Field(None, description="the model after RL")
+    rl: Annotated[str | None, MODEL] = Field(None, description="the model after RLVR")
+    rlhf: Annotated[str | None, MODEL] = Field(None, description="the model after RLHF")
+    final: Annotated[str | None, MODEL] = Field(None, description="the model after the second pass of RLVR")
     pretrain_data: Annotated[str | None, PRETRAIN_BLEND] = Field(
         None, description="blend whose held-out text is scored"
     )
@@ -35,7 +37,7 @@ class EvalRunConfig(RunConfig):
     @model_validator(mode="after")
     def _stages_keep_their_results(self) -> Self:
         """What carries the name of a config's stages is about these alone: the report reads the latest of that name."""
-        stages = (self.base, self.sft, self.sft_continued, self.rl)
+        stages = (self.base, self.sft, self.sft_continued, self.rl, self.rlhf, self.final)
         data = (self.pretrain_data, self.pretrain_results, self.sft_data, self.rl_data)
         is_named_after_config = bool(self.config) and (self.results or "").endswith(f"-eval-results-{self.config}")
         if self.models and any((*stages, *data)) and is_named_after_config:

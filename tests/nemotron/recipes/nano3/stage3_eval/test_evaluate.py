@@ -157,7 +157,7 @@ def config_of(name: str, *overrides: str) -> Any:
 
 def test_other_models_do_not_take_the_name_of_the_stages_results() -> None:
     models = "run.models=[mine]"
-    for stages in ([], [f"run.{stage}=null" for stage in ("base", "sft", "rl")]):
+    for stages in ([], [f"run.{stage}=null" for stage in ("base", "sft", "rl", "rlhf", "final")]):
         with pytest.raises(
             UserError, match="nano3-eval-results-smoke is for the stages of config smoke alone"
         ) as raised:
@@ -171,17 +171,22 @@ def test_other_models_do_not_take_the_name_of_the_stages_results() -> None:
 def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path))
     (tmp_path / "payload").write_text("x")
-    for stage in ("pretrain", "sft", "rl", None):
-        record = {"producer": {"name": stage and f"mine/{stage}"}}
+    before = {"rl": "sft-model", "rlhf": "rl-model", "final": "rlhf-model"}
+    for stage in ("pretrain", "sft", "rl", "rlhf", "final", None):
+        producer = {"name": stage and f"mine/{'rl' if stage == 'final' else stage}"}
+        record = {"producer": producer, "inputs": {"model": before.get(str(stage), "")}}
         Registry(tmp_path).publish(f"{stage}-model", tmp_path / "payload", record)
 
     def inputs(reference: str | None) -> dict[str, str]:
         monkeypatch.setattr(script, "read_pipe", lambda: {"model": reference} if reference else {})
         return script.piped_model()
 
-    later = {"sft_continued": "null", "rl": "null"}
+    last = {"rlhf": "null", "final": "null"}
+    later = {"sft_continued": "null", "rl": "null", **last}
     assert inputs("pretrain-model") == {"base": "pretrain-model", "sft": "null", **later}
     assert inputs("sft-model") == {"sft": "sft-model", **later}
-    assert inputs("rl-model") == {"rl": "rl-model"}
+    assert inputs("rl-model") == {"rl": "rl-model", **last}
+    assert inputs("rlhf-model") == {"rlhf": "rlhf-model", "final": "null"}
+    assert inputs("final-model") == {"final": "final-model"}
     assert inputs("None-model") == {"models": "[None-model]", "base": "null", "sft": "null", **later}
     assert inputs(None) == {}

@@ -12,11 +12,15 @@ from nemo_runspec.pipeline import (
     submit_each_to_ray,
     submit_pipeline,
     submit_to_slurm,
+    with_overrides,
 )
 from nemo_runspec.profile import executor_of
 from nemotron.cli.recipe_dir import recipe_dir
+from nemotron.kit.steps import read_recipe
 
-STAGE = recipe_dir("nano3/stage2_rl")
+GROUP = "nemotron nano3 rl "
+PIPED = read_recipe(recipe_dir("nano3")).piped
+PHASES = tuple(Step(step.name, step.script, step.config_suffix) for step in PIPED if step.command.startswith(GROUP))
 
 
 def rl(ctx: typer.Context) -> None:
@@ -26,16 +30,17 @@ def rl(ctx: typer.Context) -> None:
 
     \b
     Examples:
-      nemotron nano3 rl -c tiny         all phases, skipping those that are published
-      nemotron nano3 rl rlvr -c tiny    one phase; its --help lists configs, artifacts and options
+      nemotron nano3 rl -c tiny                  all phases, skipping those that are published
+      nemotron nano3 rl -c tiny rlhf:seed=7      STEP:key=value sets a key of one phase
+      nemotron nano3 rl rlvr -c tiny             one phase; its --help lists configs, artifacts and options
     """
     if ctx.invoked_subcommand is None:
         raise typer.Exit(_execute_published_order(parse_recipe_config(ctx)))
 
 
 def _execute_published_order(cfg: RecipeConfig) -> int:
-    # Nano 3 was aligned with verifiable rewards first; the phases stand here in the order in which they run.
-    phases = [Step("rlvr", STAGE / "rlvr.py", overrides=cfg.overrides)]
+    # Verifiable rewards, then a judge and RLHF with it, then verifiable rewards again (steps.toml).
+    phases = with_overrides(PHASES, cfg.overrides)
     executor = executor_of(cfg.profile)
     if executor == "ray":
         return submit_pipeline("nano3-rl", phases, cfg, submit_each_to_ray, executor="ray")

@@ -32,7 +32,9 @@ def run_seed(seed: int, threads: int | None) -> Path:
         environment["OMP_NUM_THREADS"] = str(threads)
     command = ["nemotron", "nano3", "pipe", "-c", "tiny", f"pretrain:rng.seed={seed}", f"sft:rng.seed={seed}"]
     with (root / "pipe.log").open("w") as log:
-        subprocess.run([*command, f"rl:seed={seed}"], env=environment, stdout=log, stderr=log, check=False)
+        phases = [f"{step}:seed={seed}" for step in ("rl", "genrm", "rlhf")]
+        command += [*phases, f"rl-final:seed={seed + 1_000}"]  # other prompts than those of the first pass
+        subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
     return root
 
 

@@ -28,8 +28,8 @@ SOURCE = ROOT / "src/nemotron"
 FAMILIES = sorted({folder.parent.name for folder in (SOURCE / "recipes").glob("*/stage*")})
 PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
 BESIDE_THE_PIPE = (
-    "genrm-model-tiny", "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny",
-    "rl-data-curriculum", "sft-data-calculator", "sft-model-calculator",
+    "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny", "sft-data-calculator", "sft-model-calculator",
+    "rl-data-curriculum",
 )  # fmt: skip
 PAGES = [
     ROOT / "README.md",
@@ -98,7 +98,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds = [
         f"{family}-{stage}-{kind}"
         for family in FAMILIES
-        for stage in ("pretrain", "sft", "rl")
+        for stage in ("pretrain", "sft", "rl", "genrm", "rlhf", "final")
         for kind in ("data", "model", "results")
     ]
     for name in [f"{kind}-{config}" for kind in kinds for config in ("tiny", "small")]:

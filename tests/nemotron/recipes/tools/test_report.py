@@ -174,9 +174,9 @@ def test_scores_with_intervals_baselines_and_differences_are_shown(registry: Reg
     assert "77.0 74.0 – 80.0" in text  # RL, sampled mean
     assert "math 3.1 5.2 1.2" in text  # constant, look-up, seen
     assert "multiple_choice 27.0 – –" in text
-    assert "RL over SFT, sampled +17.0 +12.0 to +22.0 0.0002 math" in text
+    assert "RLVR over SFT, sampled +17.0 +12.0 to +22.0 0.0002 math" in text
     assert (
-        "on off 16 SFT 71.0 10.0 tokens 12.3 4.5 tokens – RL 83.0 10.0 tokens 34.5 3.8 tokens 23.4 9.2 tokens" in text
+        "on off 16 SFT 71.0 10.0 tokens 12.3 4.5 tokens – RLVR 83.0 10.0 tokens 34.5 3.8 tokens 23.4 9.2 tokens" in text
     )
     assert "stdlib_code 2.010 2.300 2.410 2.044 2.613" in text
 
@@ -184,7 +184,7 @@ def test_scores_with_intervals_baselines_and_differences_are_shown(registry: Reg
 def test_bands_and_the_headline_tell_what_is_outside(registry: Registry) -> None:
     text = read(registry).text
     assert "SFT: greedy mean 0.714 ≥ 0.7 in band" in text
-    assert "RL: families worse 1.000 ≤ 0 outside" in text
+    assert "RLVR: families worse 1.000 ≤ 0 outside" in text
     assert "base: below trigram not measured ≥ 0 outside" in text
     assert "1 / 3 not all in band" in text
     assert "run took 2:05" in text  # 90 + 35.2 seconds

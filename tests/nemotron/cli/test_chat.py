@@ -21,7 +21,7 @@ Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
 def start(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     """`start("-c", "tiny")`: what chat would start, with two models in the registry."""
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
-    for name in ("nano3-pretrain-model-tiny", "nano3-rl-model-tiny"):
+    for name in ("nano3-pretrain-model-tiny", "nano3-final-model-tiny"):
         (tmp_path / "payload").write_text(name)
         Registry(tmp_path / "artifacts").publish(name, tmp_path / "payload", {"type": "Model", "fields": {}})
     return lambda *words: tool("nano3", "chat", *words)
@@ -31,7 +31,7 @@ def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) 
     script, options, environment = start("-c", "tiny", "--no-thinking", "--temperature=0.5", "What is 1 + 1?")
     assert script == "chat.py" and "RUNSPEC_DEBUG" not in environment
     assert options == {
-        "model": str(Registry(tmp_path / "artifacts").resolve("nano3-rl-model-tiny").path),
+        "model": str(Registry(tmp_path / "artifacts").resolve("nano3-final-model-tiny").path),
         **dict.fromkeys(["tokenizer", "recorded_template", "producer", "template"]),
         "max_reasoning": 0,
         "complete": False,

@@ -25,7 +25,7 @@ class AttentionCache:
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row but `rows` (int64 [B'])."""
-        self.k, self.v = self.k[rows], self.v[rows]
+        self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
 
 
 class Attention(nn.Module):

@@ -44,7 +44,7 @@ class MambaCache:
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row but `rows` (int64 [B'])."""
-        self.conv, self.ssm = [x_Bc[rows] for x_Bc in self.conv], self.ssm[rows]
+        self.conv, self.ssm = [x_Bc[rows] for x_Bc in self.conv], self.ssm.index_select(0, rows)
 
     def clone(self) -> MambaCache:
         """A copy that can be advanced without changing this one."""
@@ -86,8 +86,10 @@ class Mamba2(nn.Module):
         z_BLI, xBC_BLc, dt_BLH = self.project(x_BLD)
         if cache is not None:
             cache.conv = self._last_inputs(xBC_BLc, seq_idx_BL, len(cache.conv))
-        conv_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
-        if prompts is not None:
+        if prompts is None:
+            conv_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, seq_idx_BL)
+        else:  # where a document begins, the convolution of the row takes in what stands before it, and is replaced
+            conv_BLc = causal_conv_silu(xBC_BLc, self.conv1d.weight, self.conv1d.bias, None)
             early_EKc = prompts.early_inputs(xBC_BLc) * self.conv1d.weight.squeeze(1).T
             conv_BLc[prompts.rows_E, prompts.tokens_E] = F.silu(early_EKc.sum(1) + self.conv1d.bias).to(conv_BLc.dtype)
         x_BLHP, B_BLGN, C_BLGN = self.split(conv_BLc)

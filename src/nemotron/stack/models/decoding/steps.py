@@ -25,7 +25,7 @@ from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.kernels.linear import matmul_nt, onednn_serves
 from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
-from nemotron.stack.models.moe import MoE
+from nemotron.stack.models.moe import MoE, weighted_sum
 from nemotron.stack.models.nemotron_h import NemotronH
 
 # oneDNN (see linear.py) compiles a kernel for each number of rows: worth it for batches that are a multiple of this,
@@ -258,11 +258,11 @@ def prepare_experts(up_EFD: Tensor, down_EDF: Tensor) -> Callable[[Tensor, Tenso
         # Rows sorted by expert: each expert is two matmuls on a contiguous slice.
         expert_R = chosen_TK.flatten()
         order_R = expert_R.argsort()
-        rows_of_expert = x_TD[order_R // top_k].split(torch.bincount(expert_R, minlength=num_experts).tolist())
+        counts_E = torch.bincount(expert_R, minlength=num_experts).tolist()
+        rows_of_expert = x_TD.index_select(0, order_R // top_k).split(counts_E)
         y_RD = torch.cat([expert(index, x_RD) for index, x_RD in enumerate(rows_of_expert) if len(x_RD)])
         place_R = torch.empty_like(order_R)
         place_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-        y_TKD = y_RD[place_R].view(-1, top_k, y_RD.shape[1])
-        return (y_TKD * weights_TK.unsqueeze(-1)).sum(1).to(dtype)  # in fp32, as `_weighted_sum` in moe.py
+        return weighted_sum(y_RD, place_R.view(-1, top_k), weights_TK)
 
     return step

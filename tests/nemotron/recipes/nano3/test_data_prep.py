@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +25,7 @@ from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, SPECIAL_TOKENS, 
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Family
 from nemotron.recipes.nano3.stage0_pretrain.data_prep import _conversations
+from nemotron.recipes.nano3.stage1_sft import data_prep as sft_data_prep
 from nemotron.recipes.nano3.stage1_sft.data_schema import TasksConfig
 from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, split_of, verify
 from nemotron.stack.rl.prompts import PromptSource
@@ -88,6 +92,15 @@ def test_the_tokenizer_learns_the_words_of_chat_and_tools() -> None:
         "<function", "=email", "_delete", "_email", ">Ċ", "<parameter", "=email", "_id", ">Ċ"
     ]  # fmt: skip
     assert tokenizer.encode("<|im_start|>assistant\n").tokens == ["<|im_start|>", "assistant", "Ċ"]
+
+
+def test_shares_make_fewer_conversations_of_a_family() -> None:
+    tasks = TasksConfig(families=["math", "code_generation"], shares={"code_generation": 0.25})
+    cfg: Any = SimpleNamespace(tasks=tasks)
+    drawn = sft_data_prep._tasks(cfg, {"train": 10, "valid": 2})
+    assert Counter((task.family, split) for split, task in drawn) == {
+        ("math", "train"): 10, ("math", "valid"): 2, ("code_generation", "train"): 3, ("code_generation", "valid"): 1
+    }  # fmt: skip
 
 
 def test_scale_of_the_config_leaves_own_sources_whole_and_scale_all_takes_a_share(tmp_path: Path) -> None:

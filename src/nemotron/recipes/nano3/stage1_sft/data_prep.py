@@ -37,6 +37,7 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
     begin_script()
 
 import hashlib
+import math
 import random
 import shutil
 import sys
@@ -190,7 +191,8 @@ def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[S
     for family in cfg.tasks.families:
         for split in splits:
             difficulty = cfg.tasks.difficulty.get(family)
-            for task in generate_tasks(family, split, per_family[split], cfg.tasks.seed, difficulty):
+            count = math.ceil(per_family[split] * cfg.tasks.shares.get(family, 1.0))
+            for task in generate_tasks(family, split, count, cfg.tasks.seed, difficulty):
                 yield split, task
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
 from nemotron.kit.schemas.conversations import BinPacking, ConversationSource, PackTemplate
+from nemotron.kit.schemas.difficulty import Family
 from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
@@ -31,6 +32,9 @@ class TasksConfig(sources.TasksConfig):
 
     num_tasks: int = Field(500_000, ge=1, description="training conversations of each family at scale full")
     num_valid_tasks: int = Field(12_500, ge=1, description="validation conversations of each family at scale full")
+    shares: dict[Family, Fraction] = Field(
+        {}, description="family -> share of these numbers that it has; 1 for a family not named"
+    )
     seed: Seed = Field(2, description="of the generators; the split goes by the task, not by this")
     multi_turn_share: Fraction = Field(
         0.0,

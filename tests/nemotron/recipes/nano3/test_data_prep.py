@@ -143,7 +143,8 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     (tmp_path / "quiz.csv").write_text("question,answer\n say 7,7!\n")  # one of the conversations asks it
     columns = "{messages: talk.turns, category: level}"
     own = f"{{name: chats, paths: [chats.jsonl], columns: {columns}, on_error: skip, valid_fraction: 0.2"
-    words = ("tasks.num_tasks=5000", "packing.seq_length=256", "questions=[quiz.csv]")
+    four = "tasks.families=[math, multiple_choice, instruction_following, structured_output]"
+    words = ("tasks.num_tasks=5000", "packing.seq_length=256", "questions=[quiz.csv]", four)
     weighted = "train_on: last, loss_weights: {'1': 2}"
     sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words, f"sources=[{own}, {weighted}}}]"))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}

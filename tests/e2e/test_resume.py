@@ -36,8 +36,6 @@ SFT = [NANO3 / "stage1_sft" / "train.py", "--config", "tiny", *TRAINING, "train.
 # No fall of the loss is ever large enough: of the validations at 15, 30, 45 only the first is an improvement, so the
 # ten steps of the final decay begin at 45.
 SFT += ["train.early_stop_min_delta=10"]
-# Two rows, which two processes can share, in every third batch.
-SFT += ["dataset.replay_rows=2", "dataset.replay_interval=3", "run.replay=nano3-pretrain-data-tiny:1"]
 SFT_STEPS = 55
 
 

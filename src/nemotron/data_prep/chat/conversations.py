@@ -28,7 +28,8 @@ class Conversation:
     """Messages as `nemotron.kit.chat` defines them, the name of their source, and their split.
 
     `tools`: what is declared to the model. `low_effort`: the answers are those to a user who asks for little reasoning.
-    `loss_weight`: how much each of its trained tokens counts in the loss.
+    `loss_weight`: how much each of its trained tokens counts in the loss. `text`: plain text in the place of messages,
+    as in pretraining: no template, every token trained.
     """
 
     source: str
@@ -37,11 +38,14 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     low_effort: bool = False
     loss_weight: float = 1.0
+    text: str | None = None
 
     def key(self, template: str = "nano3") -> str:
         """Canonical JSON of what `template` shows of the messages (every family shows the same), which of them are not
         trained, and tools if there are any: conversations that are equal but for the rest (the id of a message, its
         date) have equal keys."""
+        if self.text is not None:
+            return self.text
         unused = unused_keys(self.messages, template)
         messages = [{name: message[name] for name in message if name not in unused} for message in self.messages]
         content = [messages, self.tools] if self.tools else messages
@@ -108,8 +112,10 @@ class ProtectedPrompts:
         self._protected = protect(prompts)
 
     def overlap(self, conversation: Conversation) -> bool:
-        """Whether a user turn equals one of them, but for punctuation and layout, or has an n-gram in common."""
+        """Whether a user turn, or the text, equals one of them, but for punctuation and layout, or has an n-gram in
+        common."""
         prompts = [message["content"] for message in conversation.messages if message["role"] == "user"]
+        prompts += [conversation.text] if conversation.text is not None else []
         return any(" ".join(words(text)) in self._exact or len(hits(text, self._protected)) for text in prompts)
 
 
@@ -163,6 +169,9 @@ def training_spans(conversation: Conversation, template: str) -> Iterator[Conver
     assistant turn ends a sequence of its own. A turn of weight 0 needs no sequence.
     """
     messages = conversation.messages
+    if conversation.text is not None:
+        yield conversation
+        return
     form = load_template(template)
     if not form.keeps_turns:
         for i, message in enumerate(messages):

@@ -37,7 +37,10 @@ def encode_conversations(
     Because a prompt is tokenised on its own, its tokens in training are exactly those at inference.
     """
     rendered = [
-        render_with_mask(c.messages, tools=c.tools, low_effort=c.low_effort, template=template) for c in conversations
+        render_with_mask(c.messages, tools=c.tools, low_effort=c.low_effort, template=template)
+        if c.text is None
+        else [(c.text, True)]
+        for c in conversations
     ]
     # Without the offsets, which nobody needs, and so in half of the time.
     texts = [text for segments in rendered for text, _ in segments]

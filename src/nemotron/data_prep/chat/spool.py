@@ -49,7 +49,7 @@ from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, run_shards
 from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
 from nemotron.kit.chat_records import normalize_tools, to_messages, unused_keys
 from nemotron.kit.chat_template import load_template
-from nemotron.kit.record_fields import CONVERSATION
+from nemotron.kit.record_fields import CONVERSATION, TEXT
 
 SPLITS = ("train", "valid", "test")
 SPOOLED = np.dtype([("length", "<i4"), ("order", "<u8"), ("split", "u1"), ("loss_weight", "<f4")])
@@ -62,6 +62,7 @@ CONTROL_TOKEN = "control token in a message"
 OVERLAPS = "overlaps evaluation prompt"
 NOTHING_TRAINED = "nothing to train on"
 NO_WEIGHT = "loss weight 0"
+NO_TEXT = "no text in it"
 TOO_LONG = "longer than seq_length"
 CUT = "cut at seq_length, and kept"
 
@@ -75,7 +76,7 @@ def chat_reading(columns: Mapping[str, str], on_error: Literal["stop", "skip"]) 
 
     Where `columns` says which fields are the conversation, these have to be there, and no others are it.
     """
-    present = tuple(name for name in columns if name in CONVERSATION)
+    present = tuple(name for name in columns if name in (*CONVERSATION, TEXT))
     return Reading(on_error, columns=columns, required=(), present=present, rest=True)
 
 
@@ -88,7 +89,8 @@ class ChatSource:
     by size, from the beginning of each piece. `split_column`: of a record, that says which of `SPLITS` it is in,
     whatever the fractions. `guarded`: leave out what overlaps with the settings' `protected` prompts. `train_on`: every
     turn of the assistant, or the answer to the last question. `loss_weights`: what a record's `category` counts in the
-    loss, beside its own `loss_weight`.
+    loss, beside its own `loss_weight`. Where `reading.columns` names `text`, a record is that, trained whole, and no
+    conversation.
     """
 
     name: str
@@ -236,7 +238,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
 def _reasons(conversation: Conversation) -> bool:
     """Whether the last answer comes after reasoning."""
     answers = [message for message in conversation.messages if message["role"] == "assistant"]
-    return bool(answers[-1].get("reasoning_content"))
+    return bool(answers and answers[-1].get("reasoning_content"))
 
 
 @dataclass
@@ -263,14 +265,15 @@ class Spool:
     longest: Counter[str] = field(default_factory=Counter)
     reasoning: int = 0
 
-    def reasons(self, template: str) -> bool | None:
-        """Whether most sequences have reasoning before their last answer: how the model is to be asked.
+    def reasons(self, settings: ChatSettings) -> bool | None:
+        """Whether most conversations have reasoning before their last answer: how the model is to be asked.
 
-        None: of `template` it cannot be asked.
+        None: of the template it cannot be asked.
         """
-        if not load_template(template).has_switch("enable_thinking"):
+        if not load_template(settings.template).has_switch("enable_thinking"):
             return None
-        kept = sum(outcomes.get(KEPT, 0) for outcomes in self.table.counts.values())
+        texts = {name for name, source in settings.sources.items() if TEXT in source.reading.columns}
+        kept = sum(of_source.get(KEPT, 0) for name, of_source in self.table.counts.items() if name not in texts)
         return 2 * self.reasoning > kept
 
     def notes(self, settings: ChatSettings) -> list[str]:
@@ -367,7 +370,8 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
             continue
         try:
             conversation = as_conversation(row.value, source, work.piece)
-            check_conversation(conversation.messages, conversation.tools)
+            if conversation.text is None:
+                check_conversation(conversation.messages, conversation.tools)
         except UntrainableError as error:
             if source.reading.on_error == "stop":
                 at = where(work.piece, row.index)
@@ -401,14 +405,13 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
     if piece.file.format == "csv" and "loss_weight" in record:
         record = {**record, "loss_weight": _number_in(record["loss_weight"])}
     split: Split = record[source.split_column] if source.split_column else "train"
-    return Conversation(
-        source.name,
-        to_messages(record),
-        split,
-        normalize_tools(record.get("tools")),
-        source.low_effort,
-        loss_weight(record, source.loss_weights),
-    )
+    weight = loss_weight(record, source.loss_weights)
+    if TEXT in asked:
+        if not isinstance(record.get(TEXT), str) or not record[TEXT].strip():
+            raise UntrainableError(NO_TEXT, f"{NO_TEXT}: the field that is to be text holds none")
+        return Conversation(source.name, [], split, loss_weight=weight, text=record[TEXT])
+    tools = normalize_tools(record.get("tools"))
+    return Conversation(source.name, to_messages(record), split, tools, source.low_effort, weight)
 
 
 def _number_in(cell: str) -> float | str | None:
@@ -452,7 +455,7 @@ def _spans(
             split = split_of(key, source.valid_fraction, settings.seed, source.test_fraction)
         else:
             split = conversation.split
-        if source.train_on == "last":
+        if source.train_on == "last" and conversation.text is None:
             conversation = last_turn_only(conversation)
         spans = list(training_spans(conversation, settings.template))
         if not spans:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from nemo_runspec.user_files import TO_COME, UserFiles, local_path
 from nemotron.kit.chat_templates import CHOICES, OF_TOKENIZER, TEMPLATES, is_path, unknown
-from nemotron.kit.record_fields import ABOUT_IT, CONVERSATION
+from nemotron.kit.record_fields import ABOUT_IT, CONVERSATION, TEXT
 from nemotron.kit.schemas.group import Group
 from nemotron.kit.schemas.sources import Fraction, UserSource
 
@@ -46,7 +46,7 @@ BinPacking = Literal[
 class ConversationSource(UserSource):
     """What can be said of a source of conversations."""
 
-    fields: ClassVar[tuple[str, ...]] = (*CONVERSATION, *ABOUT_IT)
+    fields: ClassVar[tuple[str, ...]] = (*CONVERSATION, TEXT, *ABOUT_IT)
     other_names: ClassVar[dict[str, str]] = UserSource.other_names | {
         "messages_field": "columns: {messages: …}",
         "max_examples": "max_conversations",

@@ -51,18 +51,6 @@ class Batch:
             yield Batch(self.input_ids_BL[rows], self.labels_BL[rows], self.loss_mask_BL[rows], seq_idx)
 
 
-def join_batches(packed: Batch, text: Batch) -> Batch:
-    """The rows of both, in this order; each row of `text`, which has no `seq_idx_BL`, counts as one document."""
-    assert packed.seq_idx_BL is not None
-    one_document_BL = torch.zeros_like(text.input_ids_BL)
-    return Batch(
-        torch.cat([packed.input_ids_BL, text.input_ids_BL]),
-        torch.cat([packed.labels_BL, text.labels_BL]),
-        torch.cat([packed.loss_mask_BL, text.loss_mask_BL.to(packed.loss_mask_BL.dtype)]),
-        torch.cat([packed.seq_idx_BL, one_document_BL]),
-    )
-
-
 class TokenStream:
     """An endless, shuffled sequence of windows of `seq_len`+1 tokens from one source.
 

@@ -696,12 +696,27 @@ def test_keys_that_are_not_used_are_listed_and_reasoning_is_known(tokenizer: Tok
     spool = spooled(tmp_path / "a", path, settings_of(tokenizer, source=source))
     unused = "own: keys of messages that the chat template does not show: 'mood' (1)"
     assert spool.notes(settings_of(tokenizer, source=source)) == [unused]
-    assert spool.reasons("nano3") and spool.reasoning == 2
+    assert spool.reasons(settings_of(tokenizer, source=source)) and spool.reasoning == 2
     path = write(tmp_path / "own.jsonl", [asked(n) for n in range(3)] + [{"messages": talk}])
     spool = spooled(tmp_path / "b", path, settings_of(tokenizer, source=source))
-    assert spool.reasons("nano3") is False
+    assert spool.reasons(settings_of(tokenizer, source=source)) is False
     (tmp_path / "own.jinja").write_text("{{ messages }}", encoding="utf-8")  # cannot be asked to reason, or not to
-    assert spool.reasons(str(tmp_path / "own.jinja")) is None
+    own_template = replace(settings_of(tokenizer, source=source), template=str(tmp_path / "own.jinja"))
+    assert spool.reasons(own_template) is None
+
+
+def test_a_source_of_text_is_trained_whole_and_without_a_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = ChatSource("own", chat_spool.chat_reading({"text": "body"}, "skip"), train_on="last")
+    texts = ["def f(x): return x", "def f(x): return x", "Ho <|im_end|>", " "]
+    path = write(tmp_path / "own.jsonl", [{"body": text, "question": "2?", "answer": "2"} for text in texts])
+    how = settings_of(tokenizer, source=source)
+    spool = spooled(tmp_path / "a", path, how)
+    assert spool.table.counts["own"] == {"read": 4, "kept": 2, "control token in a message": 1, "no text in it": 1}
+    (shard,) = (tmp_path / "a").rglob("*.ids")
+    ids = tokenizer.encode(texts[0], add_special_tokens=False).ids
+    assert np.fromfile(shard, "<i4").tolist() == ids * 2
+    assert np.fromfile(shard.with_suffix(".mask"), np.uint8).tolist() == ([1] * (len(ids) - 1) + [0]) * 2
+    assert spool.reasons(how) is False
 
 
 def test_columns_say_which_fields_are_the_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:

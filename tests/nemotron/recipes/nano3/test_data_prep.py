@@ -15,18 +15,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Family
 from nemotron.recipes.nano3.stage0_pretrain.data_prep import _conversations
 from nemotron.recipes.nano3.stage1_sft import data_prep as sft_data_prep
-from nemotron.recipes.nano3.stage1_sft.data_schema import TasksConfig
+from nemotron.recipes.nano3.stage1_sft.data_schema import RunConfig, SFTDataConfig, TasksConfig, TextConfig
 from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, split_of, verify
 from nemotron.stack.rl.prompts import PromptSource
 
@@ -404,19 +406,40 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     assert not list((tmp_path / "output" / "artifacts").glob("*/*"))
 
 
-def test_generated_conversations_of_several_turns_and_with_a_system_message(tmp_path: Path) -> None:
+def test_generated_conversations_of_several_turns_with_a_system_message_and_text(tmp_path: Path) -> None:
     script = importlib.import_module("nemotron.recipes.nano3.stage1_sft.data_prep")
     families: tuple[Family, ...] = ("math", "multiple_choice", "workplace_assistant")
-    cfg = TasksConfig(families=list(families), multi_turn_share=0.25, system_share=0.5)
+    blend = tmp_path / "blend"
+    blend.mkdir()
+    documents = [corpus(tmp_path / "own.jsonl").read_text()[:n] for n in (3000, 40)]
+    tokenizer = train_tokenizer(documents, vocab_size=MIN_VOCAB_SIZE)
+    tokenizer.save(str(blend / "tokenizer.json"))
+    with IndexedDatasetWriter(blend / "own", np.uint16) as writer:
+        for document in documents:
+            writer.add_documents(np.array(ids := tokenizer.encode(document).ids), [len(ids)])
+    (blend / "blend.json").write_text(json.dumps({"sources": {"own": {"train": ["own"], "valid": []}}}))
+    cfg = SFTDataConfig(
+        run=RunConfig(script="data_prep.py", output="sft-data"),
+        tokenizer=str(blend),
+        tasks=TasksConfig(families=list(families), multi_turn_share=0.25, system_share=0.5),
+        text=TextConfig(path=blend, weights={"own": 1.0}, num_passages=50, passage_tokens=16),
+    )
     tasks = [
         (split, task)
         for family in families
         for split, number in (("train", 40), ("valid", 8))
-        for task in generate_tasks(family, split, number, cfg.seed)
+        for task in generate_tasks(family, split, number, cfg.tasks.seed)
     ]
     files = script._write_generated(cfg, tasks, tmp_path)
     rows = {name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()] for name in files}
-    assert {name: len(of_name) for name, of_name in rows.items()} == dict.fromkeys(families, 48) | {"multi_turn": 24}
+    assert {name: len(of_name) for name, of_name in rows.items()} == dict.fromkeys(families, 48) | {
+        "multi_turn": 24, "text": 50
+    }  # fmt: skip
+    passages = rows.pop("text")
+    assert len({row["text"] for row in passages}) > 30
+    for row in passages:  # as it stands in one of the documents, no longer than asked for, and trained
+        assert row["split"] == "train" and any(row["text"] in document for document in documents)
+        assert len(tokenizer.encode(row["text"]).ids) <= 17  # the first piece may be another without what precedes it
     by_prompt = {(task.prompt, split): task for split, task in tasks}
     for row in rows["multi_turn"]:
         turns = [message for message in row["messages"] if message["role"] != "system"]

@@ -49,24 +49,6 @@ def test_sft_configs_validate(name: str) -> None:
     assert cfg.run.output == f"nano3-sft-model-{name}" and cfg.run.results == f"nano3-sft-results-{name}"
 
 
-@pytest.mark.parametrize(
-    ("replay", "rows", "interval", "message"),
-    [
-        (None, 1, 1, "run.replay names no text"),
-        ("nano3-pretrain-data-tiny", 3, 1, "leaves no row of train.global_batch_size 3"),
-        ("nano3-pretrain-data-tiny", 0, 2, "replay_interval is set, and dataset.replay_rows is 0"),
-    ],
-)
-def test_replay_has_text_and_leaves_room_for_conversations(
-    replay: str | None, rows: int, interval: int, message: str
-) -> None:
-    values = read("stage1_sft", "tiny")
-    values["run"]["replay"], values["dataset"]["replay_rows"] = replay, rows
-    values["dataset"]["replay_interval"] = interval
-    with pytest.raises(ValidationError, match=message):
-        SFTConfig.model_validate(values)
-
-
 def test_default_architecture_is_the_published_one() -> None:
     config = config_from_dict(ModelConfig().model_dump())
     pattern = config.hybrid_override_pattern

@@ -19,11 +19,9 @@ from nemo_runspec.errors import UserError
 from nemotron.stack.training.distributed import Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 from nemotron.stack.training.loaders import (
-    Batch,
     BlendLoader,
     PackedLoader,
     TokenStream,
-    join_batches,
     validation_batches,
     validation_streams,
 )
@@ -220,18 +218,6 @@ def test_packed_rows_carry_labels_masks_and_sequence_indices(tmp_path: Path) -> 
     trained = batch.labels_BL[batch.loss_mask_BL.bool()].tolist()
     assert trained == [12, 13, 22, *range(32, 39), 42, 52, 62, 72, 73]  # never the first token of a conversation
     assert loader.trained_tokens == len(trained)
-
-
-def test_text_beside_packed_rows_is_trained_whole_and_is_one_document_a_row(tmp_path: Path) -> None:
-    loader = PackedLoader(masked_pack(tmp_path / "a.parquet", pa.float32(), [0, 0.5, 2, 0]), seq_len=6, seed=0)
-    (packed,) = loader.all_batches(1)
-    ids_BL = torch.arange(12).view(2, 6)
-    batch = join_batches(packed, Batch(ids_BL, ids_BL + 1, torch.ones_like(ids_BL)))
-    assert batch.seq_idx_BL is not None
-    assert batch.input_ids_BL.tolist() == [[0, 1, 2, 3, 0, 0], *ids_BL.tolist()]
-    assert batch.labels_BL[1:].tolist() == (ids_BL + 1).tolist()
-    assert batch.loss_mask_BL.tolist() == [[0, 0.5, 2, 0, 0, 0], [1] * 6, [1] * 6]
-    assert batch.seq_idx_BL.tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6, [0] * 6]
 
 
 def masked_pack(path: Path, kind: pa.DataType, mask: list[float | None]) -> Path:

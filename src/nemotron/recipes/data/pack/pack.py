@@ -163,7 +163,7 @@ def main() -> None:
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
                 "samples": samples[:100],
             },
-            reasoning=spool.reasons(template),
+            reasoning=spool.reasons(settings),
             sources=[_source(name, listed) for name, listed in files.items()],
         )
         dataset.save(move=True)

@@ -22,7 +22,8 @@
 
 The published model is tuned on 18 M conversations of 12 domains (tech report 3.1). Here they come from the generators
 of verifiable tasks, held out by the hash of the canonical task, and from files of your own (`messages` with role,
-content and optionally reasoning_content and tool_calls; beside them `tools`, which declares what is called).
+content and optionally reasoning_content and tool_calls; beside them `tools`, which declares what is called). Passages
+of pretraining's text among them keep the model from forgetting it.
 
 Simplified against the paper: every source counts by its size, without the paper's domain weights; nothing is generated
 by a teacher model or filtered by a judge. Template, mask, packing and the shares of reasoning control are the paper's.
@@ -37,6 +38,7 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
     begin_script()
 
 import hashlib
+import json
 import math
 import random
 import shutil
@@ -47,15 +49,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from nemo_runspec.config import load_script_config
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.data_prep.chat import pack, spool
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept, check_scale
-from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
+from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
@@ -76,7 +81,7 @@ if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig, TasksConfig
 
 SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
-MULTI_TURN = "multi_turn"
+MULTI_TURN, PASSAGES = "multi_turn", "text"
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You answer questions.", "Be brief.", "Read the question with care.")
 Split = Literal["train", "valid"]  # tasks of the third split are for evaluation only
 
@@ -105,7 +110,7 @@ def main() -> None:
         # --- Conversations: generated ones as files, your own as they are ---------------------------------------------
         with run.phase("collect"):
             tasks = list(_tasks(cfg, per_family))
-            generated = _write_generated(cfg.tasks, tasks, work / "generated")
+            generated = _write_generated(cfg, tasks, work / "generated")
             settings = ChatSettings(
                 tokenizer=tokenizer,
                 template=template,
@@ -177,7 +182,7 @@ def main() -> None:
                 "not_read_samples": list(chain.from_iterable(conversations.samples.values())),
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
-            reasoning=conversations.reasons(template),
+            reasoning=conversations.reasons(settings),
             sources=list(_lineage(cfg.tasks, generated, own_files)),
         )
         dataset.save(move=True)
@@ -197,29 +202,31 @@ def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[S
 
 
 def _write_generated(
-    cfg: TasksConfig, tasks: Sequence[tuple[Split, Task]], folder: Path
+    cfg: SFTDataConfig, tasks: Sequence[tuple[Split, Task]], folder: Path
 ) -> dict[str, list[SourceFile]]:
-    """A file of conversations for every family, and one of those with several turns.
+    """A file of conversations for every family, one of those with several turns, and one of passages of text.
 
     One that is there is left as it is, since a plan knows its time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
-    for name in _generated_names(cfg):
+    for name in cfg.generated_names:
         path = folder / f"{name}.jsonl"
         if not path.exists():
             part = path.with_suffix(".part")
-            write_jsonl(part, _with_system(cfg, name, _generated(cfg, name, tasks)))
+            if name == PASSAGES:
+                write_jsonl(part, _passages(cfg))
+            else:
+                write_jsonl(part, _with_system(cfg.tasks, name, _generated(cfg.tasks, name, tasks)))
             if not part.stat().st_size:
-                share = f"tasks.multi_turn_share = {cfg.multi_turn_share} gives no conversation of {len(tasks)} tasks"
-                raise UserError(share, "a larger share, or more tasks of families without tools; 0 for none")
+                share = cfg.tasks.multi_turn_share
+                raise UserError(
+                    f"tasks.multi_turn_share = {share} gives no conversation of {len(tasks)} tasks",
+                    "a larger share, or more tasks of families without tools; 0 for none",
+                )
             part.replace(path)
         files[name] = list_files([str(path)])
     return files
-
-
-def _generated_names(cfg: TasksConfig) -> list[str]:
-    return [*cfg.families, *([MULTI_TURN] if cfg.families and cfg.multi_turn_share else [])]
 
 
 def _generated(cfg: TasksConfig, name: str, tasks: Sequence[tuple[Split, Task]]) -> Iterator[dict[str, Any]]:
@@ -250,6 +257,29 @@ def _with_system(cfg: TasksConfig, name: str, conversations: Iterable[dict[str, 
         yield conversation
 
 
+def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, str]]:
+    """Passages of documents that pretraining read, at random places, so that SFT keeps what they taught."""
+    assert cfg.text.path is not None
+    tokenizer = tokenizer_from(find_tokenizer(cfg.tokenizer).json_text())
+    listed = json.loads((cfg.text.path / "blend.json").read_text(encoding="utf-8"))["sources"]
+    for source in cfg.text.weights:
+        if source not in listed:
+            raise UserError(f"text.weights: {cfg.text.path} has no source {source!r}", did_you_mean(source, listed))
+    streams = {
+        source: [IndexedDataset(cfg.text.path / prefix) for prefix in listed[source]["train"]]
+        for source in cfg.text.weights
+    }
+    rng = random.Random(f"{PASSAGES}/{cfg.seed}")
+    names, weights = list(cfg.text.weights), list(cfg.text.weights.values())
+    for source in rng.choices(names, weights, k=apply_scale(cfg.text.num_passages, cfg.scale_all or cfg.scale)):
+        stream = rng.choices(streams[source], [len(stream.tokens) for stream in streams[source]])[0]
+        begin = rng.randrange(len(stream.tokens))
+        document_end = int(stream.offsets[int(np.searchsorted(stream.offsets, begin, side="right"))])
+        ids = stream.tokens[begin : min(begin + cfg.text.passage_tokens, document_end)].tolist()
+        if passage := tokenizer.decode(ids, skip_special_tokens=True).strip("\ufffd"):  # part of a character
+            yield {"text": passage, "split": "train"}
+
+
 def _declared(task: Task) -> dict[str, Any]:
     """The field `tools` of a conversation, where there are some."""
     return {"tools": tools} if (tools := prompt_tools(task)) else {}
@@ -259,8 +289,10 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     """Generated conversations know their split; your own are split by hash, and guarded against evaluation prompts."""
     columns = {name: name for name in ("messages", "tools", "split")}
     generated = Reading(columns=columns, required=())
+    passages = Reading(columns={"text": "text", "split": "split"}, required=(), present=("text",))
     sources: dict[str, ChatSource] = {
-        name: ChatSource(name, generated, split_column="split") for name in _generated_names(cfg.tasks)
+        name: ChatSource(name, passages if name == PASSAGES else generated, split_column="split")
+        for name in cfg.generated_names
     }
     for source in cfg.sources:
         sources[source.name] = ChatSource(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from pathlib import Path
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import conversations, sources
 from nemotron.kit.schemas.conversations import BinPacking, ConversationSource, PackTemplate
 from nemotron.kit.schemas.difficulty import Family
-from nemotron.kit.schemas.group import Seed
+from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.schemas.sources import (
     DataPrepConfig,
@@ -43,6 +44,23 @@ class TasksConfig(sources.TasksConfig):
     system_share: Fraction = Field(0.0, description="share of conversations that begin with a system message")
 
 
+class TextConfig(Group):
+    """General text among the conversations, so that SFT keeps what pretraining taught: passages of its blend."""
+
+    path: Path | None = Field(None, description="payload of a blend of pretraining; null: no text")
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="source of the blend -> share of the passages"
+    )
+    num_passages: int = Field(100_000, ge=1, description="passages at scale full")
+    passage_tokens: int = Field(128, ge=8, description="tokens of a passage at most; it ends with its document")
+
+    @model_validator(mode="after")
+    def _names_sources(self) -> Self:
+        if self.path and not self.weights:
+            raise ValueError("weights names no source of the blend: {stdlib_code: 0.7, stdlib_docs: 0.3}")
+        return self
+
+
 class SourceConfig(ConversationSource, OwnSourceConfig):
     """A source of your own conversations. A path alone may stand for it."""
 
@@ -73,6 +91,7 @@ class SFTDataConfig(DataPrepConfig):
     tokenizer: TokenizerLocation
     chat_template: PackTemplate = "nano3"
     tasks: TasksConfig = Field(default_factory=TasksConfig)
+    text: TextConfig = Field(default_factory=TextConfig)
     sources: list[SourceConfig] = Field([], description="your own conversations; a path alone is a source, too")
     questions: Questions = Field([])
     evaluation_tasks: int = Field(500, ge=0, description="tasks a family whose prompts no source may contain")
@@ -83,6 +102,11 @@ class SFTDataConfig(DataPrepConfig):
     def _something_to_read(self) -> Self:
         if not self.tasks.families and not self.sources:
             raise ValueError("no conversations: tasks.families and sources are both empty")
-        several = ["multi_turn"] if self.tasks.multi_turn_share else []
-        check_names([source.name for source in self.sources] + list(self.tasks.families) + several)
+        check_names([source.name for source in self.sources] + self.generated_names)
         return self
+
+    @property
+    def generated_names(self) -> list[str]:
+        """What is not read from your files: the conversations of each family, those of several turns, text."""
+        several = ["multi_turn"] if self.tasks.families and self.tasks.multi_turn_share else []
+        return [*self.tasks.families, *several, *(["text"] if self.text.path else [])]

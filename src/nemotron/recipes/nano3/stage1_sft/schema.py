@@ -7,12 +7,12 @@ and field names are Megatron-Bridge's. What other stages have, too, comes from n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from nemotron.kit.schemas import optimizer, training
-from nemotron.kit.schemas.group import MODEL, PRETRAIN_BLEND, SFT_PACK, ModelPath, ModelRunConfig
+from nemotron.kit.schemas.group import MODEL, SFT_PACK, ModelPath, ModelRunConfig
 
 
 class ModelConfig(training.TrainedModelConfig):
@@ -25,12 +25,6 @@ class DatasetConfig(training.DatasetConfig):
     """What is read; rows are as long as data preparation packed them."""
 
     path: Path = Field(description="payload of the data artifact: packed Parquet files")
-    replay_rows: int = Field(
-        0, ge=0, description="rows of a batch that are text of run.replay, so that SFT keeps what it taught"
-    )
-    replay_interval: int = Field(
-        1, ge=1, description="one batch in so many has replay_rows; above 1 where a row is too much"
-    )
 
 
 class TrainConfig(training.TrainConfig):
@@ -66,7 +60,6 @@ class RunConfig(ModelRunConfig):
 
     model: Annotated[str, MODEL] = Field(description="model to tune: name, name:version, directory or hf://ORG/NAME")
     data: Annotated[str, SFT_PACK] = Field(description="artifact to train on: an SFTPack, as name or name:version")
-    replay: Annotated[str | None, PRETRAIN_BLEND] = Field(None, description="blend of pretraining, for replay_rows")
 
 
 class SFTConfig(training.TrainingConfig):
@@ -78,14 +71,3 @@ class SFTConfig(training.TrainingConfig):
     train: TrainConfig = Field(default_factory=TrainConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig
-
-    @model_validator(mode="after")
-    def _replay_has_text_and_rows(self) -> Self:
-        rows, batch_size = self.dataset.replay_rows, self.train.global_batch_size
-        if rows and self.run.replay is None:
-            raise ValueError(f"dataset.replay_rows is {rows}, and run.replay names no text to replay")
-        if not rows and self.dataset.replay_interval > 1:
-            raise ValueError("dataset.replay_interval is set, and dataset.replay_rows is 0")
-        if rows >= batch_size:
-            raise ValueError(f"dataset.replay_rows {rows} leaves no row of train.global_batch_size {batch_size}")
-        return self

@@ -52,7 +52,7 @@ import torch
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
-from nemotron.kit import Checkpoint, PretrainBlend, Results, SFTPack, print_complete, read_pipe
+from nemotron.kit import Checkpoint, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.evaluation.model import score_tasks
@@ -68,7 +68,7 @@ from nemotron.stack.training.distributed import (
     sum_over_ranks,
 )
 from nemotron.stack.training.flops import training_flops_per_token
-from nemotron.stack.training.loaders import BlendLoader, PackedLoader, join_batches
+from nemotron.stack.training.loaders import PackedLoader
 from nemotron.stack.training.losses import selected_loss_sum
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
@@ -108,38 +108,30 @@ def main() -> None:
 
 @dataclass
 class Data:
-    """The model to start from, packed rows to train on and to validate on, and text of pretraining to replay."""
+    """The model to start from, and packed rows to train on and to validate on."""
 
     base: Checkpoint
     pack: SFTPack
     loader: PackedLoader
     valid: PackedLoader
-    replay: BlendLoader | None
 
 
 def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     """Refuses data that was tokenised with another tokenizer than the model's: its ids would mean other text."""
     pack, base = SFTPack.load(path=cfg.dataset.path), Checkpoint.load(path=cfg.checkpoint.pretrained_checkpoint)
-    replayed = PretrainBlend.load(cfg.run.replay) if cfg.run.replay and cfg.dataset.replay_rows else None
-    for data in (pack, replayed) if replayed else (pack,):
-        tokenizer = (data.tokenizer_path or data.path) / "tokenizer.json"
-        if tokenizer.is_file() and tokenizer.read_bytes() != (base.path / "tokenizer.json").read_bytes():
-            raise UserError(
-                f"{data.ref} was tokenised with another tokenizer than that of {base.ref}",
-                "prepare the data again with the tokenizer of this model, or train the model on the other data",
-            )
+    tokenizer = (pack.tokenizer_path or pack.path) / "tokenizer.json"
+    if tokenizer.is_file() and tokenizer.read_bytes() != (base.path / "tokenizer.json").read_bytes():
+        raise UserError(
+            f"{pack.ref} was tokenised with another tokenizer than that of {base.ref}",
+            "prepare the data again with the tokenizer of this model, or train the model on the other data",
+        )
     ranks.check_divides("train.global_batch_size", cfg.train.global_batch_size)
-    ranks.check_divides("dataset.replay_rows", cfg.dataset.replay_rows)
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if pack.train_path is None or pack.valid_path is None:
         raise UserError(f"{pack.ref} has no {'training' if pack.train_path is None else 'validation'} rows")
     loader = PackedLoader(pack.train_path, pack.seq_len, cfg.rng.seed, ranks)
     valid = PackedLoader(pack.valid_path, pack.seq_len, cfg.rng.seed)  # whole on every rank; `validate` deals it out
-    replay = None
-    if replayed:
-        num_rows = -(-cfg.train.train_iters // cfg.dataset.replay_interval) * cfg.dataset.replay_rows
-        replay = BlendLoader(replayed.path, pack.seq_len, num_rows, cfg.rng.seed, ranks)
-    return Data(base, pack, loader, valid, replay)
+    return Data(base, pack, loader, valid)
 
 
 @dataclass
@@ -153,7 +145,7 @@ class Best:
 
 def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best]:
     """The training loop. Returns the model, on rank 0 whole with the best weights, and the record of validations."""
-    ranks, loader, replay, batch_size = session.ranks, data.loader, data.replay, cfg.train.global_batch_size
+    ranks, loader, batch_size = session.ranks, data.loader, cfg.train.global_batch_size
     tokens = cfg.train.micro_batch_size * data.pack.seq_len
     needs = Needs(load_config(data.base.path), tokens, cfg.model, sharded=cfg.dist.use_torch_fsdp2, best_weights=True)
     check_memory(session, needs, "train.micro_batch_size")
@@ -169,15 +161,11 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     if (restored := session.begin("sft", cfg.train.train_iters, model, optimizer)) is not None:
         step, best, best_weights = restored.step, Best(**restored.state["best"]), restored.tensors
         loader.load_state_dict(restored.state["loader"])
-        if replay:
-            replay.load_state_dict(restored.state["replay"])
 
     model.train()
     while True:
         # ---- the head of a step: save where that is due, validate; nothing in it changes a weight
         state = {"loader": loader.state_dict(), "best": asdict(best)}
-        if replay:
-            state["replay"] = replay.state_dict()
         with session.head_of_step(step, state, best_weights.copy):
             if step > 0 and (step % cfg.train.eval_interval == 0 or step == session.last_step):
                 valid_loss = validate(cfg, session, model, data)
@@ -191,12 +179,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         # weighs the same, or has the weight of its conversation; then the sum of weights is what is divided by
         lr = lr_at(step, session.last_step, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
-        if replay and step % cfg.dataset.replay_interval == 0:  # text as in pretraining, where every token is trained
-            batch = loader.next_batch(batch_size - cfg.dataset.replay_rows)
-            batch = join_batches(batch, replay.next_batch(cfg.dataset.replay_rows))
-        else:
-            batch = loader.next_batch(batch_size)
-        batch = batch.to(ranks.device)
+        batch = loader.next_batch(batch_size).to(ranks.device)
         trained_tokens, sum_of_weights = batch.loss_mask_BL.bool().sum().float(), batch.loss_mask_BL.sum().float()
         sum_over_ranks([trained_tokens, sum_of_weights])
         sum_of_weights = sum_of_weights.where(sum_of_weights > 0, 1.0)

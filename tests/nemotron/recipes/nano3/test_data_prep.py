@@ -410,17 +410,17 @@ def test_generated_conversations_of_several_turns_with_a_system_message_and_text
     script = importlib.import_module("nemotron.recipes.nano3.stage1_sft.data_prep")
     families: tuple[Family, ...] = ("math", "multiple_choice", "workplace_assistant")
     blend = tmp_path / "blend"
-    blend.mkdir()
+    (blend / "tokenizer").mkdir(parents=True)
     documents = [corpus(tmp_path / "own.jsonl").read_text()[:n] for n in (3000, 40)]
     tokenizer = train_tokenizer(documents, vocab_size=MIN_VOCAB_SIZE)
-    tokenizer.save(str(blend / "tokenizer.json"))
+    tokenizer.save(str(blend / "tokenizer" / "tokenizer.json"))
     with IndexedDatasetWriter(blend / "own", np.uint16) as writer:
         for document in documents:
             writer.add_documents(np.array(ids := tokenizer.encode(document).ids), [len(ids)])
     (blend / "blend.json").write_text(json.dumps({"sources": {"own": {"train": ["own"], "valid": []}}}))
     cfg = SFTDataConfig(
         run=RunConfig(script="data_prep.py", output="sft-data"),
-        tokenizer=str(blend),
+        tokenizer=str(blend / "tokenizer"),
         tasks=TasksConfig(families=list(families), multi_turn_share=0.25, system_share=0.5),
         text=TextConfig(path=blend, weights={"own": 1.0}, num_passages=50, passage_tokens=16),
     )

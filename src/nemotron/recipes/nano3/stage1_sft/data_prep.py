@@ -122,7 +122,7 @@ def main() -> None:
                 seed=cfg.seed,
                 sources=_sources(cfg),
                 protected=tuple(evaluation_prompts(cfg.evaluation_tasks, difficulties) + question_texts(cfg.questions))
-                if cfg.sources
+                if cfg.sources or cfg.text.path
                 else (),
             )
             plan = spool.plan_tokenize(settings, generated | own_files, SHARD_BYTES)
@@ -260,7 +260,9 @@ def _with_system(cfg: TasksConfig, name: str, conversations: Iterable[dict[str, 
 def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, str]]:
     """Passages of documents that pretraining read, at random places, so that SFT keeps what they taught."""
     assert cfg.text.path is not None
-    tokenizer = tokenizer_from(find_tokenizer(cfg.tokenizer).json_text())
+    if not (cfg.text.path / "blend.json").is_file():
+        raise UserError(f"text.path: {cfg.text.path} is no blend of pretraining", "text.path=null leaves the text out")
+    tokenizer = tokenizer_from(find_tokenizer(str(cfg.text.path / "tokenizer")).json_text())  # not the model's
     listed = json.loads((cfg.text.path / "blend.json").read_text(encoding="utf-8"))["sources"]
     for source in cfg.text.weights:
         if source not in listed:
@@ -291,7 +293,9 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     generated = Reading(columns=columns, required=())
     passages = Reading(columns={"text": "text", "split": "split"}, required=(), present=("text",))
     sources: dict[str, ChatSource] = {
-        name: ChatSource(name, passages if name == PASSAGES else generated, split_column="split")
+        name: ChatSource(
+            name, passages if name == PASSAGES else generated, split_column="split", guarded=name == PASSAGES
+        )
         for name in cfg.generated_names
     }
     for source in cfg.sources:
@@ -311,6 +315,7 @@ def _lineage(
     cfg: TasksConfig, generated: Mapping[str, list[SourceFile]], own_files: Mapping[str, list[SourceFile]]
 ) -> Iterator[Source]:
     """Everything raw that goes in. Generated conversations are one source, whatever the files that hold them."""
+    generated = {name: listed for name, listed in generated.items() if name != PASSAGES}  # the tokenizer's artifact
     if generated:
         total = hashlib.sha256()
         for file in chain.from_iterable(generated.values()):

@@ -74,15 +74,15 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
             (bits - text["base"][source] for source, bits in text["sft"].items() if source in text.get("base", {})),
             default=None,
         )
-    if "rl" in models:
-        sampled, greedy = _comparison(metrics, "rl - sft", "sampled"), _comparison(metrics, "rl - sft", "greedy")
-        values["rl.sampled_gain"] = sampled and sampled["mean"]["difference"]
-        values["rl.sampled_gain_low"] = sampled and sampled["mean"]["difference_95"][0]
-        values["rl.families_worse"] = sampled and float(len(sampled["worse"]))
-        values["rl.greedy_gain"] = greedy and greedy["mean"]["difference"]
+    for role in {"rl", "final"} & models.keys():
+        sampled, greedy = (_comparison(metrics, f"{role} - sft", which) for which in ("sampled", "greedy"))
+        values[f"{role}.sampled_gain"] = sampled and sampled["mean"]["difference"]
+        values[f"{role}.sampled_gain_low"] = sampled and sampled["mean"]["difference_95"][0]
+        values[f"{role}.families_worse"] = sampled and float(len(sampled["worse"]))
+        values[f"{role}.greedy_gain"] = greedy and greedy["mean"]["difference"]
         if "sft_continued" in models:
-            continued = _comparison(metrics, "rl - sft_continued", "sampled")
-            values["rl.gain_over_continued"] = continued and continued["mean"]["difference"]
+            continued = _comparison(metrics, f"{role} - sft_continued", "sampled")
+            values[f"{role}.gain_over_continued"] = continued and continued["mean"]["difference"]
     return values
 
 

@@ -93,12 +93,16 @@ def main() -> None:
     models = models_of(cfg)
     if not models:
         raise UserError("no model to evaluate", "name some: run.models=[NAME, NAME:VERSION, ./DIRECTORY]")
-    wanted = cfg.tasks.families
-    cfg.tasks.families = verifiable_families(wanted, cfg.tasks.sandbox)
+    configured, wanted = (
+        cfg,
+        cfg.tasks.families,
+    )  # what this machine cannot verify does not change the run's fingerprint
+    families = verifiable_families(wanted, cfg.tasks.sandbox)
+    cfg = cfg.model_copy(update={"tasks": cfg.tasks.model_copy(update={"families": families})})
     tasks = [*held_out_tasks(cfg.tasks.per_family, cfg.tasks), *own_tasks(cfg)]
     if not tasks:
         raise UserError("nothing to evaluate on: tasks.per_family is 0, and there are no questions")
-    with open_run(cfg, script=__file__) as run, StopFlag() as stop:
+    with open_run(configured, script=__file__) as run, StopFlag() as stop:
         for version in trained_on(cfg, run):
             run.add_input(version, version.ref)
         artifacts = {role: Model.load(reference) for role, reference in models.items()}

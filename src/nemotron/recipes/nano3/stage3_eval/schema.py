@@ -104,7 +104,7 @@ class SFTBands(Group):
 
 
 class RLBands(Group):
-    """What RL must reach, against SFT on the same tasks."""
+    """What RL must reach, against SFT on the same tasks: `rl` is the first pass of RLVR, `final` the end of all."""
 
     sampled_gain_min: float | None = Field(None, description="sampled, mean over the families, above SFT")
     sampled_gain_low_min: float | None = Field(None, description="lower end of the 95 % interval of that gain")
@@ -119,6 +119,7 @@ class BandsConfig(Group):
     base: BaseBands = Field(default_factory=BaseBands)
     sft: SFTBands = Field(default_factory=SFTBands)
     rl: RLBands = Field(default_factory=RLBands)
+    final: RLBands = Field(default_factory=RLBands)
 
 
 class EvalConfig(Group):

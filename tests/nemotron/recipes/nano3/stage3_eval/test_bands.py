@@ -66,6 +66,15 @@ def test_sft_is_held_against_the_weakest_family(metrics: dict[str, Any]) -> None
     assert outcome(metrics, "sft", family_above_constant_min=0.41)["sft.family_above_constant"][1] is False
 
 
+def test_the_last_model_is_held_against_sft_as_the_first_pass_of_rl_is(metrics: dict[str, Any]) -> None:
+    metrics["models"]["final"] = "f:1"
+    metrics["comparisons"]["final - sft"] = {"sampled": difference(-0.2, -0.3, ["math", "if"])}
+    assert outcome(metrics, "final", sampled_gain_min=0.05, families_worse_max=0, greedy_gain_min=0) == {
+        "final.sampled_gain": (-0.2, False), "final.families_worse": (2.0, False), "final.greedy_gain": (None, False)
+    }  # fmt: skip
+    assert outcome(metrics, "rl", sampled_gain_min=0.05) == {"rl.sampled_gain": (0.1, True)}
+
+
 def test_what_sft_forgets_is_that_of_the_worst_source(metrics: dict[str, Any]) -> None:
     metrics["text"] = {"base": {"code": 2.0, "docs": 2.5}, "sft": {"code": 2.1, "docs": 2.9}}
     assert outcome(metrics, "sft", bpb_over_base_max=0.3) == {"sft.bpb_over_base": (pytest.approx(0.4), False)}

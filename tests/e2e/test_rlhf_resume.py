@@ -78,6 +78,8 @@ def test_the_runs_learned_something(house: House) -> None:
     assert sum(record["grad_norm"] > 0 for record in steps) > 3
     assert any(0 < record["accuracy"] < 1 for record in steps)  # letters at random: some are right
     assert house.digest("nano3-rlhf-model-tiny:1") != house.digest("start:1")
+    for model in ("nano3-genrm-model-tiny:1", "nano3-rlhf-model-tiny:1"):
+        assert house.registry.resolve(model).record["metrics"]["families"] == ["multiple_choice", "math"]
 
 
 def test_the_guide_explains_every_metric(house: House) -> None:

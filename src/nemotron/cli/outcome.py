@@ -91,7 +91,8 @@ def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path
     for column in table.columns[2:4]:
         column.justify = "right"
     above = ""
-    for band in evaluation.record["metrics"]["bands"]:
+    metrics = evaluation.record["metrics"]
+    for band in metrics["bands"]:
         model, _, quantity = band["name"].partition(".")
         if above and model != above:
             table.add_section()
@@ -104,6 +105,8 @@ def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path
     walls = [f"{r.step.name} {'skipped' if r.status == 'skipped' else _minutes(r.seconds)}" for r in results]
     console = Console(highlight=False)
     console.print(table if table.rows else "no bands: the config of the evaluation states none")
+    if not_run := metrics.get("not_run"):
+        console.print(f"not run, as no sandbox started: {', '.join(not_run)}; means and bands are without it")
     console.print(f"wall time {_minutes(sum(r.seconds for r in results))}: {', '.join(walls)}")
 
 

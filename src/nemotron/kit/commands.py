@@ -69,8 +69,12 @@ def makers_by_artifact() -> dict[str, Maker]:
         for recipe in all_recipes():
             specs = [parse(step.script) for step in recipe.steps]
             configs = [list_configs(spec.config_dir, spec.config.format) for spec in specs]
-            piped = [names for step, names in zip(recipe.steps, configs, strict=True) if step.in_pipe]
-            of_all = set.intersection(*map(set, piped)) if piped else set()
+            piped = [
+                {config.removesuffix(step.config_suffix) for config in names if config.endswith(step.config_suffix)}
+                for step, names in zip(recipe.steps, configs, strict=True)
+                if step.in_pipe
+            ]
+            of_all = set.intersection(*piped) if piped else set()
             for number, (step, spec) in enumerate(zip(recipe.steps, specs, strict=True)):
                 for config in configs[number]:
                     chosen = config.removesuffix(step.config_suffix)  # of the whole pipe

@@ -42,6 +42,14 @@ def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) 
     }
 
 
+def test_without_a_stage_the_last_aligned_model_answers(start: Tool, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "artifacts")
+    record = {"type": "Model", "fields": {}}
+    for stage in ("rl", "rlhf", "final"):
+        path = registry.publish(f"nano3-{stage}-model-small", tmp_path / "payload", record).path
+        assert start("-c", "small")[1]["model"] == str(path)
+
+
 def test_a_base_model_completes_text(start: Tool) -> None:
     _, options, environment = start("-c", "tiny", "--stage", "pretrain", "--debug")
     assert options["complete"] and environment["RUNSPEC_DEBUG"] == "1"

@@ -98,6 +98,7 @@ def evaluation(passed: bool) -> str:
                 {"name": "rl.sampled_gain", "value": 0.1, "relation": ">=", "bound": 0.05, "passed": passed},
             ],
             "in_band": passed,
+            "not_run": ["code_generation"],
         }
     )
 
@@ -205,6 +206,7 @@ def test_all_steps_run_in_order_then_table_and_report(
     for word in ("greedy mean", "0.500", ">= 0.45", "sampled gain", "0.100", ">= 0.05", "wall time"):
         assert word in table
     assert "outside" not in table
+    assert "not run, as no sandbox started: code_generation" in " ".join(table.split())
     page = tmp_path / "output/nano3/report-t.html"
     assert f"report: {page}" in out
     assert "nano3-eval-results-t:1" in page.read_text()

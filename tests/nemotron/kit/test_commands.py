@@ -19,6 +19,8 @@ from nemotron.kit.commands import command_for, command_hint
         ("nano3-sft-model-tiny", "nemotron nano3 sft -c tiny"),
         ("nano3-sft-results-tiny", "nemotron nano3 sft -c tiny"),
         ("nano3-rl-data-published", "nemotron nano3 data prep rl -c published"),  # by another script than the step's
+        ("nano3-rl-model-tiny", "nemotron nano3 rl rlvr -c tiny"),
+        ("nano3-final-model-tiny", "nemotron nano3 rl rlvr -c tiny-final"),  # the second run of that script
         ("nano3-eval-results-tiny", "nemotron nano3 eval -c tiny"),
         ("nemotron_cc-fuzzy_dedup-data-tiny", "nemotron data curate fuzzy_dedup -c tiny"),
         ("nemotron_cc-data-tiny", "nemotron data curate decontaminate -c tiny"),
@@ -40,6 +42,10 @@ def test_the_command_is_that_of_the_config_which_writes_the_artifact(name: str, 
         (
             ArtifactError("no", None, "nano3-sft-model-tiny"),
             "make it: nemotron nano3 sft -c tiny (with all before it: nemotron nano3 pipe -c tiny)",
+        ),
+        (
+            ArtifactError("no", None, "nano3-final-model-tiny"),
+            "make it: nemotron nano3 rl rlvr -c tiny-final (with all before it: nemotron nano3 pipe -c tiny)",
         ),
         # Nothing comes before the first step, and no other step has the config `published`.
         (ArtifactError("no", None, "nano3-pretrain-data-tiny"), "make it: nemotron nano3 data prep pretrain -c tiny"),
@@ -70,6 +76,30 @@ def test_a_directory_of_the_name_is_in_the_hint(tmp_path: Path, monkeypatch: pyt
     assert hint == "the directory of that name is ./my-model; nemotron artifacts list names the artifacts"
     damaged = ArtifactError("no", "remove it", "my-model", corrupt=True)
     assert command_hint(damaged) is None  # its own hint counts
+
+
+def test_a_pipe_is_in_a_hint_only_where_all_its_steps_have_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that runs twice needs the config with the suffix, too."""
+    (tmp_path / "config").mkdir()
+    for config in ("mine", "tiny", "tiny-late"):
+        (tmp_path / "config" / f"{config}.yaml").write_text("run: {output: 'plants-${run.config}'}\n")
+    (tmp_path / "water.py").write_text("# /// script\n# [tool.runspec]\n# name = 'garden/water'\n# ///\n")
+    line = '= {command = "nemotron garden water", script = "water.py"'
+    steps_of_garden = f'[steps]\nwater {line}}}\nwater-late {line}, config_suffix = "-late"}}\n'
+    (tmp_path / "steps.toml").write_text(f'pipe = "nemotron garden pipe"\n{steps_of_garden}')
+    monkeypatch.setattr(steps, "RECIPES", tmp_path)
+    commands.makers_by_artifact.cache_clear()
+    try:
+        late = commands.Maker("nemotron garden water -c tiny-late", "nemotron garden pipe -c tiny")
+        assert commands.makers_by_artifact()["plants-tiny-late"] == late
+        (tmp_path / "config" / "tiny-late.yaml").rename(tmp_path / "config" / "other-late.yaml")
+        commands.makers_by_artifact.cache_clear()
+        late = commands.Maker("nemotron garden water -c other-late", None)
+        assert commands.makers_by_artifact()["plants-other-late"] == late
+    finally:
+        commands.makers_by_artifact.cache_clear()
 
 
 def test_a_step_that_is_listed_is_in_the_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,16 @@ def test_a_step_outside_the_pipe_has_a_command_alone(folder: Path) -> None:
         recipe.part("dig", None)
 
 
+def test_a_script_that_runs_twice_takes_a_config_of_its_own_for_each(folder: Path) -> None:
+    again = LINE.replace("sow =", "sow-again =").replace("}", ', config_suffix = "-late"}')
+    (folder / "steps.toml").write_text(f"[steps]\n{LINE}\n{again}\n")
+    recipe = read_recipe(folder)
+    first, second = recipe.steps
+    assert (first.config_suffix, second.config_suffix) == ("", "-late")
+    assert recipe.runs_later(first, "tiny-late") and not recipe.runs_later(first, "tiny")
+    assert not recipe.runs_later(second, "tiny-late")
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [

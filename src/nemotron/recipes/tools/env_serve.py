@@ -18,8 +18,10 @@ from typing import cast, get_args
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.recipes.tools.options import run_tool
-from nemotron.stack.environments import FAMILIES, Environment, load_environment, verifiable_families
+from nemotron.stack.environments import FAMILIES, Environment, load_environment
+from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.environments.gym_server import GymHTTPServer, ResourcesServer
+from nemotron.stack.environments.sandbox import check_sandbox
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def main(options: Options) -> None:
     family, environment = find_environment(options.name)
     if environment is not None and hasattr(environment, "open_episode"):
         raise UserError(f"{options.name} has episodes", "of tasks with several turns, workplace_assistant is served")
-    verifiable_families([] if environment else [family], sandbox)
+    if environment is None and family == CODE_GENERATION:
+        check_sandbox(sandbox)
     try:
         server = GymHTTPServer(ResourcesServer(family, environment, sandbox), options.host, options.port)
     except OSError as failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -38,7 +39,7 @@ from nemotron.stack.environments import (
     structured_output,
     workplace_assistant,
 )
-from nemotron.stack.environments.sandbox import check_sandbox
+from nemotron.stack.environments.sandbox import sandbox_failure
 from nemotron.stack.environments.task import SPLITS, Split, Task, Verdict, answer_of, error, split_of
 
 FAMILIES = (
@@ -178,22 +179,32 @@ def evaluation_prompts(
     ]
 
 
-def verifiable_families(families: Iterable[Name], sandbox: Sandbox = "bubblewrap") -> list[Name]:
-    """Those of `families` whose answers can be verified on this machine; a line on stderr names the one that cannot.
+def verifiable_families(
+    families: Iterable[Name], sandbox: Sandbox = "bubblewrap", failure: str | None = None
+) -> list[Name]:
+    """Those of `families` whose answers can be verified: code generation is left out where no sandbox starts.
 
-    Programs need a sandbox: without it code generation is left out. UserError where no family remains.
+    A line on stderr says so. UserError where no family remains. `failure`: the `sandbox_failure` to go by, of several
+    machines for instance; by default that of this one.
     """
     remaining = list(families)
     if code_generation.FAMILY not in remaining:
         return remaining
-    try:
-        check_sandbox(sandbox)
-    except UserError as failure:
+    if failure is None:
+        failure = sandbox_failure(sandbox)
+    if failure:
         remaining = [family for family in remaining if family != code_generation.FAMILY]
         if not remaining:
-            raise
-        print(f"{code_generation.FAMILY} is left out: {failure.message}; {failure.hint}", file=sys.stderr)
+            raise UserError(*failure.split("\n", 1))
+        _note_once(f"{code_generation.FAMILY} is left out: {'; '.join(failure.splitlines())}")
     return remaining
+
+
+@functools.cache
+def _note_once(line: str) -> None:
+    """Print a line to stderr, once a process; of those under torchrun only the first prints."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 def verify(task: Task, response: str, thinking: bool | None = None, sandbox: Sandbox = "bubblewrap") -> Verdict:

@@ -128,6 +128,15 @@ def check_sandbox(sandbox: Sandbox) -> None:
         raise UserError(f"the sandbox {sandbox} does not run Python: {run.failure}")
 
 
+def sandbox_failure(sandbox: Sandbox) -> str:
+    """The message and the hint of `check_sandbox` on this machine, a line each; empty where programs can be run."""
+    try:
+        check_sandbox(sandbox)
+    except UserError as failure:
+        return str(failure)
+    return ""
+
+
 @contextlib.contextmanager
 def _started(
     sandbox: Sandbox, limits: Limits, stdin: IO[bytes], stderr: IO[bytes]

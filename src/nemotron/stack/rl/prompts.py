@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +12,13 @@ import numpy as np
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.rl import CurriculumConfig
-from nemotron.stack.environments import Environment, Task, prompt_tools
+from nemotron.kit.schemas.sandbox import Sandbox
+from nemotron.stack.environments import Environment, Task, prompt_tools, verifiable_families
+from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
+from nemotron.stack.environments.sandbox import sandbox_failure
 from nemotron.stack.rl.curriculum import Curriculum
+from nemotron.stack.training.checkpoint import Restored
+from nemotron.stack.training.distributed import gather_bytes
 
 
 class PromptSource:
@@ -96,6 +101,28 @@ class PromptSource:
                         f"env.families: {family} has tasks of several turns; a judge compares single responses",
                         f"one of them is {task.prompt[:80]!r}",
                     )
+
+
+def verifiable_shares(shares: Mapping[str, float], sandbox: Sandbox) -> dict[str, float]:
+    """Those of `shares` (family -> its share of a batch) that every rank can verify, so that all draw the same prompts.
+
+    All ranks call it together. UserError on all of them where no family remains.
+    """
+    failure = ""
+    if CODE_GENERATION in shares:
+        failures = [message.decode() for message in gather_bytes(sandbox_failure(sandbox).encode())]
+        rank = next((rank for rank, message in enumerate(failures) if message), 0)
+        failure = f"process {rank}: {failures[rank]}" if rank else failures[0]
+    return {family: shares[family] for family in verifiable_families(shares, sandbox, failure)}
+
+
+def check_same_families(restored: Restored | None, families: Sequence[str]) -> None:
+    """UserError where the run that is resumed trained on other families, since the sandbox has come or gone since."""
+    if restored and (before := restored.state["families"]) != list(families):
+        raise UserError(
+            f"the run that was stopped trains on {', '.join(before)}, and now {', '.join(families)} can be verified",
+            "on a machine like that one it resumes; with --force it starts afresh",
+        )
 
 
 def shuffled(size: int, positions: range, *seed: int) -> list[int]:

@@ -210,7 +210,7 @@ def gather_bytes(message: bytes) -> list[bytes]:
     device = message_device()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, torch.tensor([len(message)], device=device))
-    longest = max(int(length) for length in lengths)
+    longest = max(1, *(int(length) for length in lengths))  # no tensor is made of an empty buffer
     padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8).to(device)
     messages = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(messages, padded)

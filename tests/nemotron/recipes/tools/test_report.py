@@ -70,6 +70,7 @@ METRICS: dict[str, Any] = {
         {"name": "base.below_trigram", "value": None, "relation": ">=", "bound": 0.0, "passed": False},
     ],
     "in_band": False,
+    "not_run": ["code_generation"],
 }
 
 
@@ -187,6 +188,7 @@ def test_bands_and_the_headline_tell_what_is_outside(registry: Registry) -> None
     assert "RLVR: families worse 1.000 ≤ 0 outside" in text
     assert "base: below trigram not measured ≥ 0 outside" in text
     assert "1 / 3 not all in band" in text
+    assert "Not run, as no sandbox started: code_generation." in text
     assert "run took 2:05" in text  # 90 + 35.2 seconds
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.cli.tool import become_tool
+
+if TYPE_CHECKING:
+    from nemo_runspec.artifacts.registry import Registry
 
 STAGES = ("pretrain", "sft", "rl", "rlhf", "final")
 
@@ -22,7 +25,11 @@ def chat(
     ] = None,
     stage: Annotated[
         str | None,
-        typer.Option("--stage", "-s", help="Whose model: pretrain (completes text), sft, rl, rlhf or final (default)."),
+        typer.Option(
+            "--stage",
+            "-s",
+            help="Whose model: pretrain (completes text), sft, rl, rlhf or final (default: the last from rl on).",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -74,7 +81,9 @@ def chat(
     if model is not None and is_place(model):  # a directory or a model of the Hub, as it is
         folder, record = model, {}
     else:
-        version = Registry.default().resolve_verified(model or f"nano3-{stage or 'final'}-model-{config}")
+        registry = Registry.default()
+        name = model or (f"nano3-{stage}-model-{config}" if stage else _last_aligned(registry, str(config)))
+        version = registry.resolve_verified(name)
         folder, record = str(version.path), version.record
     origin = read_origin(Path(folder).expanduser())  # a directory that an export made says how it was trained
     fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")
@@ -99,3 +108,12 @@ def chat(
         seed=seed,
         prompt=prompt,
     )
+
+
+def _last_aligned(registry: Registry, config: str) -> str:
+    """The last aligned model of a config that there is; where there is none, the last that some config makes."""
+    from nemotron.kit.commands import command_for
+
+    names = [f"nano3-{stage}-model-{config}" for stage in ("final", "rlhf", "rl")]
+    existing = [name for name in names if registry.versions(name)]
+    return (existing or [name for name in names if command_for(name)] or names)[0]

@@ -79,12 +79,13 @@ from nemotron.stack.environments import (
     prompt_messages,
     prompt_tools,
     split_of,
-    verifiable_families,
     verify,
 )
+from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.environments.gym import is_published
 from nemotron.stack.environments.questions import PREFIX as QUESTIONS
 from nemotron.stack.environments.questions import make_task, match_of
+from nemotron.stack.environments.sandbox import check_sandbox
 
 READ, KEPT = "read", "kept"
 EVALUATION_SPLIT, EVALUATION_PROMPT = "belongs to the evaluation split", "equals evaluation prompt"
@@ -340,7 +341,8 @@ def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
         make_difficulty(task.family)  # knows the families
         if is_published(task.canonical) and not task.solution.answer:  # of contests only the tests are published
             return task
-        verifiable_families([task.family])
+        if task.family == CODE_GENERATION:
+            check_sandbox("bubblewrap")
     except UserError as error:
         raise UserError(f"{place}: {error.message}", error.hint) from error
     verdict = verify(task, task.solution.answer, thinking=False)

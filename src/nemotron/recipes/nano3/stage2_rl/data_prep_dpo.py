@@ -86,7 +86,7 @@ HALLUCINATION_PENALTY, NO_TOOLS, WITH_TOOLS = "hallucination_penalty", "no_tools
 def main() -> None:
     """Prepare the data and publish it."""
     cfg: DPODataConfig = load_script_config(__file__)
-    cfg.tasks.families = verifiable_families(cfg.tasks.families, cfg.sandbox)
+    families = verifiable_families(cfg.tasks.families, cfg.sandbox)
     with open_run(cfg, script=__file__) as run:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir(parents=True)
@@ -104,7 +104,7 @@ def main() -> None:
             for split, size in sizes.items():
                 tasks = [
                     task
-                    for family in cfg.tasks.families
+                    for family in families
                     for task in generate_tasks(
                         family, split, size, cfg.tasks.seed, cfg.tasks.difficulty.get(family), distinct=True
                     )
@@ -138,7 +138,7 @@ def main() -> None:
             sources=[
                 Source(
                     name="task-generators",
-                    detail=f"families: {', '.join(cfg.tasks.families)}; seed {cfg.tasks.seed}",
+                    detail=f"families: {', '.join(families)}; seed {cfg.tasks.seed}",
                 )
             ],
         )

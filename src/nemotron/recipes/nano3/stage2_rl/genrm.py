@@ -60,7 +60,7 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
-from nemotron.stack.environments import Task, load_environments, verifiable_families, verify_all
+from nemotron.stack.environments import Task, load_environments, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
@@ -80,7 +80,13 @@ from nemotron.stack.rl.grpo import (
 from nemotron.stack.rl.imitation import imitate
 from nemotron.stack.rl.judging import Judge, count_preferred, preferred_rates, reward_of
 from nemotron.stack.rl.policy import warmed_up_lr
-from nemotron.stack.rl.prompts import PromptSource, read_prompts, shuffled
+from nemotron.stack.rl.prompts import (
+    PromptSource,
+    check_same_families,
+    read_prompts,
+    shuffled,
+    verifiable_shares,
+)
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.memory import Needs, check_memory
@@ -103,8 +109,9 @@ def main() -> None:
         if not session.ranks.is_main:  # one process publishes
             return
         published = publish_model(
-            session.run, model, data.initial.path, {"judge": scores}, step=cfg.grpo.max_num_steps,
-            dataset_path=data.prompts.path, chat_template=data.initial.chat_template, reasoning=cfg.env.enable_thinking,
+            session.run, model, data.initial.path, {"judge": scores, "families": data.families},
+            step=cfg.grpo.max_num_steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
+            reasoning=cfg.env.enable_thinking,
         )  # fmt: skip
         results = Results(metrics={"judge": scores}).save()
     print_complete({"model": published, "results": results})
@@ -114,7 +121,8 @@ def main() -> None:
 class Data:
     """The model to start from, tasks to answer, and in place of these the user's own comparisons, where there are some.
 
-    own_valid: every twentieth of those, which is not trained on.
+    own_valid: every twentieth of those, which is not trained on. families: those of the tasks, `comparison` alone where
+    the comparisons are the user's.
     """
 
     initial: Checkpoint
@@ -126,14 +134,14 @@ class Data:
     valid: list[Task]
     own: list[Task]
     own_valid: list[Task]
+    families: list[str]
 
 
 def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     """Model and tasks. What a step compares is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    can_verify = verifiable_families(cfg.env.families, cfg.env.sandbox)
-    cfg.env.families = {family: cfg.env.families[family] for family in can_verify}
+    cfg.env.families = verifiable_shares(cfg.env.families, cfg.env.sandbox)
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "a judge starts from a model after SFT")
     if prompts.train_path is None:
@@ -147,7 +155,8 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     tokenizer, stop_ids = load_tokenizer(initial.path), stop_token_ids(initial.path, template)
     pairs = read_own(cfg, tokenizer, template, ranks)
     own, own_valid = ([task for pair in part for task in pair] for part in hold_out(pairs))
-    return Data(initial, template, tokenizer, stop_ids, prompts, source, valid, own, own_valid)
+    families = ["comparison"] if own else list(cfg.env.families)
+    return Data(initial, template, tokenizer, stop_ids, prompts, source, valid, own, own_valid, families)
 
 
 def prompt_room(cfg: GenRMConfig) -> int:
@@ -194,13 +203,14 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
     # ---- resume: comparisons and sampling are functions of (seed, step), so weights and optimiser are the whole state
     samples = session.open_log("rollouts")
     restored = session.begin("genrm", steps, model, optimizer)
+    check_same_families(restored, data.families)
     step = restored.step if restored else 0
     scores: dict[str, float] = {}
 
     while True:
         imitates = step < cfg.judge.imitation_steps
         # ---- 1. What changes no weight: save where that is due, validate, draw comparisons and verdicts
-        with session.head_of_step(step, {}):
+        with session.head_of_step(step, {"families": data.families}):
             if (
                 (data.own_valid if data.own else data.valid)
                 and cfg.grpo.val_period
@@ -365,8 +375,7 @@ def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: l
             prompts_per_call=prompts_per_call(cfg),
             generator=torch.Generator(device=session.ranks.device).manual_seed(seed), poll=session.stop.poll,
         )  # fmt: skip
-    families = ["comparison"] if data.own else list(cfg.env.families)
-    return Batch(tasks, rollouts, [], families)
+    return Batch(tasks, rollouts, [], data.families)
 
 
 def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data) -> dict[str, float]:

@@ -75,7 +75,7 @@ from nemotron.stack.rl.grpo import (
 )
 from nemotron.stack.rl.judging import Judge, judged_rewards, wins
 from nemotron.stack.rl.policy import warmed_up_lr
-from nemotron.stack.rl.prompts import PromptSource
+from nemotron.stack.rl.prompts import PromptSource, check_same_families, verifiable_shares
 from nemotron.stack.rl.rollouts import collect_rollouts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.flops import training_flops_per_token
@@ -101,7 +101,10 @@ def main() -> None:
         steps, prompts_per_step = cfg.grpo.max_num_steps, cfg.grpo.num_prompts_per_step
         published = publish_model(
             session.run, model, data.initial.path,
-            {"rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt},
+            {
+                "rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt,
+                "families": list(cfg.env.families),
+            },
             step=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
             reasoning=cfg.env.enable_thinking,
         )  # fmt: skip
@@ -127,8 +130,7 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
     """Model, judge and prompts. Which prompts a step draws is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    can_verify = verifiable_families(cfg.env.families, cfg.env.sandbox)
-    cfg.env.families = {family: cfg.env.families[family] for family in can_verify}
+    cfg.env.families = verifiable_shares(cfg.env.families, cfg.env.sandbox)
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "RLHF starts from a model after SFT")
@@ -176,11 +178,12 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
     # ---- resume: prompts, sampling and verdicts are functions of (seed, step), so weights and optimiser are the whole
     samples = session.open_log("rollouts")
     restored = session.begin("rlhf", steps, model, optimizer)
+    check_same_families(restored, list(cfg.env.families))
     step = restored.step if restored else 0
 
     while True:
         # ---- 1. What changes no weight: save where that is due, draw the rollouts and what the judge says of them
-        with session.head_of_step(step, {}):
+        with session.head_of_step(step, {"families": list(cfg.env.families)}):
             if step == steps:
                 break
             began = time.perf_counter()

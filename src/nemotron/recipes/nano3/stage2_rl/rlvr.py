@@ -81,7 +81,7 @@ from nemotron.stack.rl.grpo import (
     update,
 )
 from nemotron.stack.rl.policy import warmed_up_lr
-from nemotron.stack.rl.prompts import PromptSource, read_prompts
+from nemotron.stack.rl.prompts import PromptSource, check_same_families, read_prompts, verifiable_shares
 from nemotron.stack.rl.rollout_buffer import RolloutBuffer
 from nemotron.stack.rl.rollouts import collect_rollouts
 from nemotron.stack.rl.shaping import effort_reward
@@ -111,6 +111,7 @@ def main() -> None:
             session.run, model, data.initial.path,
             {
                 "rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt,
+                "families": list(cfg.env.families),
                 "sandbox": cfg.env.sandbox if CODE_GENERATION in cfg.env.families else None,
             },
             step=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
@@ -146,8 +147,7 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     """Model and prompts. Which prompts a step draws is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
     ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
-    can_verify = verifiable_families(cfg.env.families, cfg.env.sandbox)
-    cfg.env.families = {family: cfg.env.families[family] for family in can_verify}
+    cfg.env.families = verifiable_shares(cfg.env.families, cfg.env.sandbox)
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "RL starts from a model after SFT")
@@ -184,6 +184,8 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     # the rollouts that were drawn ahead
     samples = session.open_log("rollouts")
     restored = session.begin("rl", steps, model, optimizer)
+    check_same_families(restored, list(cfg.env.families))
+    state = {"families": list(cfg.env.families)}
     step = restored.step if restored else 0
     draw = partial(draw_rollouts, cfg, data)
     drawing_ahead: AbstractContextManager[RolloutBuffer | None] = nullcontext()
@@ -196,7 +198,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
         while True:
             # ---- 1. What changes no weight: save where that is due, validate, draw the rollouts. Where a signal cuts
             # this short, the rollouts are dropped, and a resumed run draws the same ones.
-            with session.head_of_step(step, {}, partial(buffer.tensors, step) if buffer else dict):
+            with session.head_of_step(step, state, partial(buffer.tensors, step) if buffer else dict):
                 if data.valid and cfg.grpo.val_period and (step % cfg.grpo.val_period == 0 or step == steps):
                     metrics = validate(cfg, session, model, data)
                     session.run.metrics.log(step, **metrics)

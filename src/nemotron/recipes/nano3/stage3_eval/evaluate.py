@@ -21,7 +21,7 @@
 
     nemotron nano3 eval -c tiny
     python evaluate.py --config tiny run.rl=nano3-rl-model-tiny:2
-    python evaluate.py --config tiny run.rl=null                  # before there is an RL model
+    python evaluate.py --config tiny run.rlhf=null run.final=null    # before there are these; likewise base, sft, rl
     nemotron nano3 eval 'run.models=[nano3-sft-model-tiny, nano3-rl-model-tiny]' 'questions=[quiz.jsonl]'
 
 The models are those of the recipe's stages and, in `run.models`, any others. What one was trained on stands in its
@@ -93,11 +93,8 @@ def main() -> None:
     models = models_of(cfg)
     if not models:
         raise UserError("no model to evaluate", "name some: run.models=[NAME, NAME:VERSION, ./DIRECTORY]")
-    configured, wanted = (
-        cfg,
-        cfg.tasks.families,
-    )  # what this machine cannot verify does not change the run's fingerprint
-    families = verifiable_families(wanted, cfg.tasks.sandbox)
+    configured = cfg  # the run's fingerprint is of this, whatever the machine can verify
+    families = verifiable_families(cfg.tasks.families, cfg.tasks.sandbox)
     cfg = cfg.model_copy(update={"tasks": cfg.tasks.model_copy(update={"families": families})})
     tasks = [*held_out_tasks(cfg.tasks.per_family, cfg.tasks), *own_tasks(cfg)]
     if not tasks:
@@ -145,7 +142,7 @@ def main() -> None:
                 for role, controlled in reasoning.items()
                 if controlled
             },
-            "not_run": [family for family in wanted if family not in cfg.tasks.families],
+            "not_run": [family for family in configured.tasks.families if family not in families],
             "sandbox": cfg.tasks.sandbox if CODE_GENERATION in cfg.tasks.families else None,
             "text": text,
             "pretrain_text": stated or {},  # of the base model on all held-out text, beside the trigram's
@@ -171,8 +168,10 @@ def piped_model() -> dict[str, str]:
         return {}
     record = Registry.default().resolve(reference).record
     role = STAGES.get(stage_of(record))
-    if role == "rl" and stage_of(Registry.default().resolve(record["inputs"]["model"]).record) == "rlhf":
-        role = "final"  # the second pass of the same script
+    if role == "rl":
+        with contextlib.suppress(UserError):  # what it was trained from may be gone
+            if stage_of(Registry.default().resolve(record["inputs"]["model"]).record) == "rlhf":
+                role = "final"  # the second pass of the same script
     if role is None:  # from elsewhere
         return {"models": f"[{reference}]", **dict.fromkeys(ROLES, "null")}
     return {role: reference, **dict.fromkeys(ROLES[ROLES.index(role) + 1 :], "null")}

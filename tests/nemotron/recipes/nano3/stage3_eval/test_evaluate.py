@@ -173,7 +173,7 @@ def test_other_models_do_not_take_the_name_of_the_stages_results() -> None:
 def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path))
     (tmp_path / "payload").write_text("x")
-    before = {"rl": "sft-model", "rlhf": "rl-model", "final": "rlhf-model"}
+    before = {"rl": "gone-model", "rlhf": "rl-model", "final": "rlhf-model"}
     for stage in ("pretrain", "sft", "rl", "rlhf", "final", None):
         producer = {"name": stage and f"mine/{'rl' if stage == 'final' else stage}"}
         record = {"producer": producer, "inputs": {"model": before.get(str(stage), "")}}

@@ -26,7 +26,8 @@ PHASES = tuple(Step(step.name, step.script, step.config_suffix) for step in PIPE
 def rl(ctx: typer.Context) -> None:
     """Align the model by reinforcement learning (stage 2).
 
-    Without a phase: all of them, in the published order.
+    Without a phase: all of them, in the published order; a config of yours then has to exist for each of them, the last
+    one as NAME-final.
 
     \b
     Examples:

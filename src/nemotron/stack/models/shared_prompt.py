@@ -58,8 +58,11 @@ class SharedPrompts:
 
     def early_inputs(self, x_BLc: Tensor) -> Tensor:
         """What the convolution reads at the early tokens, [E, K, c], zero before the prompt."""
-        inputs_EKc = x_BLc[self.rows_E.unsqueeze(-1), self.window_EK.clamp(min=0)]
-        return inputs_EKc * (self.window_EK >= 0).unsqueeze(-1)
+        row_EK = self.rows_E.unsqueeze(-1) * x_BLc.shape[1] + self.window_EK.clamp(min=0)
+        # The continuations of a prompt read the same tokens. Their gradients are added up in one order, by one thread;
+        # behind x_BLc[rows, tokens] several would add as they come, with other last bits every time.
+        inputs_Rc = x_BLc.flatten(0, 1).index_select(0, row_EK.flatten())
+        return inputs_Rc.view(*row_EK.shape, -1) * (self.window_EK >= 0).unsqueeze(-1)
 
     def read_states(self, x_BLHP: Tensor, dt_BLH: Tensor, A_H: Tensor, B_BLGN: Tensor, C_BLGN: Tensor) -> Tensor:
         """What each token of a continuation reads of its prompt's last state S, [B, L, H, P] in fp32 or wider:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.shared_prompt import SharedPrompts
 
 PATTERNS = ["M", "*", "E", "-", "MEM*EME-"]
 # Documents of one token, of a chunk (8) less and more, one over several chunks, two that end with a chunk.
@@ -133,3 +134,23 @@ def test_select_gives_the_logits_of_those_positions(make_model: Callable[..., Ne
     select = torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < 0.3
     with torch.no_grad():
         torch.testing.assert_close(model(ids, seq_idx, select).logits, model(ids, seq_idx).logits[select])
+
+
+def test_the_gradient_of_a_shared_prompts_last_tokens_is_the_same_every_time() -> None:
+    """As large as in RL, where several threads take part: all continuations of a prompt read these tokens."""
+    seq_idx_BL = torch.zeros(8, 384, dtype=torch.int64)
+    for b, row in enumerate(seq_idx_BL):  # of unequal lengths, so that a thread's part ends within a row
+        for start in range(150 - 9 * b, 384, 14 + b):
+            row[start:] += 1
+    prompts = SharedPrompts.find(seq_idx_BL, conv_width=4)
+    source = torch.Generator().manual_seed(0)
+    x_BLc = torch.randn(8, 384, 320, generator=source, requires_grad=True)
+    weight_EKc = torch.randn(*prompts.window_EK.shape, 320, generator=source)
+    before, grads = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 2, 2, 2, 2, 2):
+            torch.set_num_threads(count)
+            grads += torch.autograd.grad((prompts.early_inputs(x_BLc) * weight_EKc).sum(), x_BLc)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(grads[0], grad) for grad in grads)

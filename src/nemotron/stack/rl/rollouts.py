@@ -17,8 +17,8 @@ from nemotron.stack.rl.dialogue import Dialogue
 from nemotron.stack.rl.losses import token_logprobs
 from nemotron.stack.rl.shaping import Message, count_forms
 
-# Rows are as long as a multiple of this: the scan then has whole chunks, and oneDNN few shapes.
-ROW_MULTIPLE = 64
+# Rows are padded to a multiple of this, or to the longest row allowed: whole chunks for the scan, few shapes.
+WIDTH_MULTIPLE = 64
 
 
 @dataclass
@@ -215,7 +215,7 @@ def pack_rollouts(
     rows.sort(key=lambda row: -row[0])
     batches: list[MicroBatch] = []
     while rows:
-        width = min(-(-rows[0][0] // ROW_MULTIPLE) * ROW_MULTIPLE, row_len)
+        width = min(-(-rows[0][0] // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, row_len)
         count = max(1, rows_per_batch * row_len // width)
         batches.append(_micro_batch([row for _, row in rows[:count]], width, rollouts, advantages))
         rows = rows[count:]

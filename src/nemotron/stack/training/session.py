@@ -37,7 +37,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
 from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
 from nemotron.stack.training.matmul_peak import measure_peak_flops
-from nemotron.stack.training.threads import Threads, fix_order_of_sums, sums_are_fixed
+from nemotron.stack.training.threads import Threads, fix_order_of_sums, has_fixed_gradients
 
 
 class SessionConfig(Protocol):
@@ -60,7 +60,11 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
         StopFlag() as stop,
         Checkpoints(run.dir / "checkpoints", run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
-        yield Session(ranks, run, stop, checkpoints, settings.save_interval, cfg.mixed_precision == "bf16_mixed")
+        session = Session(ranks, run, stop, checkpoints, settings.save_interval, cfg.mixed_precision == "bf16_mixed")
+        try:
+            yield session
+        finally:
+            session.threads.end()
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.logs = [self.run.metrics]
-        self.threads = Threads(1)  # until `begin`
+        self.threads = Threads(1)  # no choice, until `choose_threads`
 
     @property
     def autocast(self) -> torch.autocast:
@@ -117,15 +121,25 @@ class Session:
             if self.ranks.is_main:
                 print(f"resumed at step {restored.step} of {self.last_step}", file=sys.stderr)
         peak = measure_peak_flops(self.ranks.device, torch.bfloat16 if self.bf16 else torch.float32)
-        most = torch.get_num_threads()
-        may_choose = self.ranks.device.type == "cpu" and self.ranks.world_size == 1 and most > 1
-        self.threads = Threads(most if may_choose and sums_are_fixed(most) else 1)
         self.progress = Progress(
             self.last_step, label=label, start=restored.step if restored else 0,
             peak_flops=peak * self.ranks.world_size,
             stream=sys.stderr if self.ranks.is_main else io.StringIO(),
         )  # fmt: skip
         return restored
+
+    def choose_threads(self, batch_size: int, micro_batch_size: int, seq_len: int, packed: bool = False) -> None:
+        """Let the number of threads follow the machine where the results of updates do not depend on it.
+
+        After `begin`, with `model` in training mode, for a loop whose batches all have this shape. RL's have not: it
+        stays on the threads that it starts with. Costs a step on each number of threads.
+        """
+        at_start = torch.get_num_threads()
+        if self.ranks.device.type != "cpu" or self.ranks.world_size > 1 or at_start == 1:
+            return
+        rows = {min(micro_batch_size, batch_size), batch_size % micro_batch_size} - {0}
+        if all(has_fixed_gradients(self.model, (n, seq_len), packed, self.autocast) for n in rows):
+            self.threads = Threads(at_start)
 
     def end_at(self, step: int) -> None:
         """Make `step` the last one. All ranks call it, in the head of a step that is not after it."""

@@ -144,6 +144,7 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
         loader.load_state_dict(restored.state["loader"])
 
     model.train()
+    session.choose_threads(batch_size, cfg.train.micro_batch_size, cfg.dataset.seq_length)
     while True:
         # ---- the head of a step: save where that is due, validate; nothing in it changes a weight. Here a signal is
         # answered with a checkpoint, on every rank; one that comes during an update waits for the next head.

@@ -163,6 +163,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         loader.load_state_dict(restored.state["loader"])
 
     model.train()
+    session.choose_threads(batch_size, cfg.train.micro_batch_size, data.pack.seq_len, packed=True)
     while True:
         # ---- the head of a step: save where that is due, validate; nothing in it changes a weight
         state = {"loader": loader.state_dict(), "best": asdict(best)}

@@ -28,7 +28,7 @@ TRAIN = [
     *["evaluation.trigram_baseline=false", "evaluation.tasks_per_family=8", "evaluation.max_new_tokens=8"],
 ]
 GRPO = [
-    *["grpo.max_num_steps=2", "grpo.num_prompts_per_step=4", "grpo.num_generations_per_prompt=4"],
+    *["grpo.max_num_steps=2", "grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4"],
     "policy.generation.max_new_tokens=8",
 ]
 STEPS = {

@@ -1,8 +1,8 @@
 """Verifiable tasks: generators with held-out splits, and the checks that score an answer.
 
 Six families (math, multiple choice, instruction following, structured output, code generation, workplace assistant)
-feed SFT, RL and evaluation alike; recipes draw of the first four where a config names none, and verify no code where no
-sandbox starts.
+feed SFT, RL and evaluation alike; where a config names none, RLVR draws of all and the other stages of the first four.
+No code is verified where no sandbox starts.
 """
 
 from nemotron.stack.environments.baselines import (

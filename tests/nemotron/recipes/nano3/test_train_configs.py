@@ -10,11 +10,14 @@ import torch
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from nemo_runspec.config.loader import load_config
+from nemotron.kit.schemas.difficulty import FAMILIES
 from nemotron.kit.schemas.rl import GenRMRewardConfig
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig, PretrainConfig
 from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
 from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig, GRPOConfig, JudgeTrainingConfig
 from nemotron.recipes.nano3.stage2_rl.rlhf_schema import LossConfig, RLHFConfig
+from nemotron.recipes.nano3.stage2_rl.schema import EnvConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
 
@@ -89,6 +92,14 @@ def test_tasks_of_several_turns_are_not_compared(schema: Any, name: str) -> None
     schema.model_validate(values)
     with pytest.raises(ValidationError, match="workplace_assistant has several turns"):
         schema.model_validate({**values, "env": {"families": {"math": 1, "workplace_assistant": 1}}})
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "tiny-final", "curriculum"])
+def test_families_on_the_command_line_of_rlvr_are_all_that_it_draws(name: str) -> None:
+    folder = NANO3 / "stage2_rl" / "config"
+    assert load_config(folder, name, ("env.families={math: 2}",)).data["env"]["families"] == {"math": 2}
+    env = EnvConfig.model_validate(load_config(folder, name, ()).data.get("env", {}))
+    assert list(env.families) == list(FAMILIES)
 
 
 def test_defaults_of_the_judge_and_of_rlhf_are_the_published_ones() -> None:

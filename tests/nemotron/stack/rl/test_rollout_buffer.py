@@ -38,7 +38,8 @@ def config(**changed: Any) -> RLConfig:
     policy: dict[str, Any] = {"model_name": Path("model"), "max_total_sequence_length": 24, "max_grad_norm": 1e9}
     policy["generation"] = {"max_new_tokens": 6}
     run, grpo = {"model": "model", "data": "data"}, {"num_generations_per_prompt": 4, "num_prompts_per_step": 4}
-    return RLConfig.model_validate({"run": run, "policy": policy, "data": {"path": "d"}, "grpo": grpo} | changed)
+    few = {"run": run, "policy": policy, "data": {"path": "d"}, "grpo": grpo, "env": {"families": {"math": 1}}}
+    return RLConfig.model_validate(few | changed)
 
 
 def make_model(small_model: Callable[..., NemotronH]) -> NemotronH:

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import rl, training
+from nemotron.kit.schemas.difficulty import FAMILIES
 from nemotron.kit.schemas.environments import Environments, check_known
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelRunConfig, Seed
@@ -57,8 +58,14 @@ class TasksConfig(Group):
 
 
 class EnvConfig(TasksConfig):
-    """Environments that give the rewards."""
+    """Environments that give the rewards.
 
+    All families are a default and in no config: what a command line says of them would be added to those of a config.
+    """
+
+    families: dict[str, float] = Field(
+        dict.fromkeys(FAMILIES, 1.0), description="share of each family among the prompts of a batch, relative"
+    )
     effort_levels: rl.EffortConfig | None = Field(
         None, description="reward short responses to prompts that ask for low effort; null: no prompt does"
     )

@@ -157,7 +157,7 @@ def test_a_data_stage(fork: Fork) -> None:
     printed = fork.do("A data stage of your own")
     assert len(fork.changed()) == 5
     plan = printed["nemotron nano3 pipe -c smoke --dry-run"]
-    assert re.findall(r"^\[\d/8\] ([\w-]+)", plan, re.MULTILINE)[:3] == ["select", "data-pretrain", "pretrain"]
+    assert re.findall(r"^\[\d+/11\] ([\w-]+)", plan, re.MULTILINE)[:3] == ["select", "data-pretrain", "pretrain"]
     selected = fork.registry.resolve("nano3-select-data-smoke").record["metrics"]["table"]
     assert [selected["read"]["documents"], selected["kept"]["documents"]] == [41, 40]
     assert [sample["text"] for sample in selected["samples"]["too few words"]] == ["A short one."]

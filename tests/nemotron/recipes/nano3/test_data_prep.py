@@ -146,7 +146,14 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     columns = "{messages: talk.turns, category: level}"
     own = f"{{name: chats, paths: [chats.jsonl], columns: {columns}, on_error: skip, valid_fraction: 0.2"
     four = "tasks.families=[math, multiple_choice, instruction_following, structured_output]"
-    words = ("tasks.num_tasks=5000", "packing.seq_length=256", "questions=[quiz.csv]", four)
+    words = (
+        "tasks.num_tasks=5000",
+        "packing.seq_length=256",
+        "questions=[quiz.csv]",
+        "text.path=null",
+        "tasks.multi_turn_share=0",
+        four,
+    )
     weighted = "train_on: last, loss_weights: {'1': 2}"
     sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words, f"sources=[{own}, {weighted}}}]"))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}
@@ -347,11 +354,15 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         (PRETRAIN, ["tasks.num_tasks=0"], "no source of documents"),
         (PRETRAIN, ["tokenizer.chat_template=nano2"], "no token <SPECIAL_10>, which chat_template nano2 needs"),
         ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
-        ("stage1_sft", ["run.tokenizer=null", "chat_template=nano2", "tokenizer=."], "has no token <SPECIAL_10>"),
-        ("stage1_sft", ["run.tokenizer=null", "tokenizer=nowhere"], "no such file: nowhere"),
         (
             "stage1_sft",
-            ["run.tokenizer=null", "tokenizer=.", "sources=[{name: own, paths: [empty.jsonl]}]"],
+            ["run.tokenizer=null", "text.path=null", "chat_template=nano2", "tokenizer=."],
+            "has no token <SPECIAL_10>",
+        ),
+        ("stage1_sft", ["run.tokenizer=null", "text.path=null", "tokenizer=nowhere"], "no such file: nowhere"),
+        (
+            "stage1_sft",
+            ["run.tokenizer=null", "text.path=null", "tokenizer=.", "sources=[{name: own, paths: [empty.jsonl]}]"],
             "source 'own' is empty: 0 bytes in",
         ),
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),

@@ -47,7 +47,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -67,6 +67,7 @@ from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.chat_template import keep_template
 from nemotron.kit.commands import run_data_script
+from nemotron.recipes.nano3.stage1_sft.data_schema import MULTI_TURN, PASSAGES, SFTDataConfig, TasksConfig
 from nemotron.stack.environments import (
     FAMILIES,
     Task,
@@ -77,11 +78,7 @@ from nemotron.stack.environments import (
     to_messages,
 )
 
-if TYPE_CHECKING:
-    from nemotron.recipes.nano3.stage1_sft.data_schema import SFTDataConfig, TasksConfig
-
 SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
-MULTI_TURN, PASSAGES = "multi_turn", "text"
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You answer questions.", "Be brief.", "Read the question with care.")
 Split = Literal["train", "valid"]  # tasks of the third split are for evaluation only
 

@@ -21,6 +21,8 @@ from nemotron.kit.schemas.sources import (
     check_names,
 )
 
+MULTI_TURN, PASSAGES = "multi_turn", "text"  # names of what is generated beside the families
+
 
 class RunConfig(PrepRunConfig):
     """Names of what is read and written."""
@@ -108,5 +110,5 @@ class SFTDataConfig(DataPrepConfig):
     @property
     def generated_names(self) -> list[str]:
         """What is not read from your files: the conversations of each family, those of several turns, text."""
-        several = ["multi_turn"] if self.tasks.families and self.tasks.multi_turn_share else []
-        return [*self.tasks.families, *several, *(["text"] if self.text.path else [])]
+        several = [MULTI_TURN] if self.tasks.families and self.tasks.multi_turn_share else []
+        return [*self.tasks.families, *several, *([PASSAGES] if self.text.path else [])]

@@ -1,7 +1,7 @@
 """Linear layers without bias, through oneDNN where that is faster: fp32 on x86 processors that are not Intel's.
 
 PyTorch multiplies fp32 matrices with MKL, which does without AVX-512 on AMD processors; oneDNN, which is part of every
-x86 build, uses it on all. On Intel's MKL is 1.1 to 1.6 times as fast at the sizes of small models
+x86 build, uses it on all. On Intel's processors, MKL is 1.1 to 1.6 times as fast at the sizes of small models
 (`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a kernel for each new shape, a fraction of a
 millisecond, so shapes that keep changing stay with MKL.
 """

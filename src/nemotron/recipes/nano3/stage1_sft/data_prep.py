@@ -254,7 +254,7 @@ def _with_system(cfg: TasksConfig, name: str, conversations: Iterable[dict[str, 
         yield conversation
 
 
-def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, str]]:
+def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, Any]]:
     """Passages of documents that pretraining read, at random places, so that SFT keeps what they taught."""
     assert cfg.text.path is not None
     if not (cfg.text.path / "blend.json").is_file():
@@ -276,7 +276,7 @@ def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, str]]:
         document_end = int(stream.offsets[int(np.searchsorted(stream.offsets, begin, side="right"))])
         ids = stream.tokens[begin : min(begin + cfg.text.passage_tokens, document_end)].tolist()
         if passage := tokenizer.decode(ids, skip_special_tokens=True).strip("\ufffd"):  # part of a character
-            yield {"text": passage, "split": "train"}
+            yield {"text": passage, "split": "train", "loss_weight": cfg.text.loss_weight}
 
 
 def _declared(task: Task) -> dict[str, Any]:
@@ -288,7 +288,8 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     """Generated conversations know their split; your own are split by hash, and guarded against evaluation prompts."""
     columns = {name: name for name in ("messages", "tools", "split")}
     generated = Reading(columns=columns, required=())
-    passages = Reading(columns={"text": "text", "split": "split"}, required=(), present=("text",))
+    columns = {name: name for name in ("text", "split", "loss_weight")}
+    passages = Reading(columns=columns, required=(), present=("text",))
     sources: dict[str, ChatSource] = {
         name: ChatSource(
             name, passages if name == PASSAGES else generated, split_column="split", guarded=name == PASSAGES

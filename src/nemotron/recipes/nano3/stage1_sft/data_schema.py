@@ -54,6 +54,9 @@ class TextConfig(Group):
         {}, description="source of the blend -> share of the passages"
     )
     num_passages: int = Field(100_000, ge=1, description="passages at scale full")
+    loss_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        1.0, description="what a token of a passage counts in the loss; one of an answer counts 1"
+    )
     passage_tokens: int = Field(128, ge=8, description="tokens of a passage at most; it ends with its document")
 
     @model_validator(mode="after")

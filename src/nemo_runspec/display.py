@@ -38,7 +38,7 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
 
 def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) -> str:
     """The summary of a job, one fact a line."""
-    from nemo_runspec.execution.local import CPU_SETTINGS, local_command
+    from nemo_runspec.execution.local import cpu_settings, local_command
     from nemo_runspec.execution.needs import needs_text
 
     loaded = job_config.resolved.loaded
@@ -65,9 +65,10 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
     settings: dict[str, str] = {}
     if env.executor == "local":
         row("run dir", f"{folder} (exists)" if job_config.run.dir.is_dir() else folder)
-        command = local_command(spec, job_config.run.dir / spec.job_config_name)
+        processes = job_config.resolved.run.get("processes") or 1
+        command = local_command(spec, job_config.run.dir / spec.job_config_name, processes)
         row("command", " ".join(map(_quoted, command)))
-        settings = {name: os.environ.get(name, value) for name, value in CPU_SETTINGS.items()}
+        settings = {name: os.environ.get(name, value) for name, value in cpu_settings(processes).items()}
     else:
         row("run dir", folder)
         row("artifacts", str(env.artifacts))

@@ -119,7 +119,7 @@ def resolve_config(
     run = {**(run_defaults(schema) if schema else {}), **vars(loaded.run)}
     run |= _identity(loaded, spec)
     # 3. Inputs are pinned to versions: `corpus` becomes `corpus:3`.
-    _check_run(run, loaded)
+    _check_run(run, loaded, spec)
     if publish and look_up and any(map(is_place, references_of(run).values())):
         # A fault of the config is found before a model is downloaded and published.
         resolve_config(loaded, spec, produced=produced, registry=registry, found_here=found_here, publish=False)
@@ -245,11 +245,18 @@ def _identity(loaded: LoadedConfig, spec: Runspec) -> dict[str, str]:
     return {key: value for key, value in identity.items() if not run.get(key)}
 
 
-def _check_run(run: Mapping[str, Any], loaded: LoadedConfig) -> None:
-    """Refuse values of `run` that are no text, and names that cannot be published: now, not after the training."""
+def _check_run(run: Mapping[str, Any], loaded: LoadedConfig, spec: Runspec) -> None:
+    """Refuse values of `run` of the wrong kind, and names that cannot be published: now, not after the training."""
     for key, value in run.items():
         at = f"{loaded.origin(('run', key))}: run.{key}"
         if key == "env":  # checked by `run_env`
+            continue
+        if key == "processes":
+            if value is not None and (type(value) is not int or value < 1):
+                raise UserError(f"{at} = {value!r}: must be an integer from 1 on")
+            if value not in (None, 1) and spec.run.launch != "torchrun":
+                hint = 'launch = "torchrun" in the [tool.runspec.run] of its block'
+                raise UserError(f"{at} = {value}: {spec.script_path.name} is started as one process", hint)
             continue
         if isinstance(value, list) and key not in RESERVED_RUN_KEYS and all(isinstance(item, str) for item in value):
             continue  # whether the key takes several, its schema says

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 LISTS = (list, tuple, set, frozenset)
 # Keys of the `run` group with a meaning of their own. Every other key there names an input artifact.
 # `env` is a mapping (what the job asks its executor for, see `nemo_runspec.config.run_env`); the others are text.
-RESERVED_RUN_KEYS = ("script", "name", "config", "output", "results", "family", "stage", "root", "env", "files")
+RESERVED_RUN_KEYS = (
+    "script", "name", "config", "output", "results", "family", "stage", "root", "env", "files", "processes",
+)  # fmt: skip
 # What a schema must not bring in: a dry run would wait for seconds, and could not run where they are not installed.
 _SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
 
@@ -103,6 +105,8 @@ def _with_run_keys(schema: type[BaseModel]) -> type[BaseModel]:
     fields: dict[str, Any] = {key: (str | None, None) for key in RESERVED_RUN_KEYS if key not in group.model_fields}
     if "env" in fields:
         fields["env"] = (dict[str, Any] | None, None)
+    if "processes" in fields:
+        fields["processes"] = (int | None, None)
     run = create_model(group.__name__, __base__=group, __module__=group.__module__, **fields)
     completed: dict[str, Any] = {"run": (run, Field(default_factory=run))}
     return create_model(schema.__name__, __base__=schema, __module__=schema.__module__, **completed)

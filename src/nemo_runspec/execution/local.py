@@ -1,4 +1,4 @@
-"""Run a job on this machine: one process, or torchrun over the visible GPUs; signals go in, exit codes come out.
+"""Run a job on this machine: one process, or several under torchrun; signals go in, exit codes come out.
 
 The child gets /dev/null as stdin (a launched script takes its inputs from its config, not from a pipe) and settings
 without which small models train at half speed on a CPU (`CPU_SETTINGS`).
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.config.yaml_text import shown
@@ -54,19 +55,27 @@ def visible_gpus() -> int:
     return min(present, len([device for device in chosen.split(",") if device.strip() not in ("", "-1")]))
 
 
-def local_command(spec: Runspec, config: Path) -> list[str]:
+def local_command(spec: Runspec, config: Path, processes: int = 1) -> list[str]:
     """The words that `execute_local` would run: torchrun with a process a visible GPU; one process needs no torchrun.
 
     A script with `launch = "ray"` is run plainly: it works in processes of this machine, or on the Ray of RAY_ADDRESS.
 
     Args:
         config: the job's config file.
+        processes: how many torchrun starts where no GPU is visible: the config's `run.processes`.
     """
     words = script_words(spec.run.cmd, spec.script_path, config)
-    count = visible_gpus()
+    count = visible_gpus() or processes
     if spec.run.launch == "torchrun" and count > 1:
         return under_torchrun(words, "--standalone", f"--nproc-per-node={count}")
     return words
+
+
+def cpu_settings(processes: int) -> dict[str, str]:
+    """Variables of a job that computes on this machine's CPU: `CPU_SETTINGS`, and an even share of its cores."""
+    if visible_gpus() or processes == 1:
+        return CPU_SETTINGS
+    return {**CPU_SETTINGS, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
 
 
 def script_words(cmd: str, script: Path, config: Path) -> list[str]:
@@ -94,9 +103,9 @@ CPU_SETTINGS = {
 }
 
 
-def local_environment(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `env_vars` over it, and `CPU_SETTINGS` for what nobody has set."""
-    return {**CPU_SETTINGS, **os.environ, **env_vars}
+def local_environment(env_vars: Mapping[str, str], processes: int = 1) -> dict[str, str]:
+    """This process's environment with `env_vars` over it, and `cpu_settings` for what nobody has set."""
+    return {**cpu_settings(processes), **os.environ, **env_vars}
 
 
 def execute_local(
@@ -116,10 +125,11 @@ def execute_local(
     Raises:
         RunFailed: the script ended well and did not publish what its config names.
     """
-    command = local_command(spec, job_dir / spec.job_config_name)
+    processes = _processes(job_dir / spec.job_config_name)
+    command = local_command(spec, job_dir / spec.job_config_name, processes)
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
         raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
-    environment = local_environment(env_vars)
+    environment = local_environment(env_vars, processes)
     for name in (JOB_DIR, *OF_ONE_JOB, *OF_ONE_NODE):  # started within a job, this run is still none of its parts
         if name not in env_vars:
             environment.pop(name, None)
@@ -136,6 +146,14 @@ def execute_local(
                 f"its records: {job_dir}; how to publish: docs/runspec/v1/spec.md, Publishing",
             )
     return code
+
+
+def _processes(config: Path) -> int:
+    """`run.processes` of a job's config, which is YAML or JSON; 1 where it has none."""
+    import yaml
+
+    run: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8")).get("run") or {}
+    return run.get("processes") or 1
 
 
 def _promised(job_dir: Path) -> tuple[list[str], str | None]:

@@ -57,6 +57,7 @@ def test_the_result_is_an_instance_of_the_schema_class_with_every_default_visibl
         "root": None,
         "env": None,
         "files": None,
+        "processes": None,
         "data": None,
     }
     assert resolved.outputs == ("demo-train-model-tiny",)
@@ -231,6 +232,17 @@ def test_an_artifact_field_that_is_not_there_is_answered_with_the_nearest() -> N
     assert caught.value.hint == "did you mean train_path?"
     with pytest.raises(UserError, match=r"run\.data = 3: must be the name of an artifact"):
         resolve("run.data=3")
+
+
+def test_several_processes_are_for_scripts_that_torchrun_starts(write: Write, project: Path) -> None:
+    assert resolve("run.processes=2").run["processes"] == 2
+    for count in ("0", "two", "1.5"):
+        with pytest.raises(UserError, match=r"run\.processes = .*: must be an integer from 1 on"):
+            resolve(f"run.processes={count}")
+    text = (project / "train.py").read_text(encoding="utf-8")
+    write("train.py", text.replace('launch = "torchrun"', 'launch = "direct"'))
+    with pytest.raises(UserError, match=r"run\.processes = 2: train\.py is started as one process"):
+        resolve("run.processes=2")
 
 
 def test_an_input_that_only_the_schema_names_is_pinned_too(write: Write, project: Path) -> None:

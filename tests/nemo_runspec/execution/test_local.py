@@ -51,6 +51,11 @@ def test_the_command_of_each_launcher(
     for count in (0, 1):  # one process needs no torchrun
         gpus(monkeypatch, count)
         assert local_command(torchrun, config) == plain
+    gpus(monkeypatch, 0)
+    assert "--nproc-per-node=2" in local_command(torchrun, config, processes=2)
+    assert local_command(direct, config, processes=2) == plain
+    gpus(monkeypatch, 1)  # which all of them would share
+    assert local_command(torchrun, config, processes=2) == plain
     own = dataclasses.replace(direct, run=dataclasses.replace(direct.run, cmd="bash -c 'echo {config}' x"))
     assert local_command(own, config) == ["bash", "-c", f"echo {config}", "x"]
     ray = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="ray"))

@@ -258,17 +258,20 @@ def verify_all(
     sandbox: Sandbox = "bubblewrap",
 ) -> list[Verdict]:
     """`verify` of each task with its response, in their order; programs run side by side, one a processor,
-    and equal responses to one task once."""
+    and equal programs for one task once, whatever was reasoned before them."""
     pairs = list(zip(tasks, responses, strict=True))
     if all(task.family != code_generation.FAMILY for task in tasks):
         return [verify(task, response, thinking) for task, response in pairs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         programs: dict[tuple[int, str], Future[Verdict]] = {}  # many samples of a prompt are equal: each is run once
         for task, response in pairs:
-            if task.family == code_generation.FAMILY and (id(task), response) not in programs:
-                programs[id(task), response] = pool.submit(verify, task, response, thinking, sandbox)
+            program = (id(task), answer_of(response, thinking))
+            if task.family == code_generation.FAMILY and program not in programs:
+                programs[program] = pool.submit(verify, task, response, thinking, sandbox)
         return [
-            program.result() if (program := programs.get((id(task), response))) else verify(task, response, thinking)
+            run.result()
+            if (run := programs.get((id(task), answer_of(response, thinking))))
+            else verify(task, response, thinking)
             for task, response in pairs
         ]
 

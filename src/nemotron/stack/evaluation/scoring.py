@@ -36,6 +36,8 @@ from nemotron.stack.evaluation.intervals import (
     wilson_interval,
 )
 
+_VERIFIED_TOGETHER = 64  # responses between two looks for a signal; programs among them run side by side
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -270,15 +272,16 @@ def prompt_text(task: Task, template: str | None, thinking: bool = True) -> str:
 
 
 def _verdicts(
-    task: Task, completions: Sequence[Completion], template: str | None, thinking: bool, sandbox: Sandbox
+    attempts: Sequence[tuple[Task, Completion]], template: str | None, thinking: bool, sandbox: Sandbox
 ) -> list[Verdict]:
-    in_episodes = [completion.verdict for completion in completions if completion.verdict is not None]
-    if len(in_episodes) == len(completions):
-        return in_episodes
-    texts = [completion.text for completion in completions]
+    """Of each attempt at a task, in their order; those of episodes have theirs."""
+    open_attempts = [(task, completion.text) for task, completion in attempts if completion.verdict is None]
     if template is None:
-        texts, thinking = [plain_answer(text, task.family) for text in texts], False
-    return verify_all([task] * len(texts), texts, thinking, sandbox)
+        open_attempts, thinking = [(task, plain_answer(text, task.family)) for task, text in open_attempts], False
+    verified = iter(
+        verify_all([task for task, _ in open_attempts], [text for _, text in open_attempts], thinking, sandbox)
+    )
+    return [completion.verdict or next(verified) for _, completion in attempts]
 
 
 def evaluate_tasks(
@@ -305,7 +308,7 @@ def evaluate_tasks(
         max_error_rate: a larger share of responses that no verifier could decide raises RunFailed: then the scores
             would be those of another set of tasks.
         sandbox: where programs are run.
-        poll: called before the verdicts of each task, which may take long; raises to stop.
+        poll: called before the verdicts of each few tasks, which may take long; raises to stop.
 
     Returns:
         the scores, with all completions.
@@ -316,12 +319,16 @@ def evaluate_tasks(
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
-    verdicts: list[list[Verdict]] = []
-    for task, first, several in zip(tasks, greedy, sampled, strict=True):
+    attempts = [
+        (task, completion)
+        for task, first, several in zip(tasks, greedy, sampled, strict=True)
+        for completion in (first, *several)
+    ]
+    verdicts: list[Verdict] = []
+    for start in range(0, len(attempts), _VERIFIED_TOGETHER):
         poll()
-        verdicts.append(_verdicts(task, (first, *several), template, thinking, sandbox))
-    scores_TS = np.array([[verdict.score for verdict in row] for row in verdicts], dtype=float)
-    scores_TS = scores_TS.reshape(len(tasks), 1 + samples)
+        verdicts += _verdicts(attempts[start : start + _VERIFIED_TOGETHER], template, thinking, sandbox)
+    scores_TS = np.array([verdict.score for verdict in verdicts], dtype=float).reshape(len(tasks), 1 + samples)
     greedy_T, sampled_TS = scores_TS[:, 0], scores_TS[:, 1:]
     prompt_format: Literal["chat", "chat_no_think", "plain"] = "chat" if thinking else "chat_no_think"
     if template is None:
@@ -330,8 +337,7 @@ def evaluate_tasks(
     if evaluation.error_rate() > max_error_rate:
         errors = (
             f"{task.family}: {verdict.reason}"
-            for task, row in zip(tasks, verdicts, strict=True)
-            for verdict in row
+            for (task, _), verdict in zip(attempts, verdicts, strict=True)
             if verdict.status == "error"
         )
         raise RunFailed(

@@ -147,7 +147,7 @@ def test_the_reason_of_a_failed_verification_is_the_one_that_was_found() -> None
     assert caught.value.hint == "first: math: ValueError: invalid literal for int() with base 10: 'twelve'"
 
 
-def test_it_can_be_left_between_the_verdicts_of_two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_left_between_the_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts: list[Task] = []
 
     def verify_all(tasks: Sequence[Task], *_: object) -> list[Verdict]:
@@ -155,6 +155,7 @@ def test_it_can_be_left_between_the_verdicts_of_two_tasks(monkeypatch: pytest.Mo
         return [Verdict("score", 1.0)] * len(tasks)
 
     monkeypatch.setattr(scoring, "verify_all", verify_all)
+    monkeypatch.setattr(scoring, "_VERIFIED_TOGETHER", 3)
 
     def poll() -> None:
         if len(verdicts) >= 3:

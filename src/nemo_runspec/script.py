@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
 
-from nemo_runspec.errors import end_on_signals, run_main
+from nemo_runspec.errors import EXIT_CODE_FILE, end_on_signals, run_main
 
 
 def begin_script() -> None:
@@ -16,6 +17,10 @@ def begin_script() -> None:
     """
     end_on_signals()
     sys.excepthook = _uncaught
+    if EXIT_CODE_FILE in os.environ:  # one of torchrun's workers, which would outlive a `kill -9` of the command
+        from nemo_runspec.execution.local import die_with_parent
+
+        die_with_parent()
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

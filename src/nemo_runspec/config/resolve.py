@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,8 +37,10 @@ from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_defau
 from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_files, user_locations, validate
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
 from nemo_runspec.user_files import UserFiles, is_elsewhere
+from nemo_runspec.variables import JOB_DIR
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -120,6 +123,8 @@ def resolve_config(
     run |= _identity(loaded, spec)
     # 3. Inputs are pinned to versions: `corpus` becomes `corpus:3`.
     _check_run(run, loaded, spec)
+    if at_start and run.get("processes"):
+        run["processes"] = _processes_here(run["processes"])
     if publish and look_up and any(map(is_place, references_of(run).values())):
         # A fault of the config is found before a model is downloaded and published.
         resolve_config(loaded, spec, produced=produced, registry=registry, found_here=found_here, publish=False)
@@ -270,6 +275,16 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig, spec: Runspec) -> N
                 check_name(value)
             except UserError as error:
                 raise error.at(at) from None
+
+
+def _processes_here(processes: int) -> int:
+    """`run.processes` in the job itself: started by hand it may run in another number, and is then another run.
+
+    With GPUs and on a cluster the number is not the config's, which counts into the fingerprint as it is.
+    """
+    if JOB_DIR in os.environ or visible_gpus():
+        return processes
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _artifact_names(

@@ -37,6 +37,7 @@ from nemo_runspec.errors import (
     say_in_handler,
 )
 from nemo_runspec.execution.interrupts import handling
+from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_NODE
 
@@ -44,15 +45,6 @@ from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_N
 PATIENCE = 3
 _TORCHRUN = ("-m", "torch.distributed.run")
 _PR_SET_PDEATHSIG = 1
-
-
-def visible_gpus() -> int:
-    """How many NVIDIA GPUs a process started here would see, without importing torch."""
-    present = sum(1 for device in Path("/dev").glob("nvidia[0-9]*") if device.name.removeprefix("nvidia").isdigit())
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return present
-    return min(present, len([device for device in chosen.split(",") if device.strip() not in ("", "-1")]))
 
 
 def local_command(spec: Runspec, config: Path, processes: int = 1) -> list[str]:
@@ -75,7 +67,8 @@ def cpu_settings(processes: int) -> dict[str, str]:
     """Variables of a job that computes on this machine's CPU: `CPU_SETTINGS`, and an even share of its cores."""
     if visible_gpus() or processes == 1:
         return CPU_SETTINGS
-    return {**CPU_SETTINGS, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {**CPU_SETTINGS, "OMP_NUM_THREADS": str(max(1, cores // processes))}
 
 
 def script_words(cmd: str, script: Path, config: Path) -> list[str]:

@@ -263,6 +263,30 @@ def test_what_an_earlier_step_will_make_is_left_open() -> None:
     assert resolve("run.data=nowhere", look_up=False).inputs == {"data": None}
 
 
+def test_a_run_has_the_number_of_processes_that_it_was_started_in(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("nemo_runspec.config.resolve.visible_gpus", lambda: 0)
+
+    def processes(*overrides: str) -> int | None:
+        model = resolve(*overrides, at_start=True).model
+        assert model is not None
+        return model.run.processes  # type: ignore[attr-defined, no-any-return]
+
+    assert (processes(), processes("run.processes=2")) == (None, 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (processes(), processes("run.processes=2")) == (None, 2)
+    monkeypatch.setenv(
+        "WORLD_SIZE", "8"
+    )  # the profile's number on a cluster, and a process a GPU, are not the config's
+    monkeypatch.setenv("RUNSPEC_JOB_DIR", str(project))
+    assert processes("run.processes=2") == 2
+    monkeypatch.delenv("RUNSPEC_JOB_DIR")
+    monkeypatch.setattr("nemo_runspec.config.resolve.visible_gpus", lambda: 8)
+    assert processes("run.processes=2") == 2
+
+
 def test_a_config_of_another_script_is_refused() -> None:
     with pytest.raises(UserError, match=r"run\.script = 'other\.py': this config is not for train\.py"):
         resolve("run.script=other.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from nemo_runspec.execution.local import execute_local, exit_code, local_command, visible_gpus
+from nemo_runspec.execution.local import cpu_settings, execute_local, exit_code, local_command
+from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import Runspec, parse
+from nemo_runspec.variables import EXIT_CODE_FILE
 
 HEADER = '# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "demo"\n# ///\n'
 
@@ -60,6 +63,13 @@ def test_the_command_of_each_launcher(
     assert local_command(own, config) == ["bash", "-c", f"echo {config}", "x"]
     ray = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="ray"))
     assert local_command(ray, config) == plain
+
+
+def test_several_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    threads = [cpu_settings(processes).get("OMP_NUM_THREADS") for processes in (1, 2, 4, 8)]
+    assert threads == [None, "3", "1", "1"]
 
 
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +156,21 @@ def test_signals_reach_the_child_and_its_answer_comes_back(
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
 def test_a_killed_parent_leaves_no_child_behind(script: Callable[[str], Runspec], tmp_path: Path) -> None:
     parent = launch(script(LISTENER), tmp_path)
+    child = int(wait_for(tmp_path / "pid"))
+    parent.kill()
+    parent.wait(timeout=20)
+    end = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_a_worker_of_torchrun_ends_with_it(script: Callable[[str], Runspec], tmp_path: Path) -> None:
+    spec = script("from nemo_runspec.script import begin_script\nbegin_script()\n" + LISTENER)
+    stands_for_torchrun = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", stands_for_torchrun, spec.script_path, "--config", tmp_path / "train.yaml"]
+    parent = subprocess.Popen(command, env={**os.environ, EXIT_CODE_FILE: str(tmp_path / "code")})
     child = int(wait_for(tmp_path / "pid"))
     parent.kill()
     parent.wait(timeout=20)

@@ -29,6 +29,8 @@ DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
 
 # Seconds that the other ranks wait for the exit code of rank 0 after a signal.
 WAIT_FOR_RANK_0 = 600
+# Seconds that they wait for it after an error, which is mostly that of all ranks.
+WAIT_FOR_THE_SAME_ERROR = 5
 # Seconds after a signal in which another one is the same, on its way through a launcher.
 SAME_SIGNAL = 5
 
@@ -253,8 +255,12 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
 
 
 def report(error: BaseException, message: str | None = None, hint: str | None = None) -> None:
-    """Print `error` to stderr in one or two lines (rank 0 only), with its traceback in debug mode."""
-    if os.environ.get("RANK", "0") != "0":
+    """Print `error` to stderr in one or two lines, with its traceback in debug mode.
+
+    Of several ranks, rank 0 does; another one only where rank 0 goes on without this error.
+    """
+    stopped = isinstance(error, KeyboardInterrupt | Interrupted | Preempted)  # all ranks are, and rank 0 may be saving
+    if os.environ.get("RANK", "0") != "0" and (stopped or _rank_0_ends_too()):
         return
     if isinstance(error, RunspecError):
         message, hint = error.message, error.hint
@@ -264,6 +270,20 @@ def report(error: BaseException, message: str | None = None, hint: str | None = 
     if hint:
         print(hint, file=sys.stderr)
     sys.stderr.flush()
+
+
+def _rank_0_ends_too() -> bool:
+    """Wait until rank 0 has left its exit code, for it may be the slower one; False where it has not after a while.
+
+    A launcher stops all ranks once one has ended: one that left at once would cut off what rank 0 has to say.
+    """
+    path = os.environ.get(EXIT_CODE_FILE)
+    deadline = time.monotonic() + WAIT_FOR_THE_SAME_ERROR
+    while path and not Path(path).exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def debugging() -> bool:

@@ -110,13 +110,44 @@ def test_only_rank_0_speaks_and_leaves_its_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RUNSPEC_EXIT_CODE_FILE", str(tmp_path / "code"))
-    monkeypatch.setenv("RANK", "1")
-    assert raising(UserError("bad")) == 2
-    assert capsys.readouterr().err == ""
-    assert not (tmp_path / "code").exists()
     monkeypatch.setenv("RANK", "0")
     assert raising(Preempted("x")) == 143
     assert (tmp_path / "code").read_text() == "143\n"
+    capsys.readouterr()
+    monkeypatch.setenv("RANK", "1")
+    assert raising(UserError("bad")) == 2
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "code").read_text() == "143\n"
+
+
+def test_another_rank_speaks_where_rank_0_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUNSPEC_EXIT_CODE_FILE", str(tmp_path / "code"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("nemo_runspec.errors.WAIT_FOR_THE_SAME_ERROR", 0.1)
+    assert raising(UserError("bad")) == 2
+    assert capsys.readouterr().err == "error: bad\n"
+    assert not (tmp_path / "code").exists()
+
+
+def test_another_rank_leaves_after_rank_0_has_spoken(tmp_path: Path) -> None:
+    """A launcher ends all ranks once one has left, and rank 0 may be the slower one."""
+    script = (
+        "from nemo_runspec.errors import UserError, run_main\n"
+        "def main():\n    print('refuses', flush=True)\n    raise UserError('bad')\n"
+        "raise SystemExit(run_main(main))\n"
+    )
+    left = tmp_path / "exit_code"
+    env = {**os.environ, "RANK": "1", EXIT_CODE_FILE: str(left)}
+    pipe = subprocess.PIPE
+    rank = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=pipe, stderr=pipe, text=True)
+    assert rank.stdout is not None
+    assert rank.stdout.readline() == "refuses\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.3)
+    left.write_text("2\n", encoding="utf-8")
+    assert rank.communicate(timeout=20)[1] == "" and rank.returncode == 2
 
 
 def test_nearest_word() -> None:

@@ -44,6 +44,7 @@ from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_N
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3
 _TORCHRUN = ("-m", "torch.distributed.run")
+_QUIET_TORCHRUN = ("-m", "nemo_runspec.execution.torchrun")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,7 +60,9 @@ def local_command(spec: Runspec, config: Path, processes: int = 1) -> list[str]:
     words = script_words(spec.run.cmd, spec.script_path, config)
     count = visible_gpus() or processes
     if spec.run.launch == "torchrun" and count > 1:
-        return under_torchrun(words, "--standalone", f"--nproc-per-node={count}")
+        # By its host name a machine may not find itself (a laptop without a network): minutes, then an error.
+        here = ("--standalone", "--local-addr=127.0.0.1")
+        return [words[0], *_QUIET_TORCHRUN, *here, f"--nproc-per-node={count}", *words[1:]]
     return words
 
 
@@ -178,11 +181,11 @@ def run_command(
     Returns:
         0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
     """
-    torchrun = list(command[1:3]) == list(_TORCHRUN)
+    torchrun = tuple(command[1:3]) in (_TORCHRUN, _QUIET_TORCHRUN)
     if torchrun:
         environment = {**environment, EXIT_CODE_FILE: str(left)}
     code = _wait(command, environment, workdir, torchrun=torchrun, shielded=torchrun and all_are_signalled)
-    if code != DONE and left.is_file():
+    if code > DONE and left.is_file():  # below, a process was killed: what rank 0 then made of it does not count
         return exit_code(int(left.read_text(encoding="utf-8")))
     return exit_code(code)
 

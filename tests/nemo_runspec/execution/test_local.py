@@ -48,8 +48,8 @@ def test_the_command_of_each_launcher(
     assert local_command(direct, config) == plain
     torchrun = dataclasses.replace(direct, run=dataclasses.replace(direct.run, launch="torchrun"))
     words = local_command(torchrun, config)
-    assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
-    assert "--nproc-per-node=4" in words
+    assert words[:3] == [sys.executable, "-m", "nemo_runspec.execution.torchrun"]
+    assert {"--nproc-per-node=4", "--local-addr=127.0.0.1"} <= set(words)
     assert words[-3:] == plain[1:]
     for count in (0, 1):  # one process needs no torchrun
         gpus(monkeypatch, count)
@@ -206,7 +206,10 @@ def test_a_child_that_ignores_ctrl_c_is_ended_by_the_third(script: Callable[[str
 
 @pytest.mark.slow
 def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
-    script: Callable[[str], Runspec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Callable[[str], Runspec],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("torch")
     spec = script(
@@ -227,3 +230,9 @@ def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
     assert execute_local(spec, tmp_path, {}) == 143
     assert sorted(path.name for path in tmp_path.glob("rank*")) == ["rank0", "rank1"]
     assert (tmp_path / "rank1").read_text(encoding="utf-8") == "2"
+    stopped = "error: stopped on a signal; checkpoint saved: ckpt\nthe same command resumes from it\n"
+    assert capfd.readouterr().err == stopped  # rank 0 has said it, and torchrun adds nothing
+    killed = script("import os, time\ntime.sleep(60) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)")
+    spec = dataclasses.replace(spec, script_path=killed.script_path)
+    assert execute_local(spec, tmp_path, {}) == 1
+    assert capfd.readouterr().err.startswith("error: the job was killed by SIGKILL\nout of memory, perhaps;")

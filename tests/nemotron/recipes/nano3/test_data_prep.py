@@ -158,7 +158,7 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words, f"sources=[{own}, {weighted}}}]"))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
-    assert sum(counts.values()) == 4 * (50 + 125) + 59
+    assert sum(counts.values()) == 3.6 * (50 + 125) + 59
     assert counts["train"] == sft.record["fields"]["num_examples"]
     assert {weight for row in rows["train"] for weight in row["loss_mask"]} == {0.0, 1.0, 2.0}
     assert sft.record["fields"]["reasoning"] is True  # most are generated, with it

@@ -121,7 +121,7 @@ def execute_local(
     Raises:
         RunFailed: the script ended well and did not publish what its config names.
     """
-    processes = _processes(job_dir / spec.job_config_name)
+    processes = _processes(job_dir / spec.job_config_name) if spec.run.launch == "torchrun" else 1
     command = local_command(spec, job_dir / spec.job_config_name, processes)
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
         raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")

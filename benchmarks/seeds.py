@@ -11,6 +11,7 @@ less three standard deviations: a run outside it is not bad luck.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -18,23 +19,28 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path("output/seeds")
 
 
-def run_seed(seed: int, threads: int | None) -> Path:
-    """Run the whole pipeline with one seed; returns its output root. Out-of-band runs (exit 1) count like others."""
+def run_seed(seed: int, shares: SimpleQueue[set[int]]) -> Path:
+    """Run the whole pipeline with one seed on a share of the cores; returns its output root.
+
+    Out-of-band runs (exit 1) count like others.
+    """
     root = ROOT / f"seed-{seed}"
     root.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "RUNSPEC_OUTPUT_ROOT": str(root), "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts")}
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
     command = ["nemotron", "nano3", "pipe", "-c", "tiny", f"pretrain:rng.seed={seed}", f"sft:rng.seed={seed}"]
     with (root / "pipe.log").open("w") as log:
         phases = [f"{step}:seed={seed}" for step in ("rl", "genrm", "rlhf")]
         command += [*phases, f"rl-final:seed={seed + 1_000}"]  # other prompts than those of the first pass
-        subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
+        cores = shares.get()
+        on_its_cores = functools.partial(os.sched_setaffinity, 0, cores) if cores else None
+        subprocess.run(command, env=environment, stdout=log, stderr=log, check=False, preexec_fn=on_its_cores)
+        shares.put(cores)
     return root
 
 
@@ -53,9 +59,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each with a share of the cores")
     arguments = parser.parse_args()
-    threads = max(1, (os.cpu_count() or 1) // arguments.at_once) if arguments.at_once > 1 else None
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # not on macOS
+    shares: SimpleQueue[set[int]] = SimpleQueue()
+    for number in range(arguments.at_once):
+        shares.put(set(cores[number :: arguments.at_once]))
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        roots = list(pool.map(lambda seed: run_seed(seed, threads), arguments.seeds))
+        roots = list(pool.map(lambda seed: run_seed(seed, shares), arguments.seeds))
     metrics = [results_of(root) for root in roots]
     print(f"{'quantity':34s} {'band':>8s} {'mean':>7s} {'sd':>7s} {'mean-3sd':>9s}   each seed")
     for index, band in enumerate(metrics[0]["bands"]):

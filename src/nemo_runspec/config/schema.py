@@ -24,10 +24,21 @@ if TYPE_CHECKING:
 # What pydantic reads from a JSON list.
 LISTS = (list, tuple, set, frozenset)
 # Keys of the `run` group with a meaning of their own. Every other key there names an input artifact.
-# `env` is a mapping (what the job asks its executor for, see `nemo_runspec.config.run_env`); the others are text.
+# `env` is a mapping (what the job asks its executor for, see `nemo_runspec.config.run_env`), `processes` a
+# number; the others are text.
 RESERVED_RUN_KEYS = (
-    "script", "name", "config", "output", "results", "family", "stage", "root", "env", "files", "processes",
-)  # fmt: skip
+    "script",
+    "name",
+    "config",
+    "output",
+    "results",
+    "family",
+    "stage",
+    "root",
+    "env",
+    "files",
+    "processes",
+)
 # What a schema must not bring in: a dry run would wait for seconds, and could not run where they are not installed.
 _SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
 

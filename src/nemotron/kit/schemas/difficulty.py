@@ -19,7 +19,7 @@ InstructionKind = Literal["repeat", "pick", "pick_not", "reorder", "first_last",
 CodeKind = Literal["number", "list_to_number", "list_to_list", "text"]
 WorkplaceKind = Literal["email", "calendar", "project_management", "customers"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-# What recipes draw tasks of where a config names no families.
+# What SFT and evaluation draw tasks of where a config names no families; RL draws all of them.
 DEFAULT_FAMILIES: tuple[Family, ...] = ("math", "multiple_choice", "instruction_following", "structured_output")
 
 

@@ -262,17 +262,18 @@ def verify_all(
     pairs = list(zip(tasks, responses, strict=True))
     if all(task.family != code_generation.FAMILY for task in tasks):
         return [verify(task, response, thinking) for task, response in pairs]
+    programs = [  # many samples of a prompt are equal: each is run once
+        (id(task), answer_of(response, thinking)) if task.family == code_generation.FAMILY else None
+        for task, response in pairs
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        programs: dict[tuple[int, str], Future[Verdict]] = {}  # many samples of a prompt are equal: each is run once
-        for task, response in pairs:
-            program = (id(task), answer_of(response, thinking))
-            if task.family == code_generation.FAMILY and program not in programs:
-                programs[program] = pool.submit(verify, task, response, thinking, sandbox)
+        runs: dict[tuple[int, str], Future[Verdict]] = {}
+        for (task, response), program in zip(pairs, programs, strict=True):
+            if program and program not in runs:
+                runs[program] = pool.submit(verify, task, response, thinking, sandbox)
         return [
-            run.result()
-            if (run := programs.get((id(task), answer_of(response, thinking))))
-            else verify(task, response, thinking)
-            for task, response in pairs
+            runs[program].result() if program else verify(task, response, thinking)
+            for (task, response), program in zip(pairs, programs, strict=True)
         ]
 
 

@@ -51,7 +51,10 @@ class Ranks:
     def check_divides(self, key: str, count: int) -> None:
         """UserError naming the config key where `count` of something cannot be spread evenly over all ranks."""
         if count % self.world_size:
-            raise UserError(f"{key} {count} does not divide among {self.world_size} processes")
+            raise UserError(
+                f"{key} {count} does not divide among {self.world_size} processes",
+                f"a multiple of {self.world_size}; on a CPU the config's run.processes says how many",
+            )
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))

@@ -158,7 +158,7 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     sft = published(tmp_path, prepare("stage1_sft", tmp_path, *words, f"sources=[{own}, {weighted}}}]"))
     rows = {split: pq.read_table(sft.path / split).to_pylist() for split in ("train", "valid")}
     counts = {split: sum(len(row["seq_start_id"]) for row in rows[split]) for split in rows}
-    assert sum(counts.values()) == 3.6 * (50 + 125) + 59
+    assert sum(counts.values()) == 3 * (50 + 125) + (30 + 75) + 59  # a share of 0.6 of structured output
     assert counts["train"] == sft.record["fields"]["num_examples"]
     assert {weight for row in rows["train"] for weight in row["loss_mask"]} == {0.0, 1.0, 2.0}
     assert sft.record["fields"]["reasoning"] is True  # most are generated, with it
@@ -433,7 +433,7 @@ def test_generated_conversations_of_several_turns_with_a_system_message_and_text
         run=RunConfig(script="data_prep.py", output="sft-data"),
         tokenizer=str(blend / "tokenizer"),
         tasks=TasksConfig(families=list(families), multi_turn_share=0.25, system_share=0.5),
-        text=TextConfig(path=blend, weights={"own": 1.0}, num_passages=50, passage_tokens=16),
+        text=TextConfig(path=blend, weights={"own": 1.0}, num_passages=50, passage_tokens=16, loss_weight=0.4),
     )
     tasks = [
         (split, task)
@@ -449,7 +449,11 @@ def test_generated_conversations_of_several_turns_with_a_system_message_and_text
     passages = rows.pop("text")
     assert len({row["text"] for row in passages}) > 30
     for row in passages:  # as it stands in one of the documents, no longer than asked for, and trained
-        assert row["split"] == "train" and any(row["text"] in document for document in documents)
+        assert (
+            row["loss_weight"] == 0.4
+            and row["split"] == "train"
+            and any(row["text"] in document for document in documents)
+        )
         assert len(tokenizer.encode(row["text"]).ids) <= 17  # the first piece may be another without what precedes it
     by_prompt = {(task.prompt, split): task for split, task in tasks}
     for row in rows["multi_turn"]:

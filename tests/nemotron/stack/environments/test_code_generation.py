@@ -123,7 +123,9 @@ def test_equal_programs_for_one_task_run_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("nemotron.stack.environments.code_generation.run_program", run_program)
     first, second = TASKS[:2]
-    verdicts = verify_all([first, first, first, second], ["a", "a", "b", "a"])
+    verdicts = verify_all(
+        [first, first, first, second], ["so</think>a", "or so</think>a", "</think>b", "</think>a"], True
+    )
     assert sorted(runs) == ["a", "a", "b"] and [verdict.status for verdict in verdicts] == ["wrong"] * 4
 
 

@@ -7,6 +7,7 @@ import math
 import random
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,27 @@ def test_scores_are_what_the_generator_was_made_to_reach() -> None:
         interval = evaluation.sampled(family)
         assert interval.low <= interval.estimate <= interval.high and abs(interval.estimate - share) < 0.08
     assert evaluation.sampled_TS.shape == (160, 8)
+    ended = [[completion.finished for completion in row] for row in evaluation.sampled_completions]
+    assert evaluation.sampled_TS.tolist() == ended  # the right ones do: each verdict is that of its own completion
     assert evaluation.mean("greedy").estimate == 1.0
     assert evaluation.mean("sampled").estimate == pytest.approx(evaluation.sampled_TS.mean())
     # every token of a right completion has entropy 0.5, of a wrong one 1.5, and wrong ones are three times as long
     assert evaluation.entropy("math") == 1.5 and evaluation.entropy("structured_output") == 0.5
     right = evaluation.sampled_TS.mean()
     assert evaluation.entropy() == pytest.approx((0.5 * right + 1.5 * 3 * (1 - right)) / (right + 3 * (1 - right)))
+
+
+def test_verdicts_of_episodes_stand_among_those_that_are_made_here() -> None:
+    tasks = [task for task in TASKS if task.family == "math"][:2]
+    right = [Completion(f"</think>{task.solution.answer}", 3, 0.1, True) for task in tasks]
+    episode = replace(right[0], text="", verdict=Verdict("score", 0.25))
+
+    def generate(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        return right if temperature == 0 else [episode, right[0], right[0], episode]
+
+    evaluation = evaluate_tasks(generate, tasks, template="nano3", samples=2)
+    assert evaluation.greedy_T.tolist() == [1, 1]
+    assert evaluation.sampled_TS.tolist() == [[0.25, 1], [0, 0.25]]  # the third is the answer to the other task
 
 
 def test_metrics_and_generations_are_json_and_complete() -> None:

@@ -288,8 +288,8 @@ def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     """Generated conversations know their split; your own are split by hash, and guarded against evaluation prompts."""
     columns = {name: name for name in ("messages", "tools", "split")}
     generated = Reading(columns=columns, required=())
-    columns = {name: name for name in ("text", "split", "loss_weight")}
-    passages = Reading(columns=columns, required=(), present=("text",))
+    text_columns = {name: name for name in ("text", "split", "loss_weight")}
+    passages = Reading(columns=text_columns, required=(), present=("text",))
     sources: dict[str, ChatSource] = {
         name: ChatSource(
             name, passages if name == PASSAGES else generated, split_column="split", guarded=name == PASSAGES

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
+from nemotron.kit.schemas.difficulty import FAMILIES, Family
 from nemotron.kit.schemas.environments import Environments
 from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.questions import MATCH, Match, Questions
@@ -16,6 +17,7 @@ from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_
 class TasksConfig(sources.TasksConfig):
     """Prompts from the environments' generators."""
 
+    families: list[Family] = Field(list(FAMILIES), description="which, all that RLVR draws; [] for none")
     num_tasks: int = Field(
         200_000, ge=1, description="different prompts of each family and environment, at most, at scale full"
     )

@@ -75,6 +75,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     ])  # fmt: skip
     house.run([
         NANO3 / "stage1_sft" / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500",
+        "text.path=null",
     ])  # fmt: skip
     house.run(PRETRAIN, "unbroken-pretrain")
     house.run(SFT, "unbroken-sft")

@@ -34,7 +34,7 @@ GRPO = [
 STEPS = {
     "data-pretrain": PREP,
     "pretrain": TRAIN,
-    "data-sft": ["tasks.num_tasks=20000", "tasks.num_valid_tasks=2000", "evaluation_tasks=20"],
+    "data-sft": ["text.path=null", "tasks.num_tasks=20000", "tasks.num_valid_tasks=2000", "evaluation_tasks=20"],
     "sft": [
         "train.train_iters=4",
         "train.eval_interval=4",

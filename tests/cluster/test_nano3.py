@@ -36,6 +36,8 @@ STEPS = {
     "pretrain": TRAIN,
     "data-sft": ["text.path=null", "tasks.num_tasks=20000", "tasks.num_valid_tasks=2000", "evaluation_tasks=20"],
     "sft": [
+        "train.global_batch_size=2",  # on two nodes
+        "train.micro_batch_size=1",
         "train.train_iters=4",
         "train.eval_interval=4",
         "scheduler.lr_warmup_iters=1",

@@ -1,4 +1,4 @@
-"""Which dimensions of a Nemotron-H model fit together."""
+"""Which dimensions of a Nemotron-H model fit together, and which of its blocks FP8 training takes."""
 
 from __future__ import annotations
 
@@ -35,3 +35,22 @@ def check_dimensions(model: Dimensions) -> None:
         raise ValueError(
             f"num_experts_per_tok {model.num_experts_per_tok} exceeds n_routed_experts {model.n_routed_experts}"
         )
+
+
+def fp8_layers(pattern: str, num_layers_at_start_in_bf16: int, num_layers_at_end_in_bf16: int) -> range:
+    """Indices of the blocks of `pattern` that train in FP8: all but the first and last few.
+
+    Raises:
+        ValueError: there are `E` blocks, whose routed experts the emulation does not cover, or nothing is left.
+    """
+    if "E" in pattern:
+        raise ValueError(
+            f"hybrid_override_pattern {pattern}: FP8 is emulated for M, * and - blocks, not for experts (E)"
+        )
+    layers = range(num_layers_at_start_in_bf16, len(pattern) - num_layers_at_end_in_bf16)
+    if not layers:
+        raise ValueError(
+            f"num_layers_at_start_in_bf16 {num_layers_at_start_in_bf16} and num_layers_at_end_in_bf16 "
+            f"{num_layers_at_end_in_bf16} leave none of the {len(pattern)} blocks for FP8"
+        )
+    return layers

@@ -123,7 +123,6 @@ class TrainingConfig(Group):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     rng: RngConfig = Field(default_factory=RngConfig)
-    mixed_precision: MixedPrecision = "bf16_mixed"
     resume: Resume = None
 
     @model_validator(mode="after")

@@ -79,6 +79,20 @@ def test_bad_values_are_refused(group: str, key: str, value: object, message: st
         PretrainConfig.model_validate(values)
 
 
+def test_fp8_trains_blocks_without_experts_in_pretraining_only() -> None:
+    values = read("stage0_pretrain", "tiny")
+    values["mixed_precision"] = "bf16_with_fp8_subchannel_scaling_mixed"
+    with pytest.raises(ValidationError, match="not for experts"):
+        PretrainConfig.model_validate(values)
+    values["model"]["hybrid_override_pattern"] = "M-M*-M-M"
+    with pytest.raises(ValidationError, match="leave none of the 8 blocks for FP8"):  # 4 and 4, the published default
+        PretrainConfig.model_validate(values)
+    values["model"]["num_layers_at_end_in_bf16"] = 3
+    PretrainConfig.model_validate(values)
+    with pytest.raises(ValidationError, match="mixed_precision"):
+        SFTConfig.model_validate(read("stage1_sft", "tiny") | {"mixed_precision": values["mixed_precision"]})
+
+
 def test_sft_says_what_to_lower_with_the_iterations() -> None:
     values = read("stage1_sft", "tiny")
     values["train"]["train_iters"] = 1

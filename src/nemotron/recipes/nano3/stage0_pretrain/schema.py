@@ -7,12 +7,12 @@ and field names are Megatron-Bridge's. What other stages have, too, comes from n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import evaluation, optimizer, training
-from nemotron.kit.schemas.architecture import check_dimensions
+from nemotron.kit.schemas.architecture import check_dimensions, fp8_layers
 from nemotron.kit.schemas.group import PRETRAIN_BLEND, ModelRunConfig
 
 
@@ -46,6 +46,10 @@ class ModelConfig(training.TrainedModelConfig):
     initializer_range: float = Field(0.0173, gt=0, description="standard deviation of initial weights")
     layer_norm_epsilon: float = Field(1e-5, gt=0, description="inside the root of RMSNorm")
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 2.3)")
+    num_layers_at_start_in_bf16: int = Field(
+        4, ge=0, description="first blocks that FP8 leaves in bf16 (Nano 2: arXiv 2508.14444)"
+    )
+    num_layers_at_end_in_bf16: int = Field(4, ge=0, description="last blocks that FP8 leaves in bf16 (Nano 2)")
 
     @model_validator(mode="after")
     def _dimensions_fit(self) -> Self:
@@ -102,3 +106,17 @@ class PretrainConfig(training.TrainingConfig):
     train: TrainConfig
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    mixed_precision: Literal["fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed"] = Field(
+        "bf16_mixed",
+        description="type of the matrix products; the last one is blockwise FP8, emulated, for patterns without E "
+        "(docs/architecture/quantization.md)",
+    )
+
+    @model_validator(mode="after")
+    def _some_blocks_are_in_fp8(self) -> Self:
+        model = self.model
+        if self.mixed_precision == "bf16_with_fp8_subchannel_scaling_mixed":
+            fp8_layers(
+                model.hybrid_override_pattern, model.num_layers_at_start_in_bf16, model.num_layers_at_end_in_bf16
+            )
+        return self

@@ -58,6 +58,7 @@ from nemotron.stack.evaluation.language_model import bits_per_byte_of, score_tex
 from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
+from nemotron.stack.quantization.fp8 import train_in_fp8
 from nemotron.stack.training.distributed import (
     Ranks,
     clip_gradients,
@@ -132,7 +133,11 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
     check_memory(session, needs, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
     model = NemotronH(architecture)
-    place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=session.bf16)
+    fp8 = cfg.mixed_precision == "bf16_with_fp8_subchannel_scaling_mixed"
+    if fp8:
+        train_in_fp8(model, cfg.model.num_layers_at_start_in_bf16, cfg.model.num_layers_at_end_in_bf16)
+    # FP8 rounds the fp32 weights: sharded ones travel as they are.
+    place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=session.bf16 and not fp8)
     optimizer = build_optimizer(model, cfg.optimizer)
     tokens_per_step = batch_size * cfg.dataset.seq_length
     flops_per_step = tokens_per_step * training_flops_per_token(model.config, cfg.dataset.seq_length)

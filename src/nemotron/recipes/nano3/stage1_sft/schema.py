@@ -71,3 +71,4 @@ class SFTConfig(training.TrainingConfig):
     train: TrainConfig = Field(default_factory=TrainConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig
+    mixed_precision: training.MixedPrecision = "bf16_mixed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nemo_runspec.errors import RunFailed
@@ -19,7 +19,7 @@ from nemotron.stack.environments import (
 
 
 def score_baselines(
-    tasks: Sequence[Task], seen: Sequence[Task], settings: ResponsesConfig, lookup_tasks: int, poll: Callable[[], None]
+    tasks: Sequence[Task], seen: Sequence[Task], settings: ResponsesConfig, lookup_tasks: int
 ) -> dict[str, dict[str, Any]]:
     """Per family: the best constant answer, the nearest-neighbour look-up, and how much of the task space was seen.
 
@@ -30,7 +30,6 @@ def score_baselines(
             samples its sources by weight.
         settings: the difficulty of the tasks, and the sandbox of their checks.
         lookup_tasks: how many of the tasks seen the look-up knows, the last of each family.
-        poll: called before each family; raises to stop.
 
     Raises:
         RunFailed: a task of the evaluation is among those seen.
@@ -39,7 +38,6 @@ def score_baselines(
     families = list(dict.fromkeys(task.family for task in tasks))
     progress = Progress(len(families), label="baselines")
     for family in families:
-        poll()
         held_out = [task for task in tasks if task.family == family]
         trained = [task for task in seen if task.family == family]
         canonicals = {task.canonical for task in trained}

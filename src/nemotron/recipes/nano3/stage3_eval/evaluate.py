@@ -50,7 +50,8 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,12 +60,15 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.data_prep.sources.questions import read_questions
+from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
 from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_complete, read_pipe
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import iterate, walk
-from nemotron.kit.stop import StopFlag
+from nemotron.kit.schemas.questions import Questions
+from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
+from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig, TasksConfig, TextConfig
 from nemotron.recipes.nano3.stage3_eval.table import format_table
 from nemotron.stack.environments import Task, questions, read_tasks, verifiable_families
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
@@ -75,9 +79,6 @@ from nemotron.stack.evaluation.scoring import Evaluation, compare
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import held_out_documents
 
-if TYPE_CHECKING:
-    from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig
-
 # In the order of training. A stage is compared with those before it that it should improve on.
 ROLES = ("base", "sft", "sft_continued", "rl", "rlhf", "final")
 STAGES = {"pretrain": "base", "sft": "sft", "rl": "rl", "rlhf": "rlhf"}  # of a producer's name -> role
@@ -85,6 +86,31 @@ COMPARED = (
     ("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_continued", "rl"),
     ("rl", "rlhf"), ("rlhf", "final"), ("rl", "final"), ("sft", "final"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every model is asked, by how many processes side by side: of the config what can be sent to a process."""
+
+    tasks: TasksConfig
+    questions: Questions
+    text: TextConfig
+    pretrain_data: str | None
+    processes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model on the tasks, with less reasoning by the name of the control, and its bits per byte of each source."""
+
+    evaluation: Evaluation
+    reasoning: dict[str, Evaluation]
+    text: dict[str, float]
+
+    def with_tasks(self, tasks: list[Task]) -> Measured:
+        """The same with these as its tasks."""
+        controlled = {control: replace(evaluation, tasks=tasks) for control, evaluation in self.reasoning.items()}
+        return Measured(replace(self.evaluation, tasks=tasks), controlled, self.text)
 
 
 def main() -> None:
@@ -96,10 +122,13 @@ def main() -> None:
     configured = cfg  # the run's fingerprint is of this, whatever the machine can verify
     families = verifiable_families(cfg.tasks.families, cfg.tasks.sandbox)
     cfg = cfg.model_copy(update={"tasks": cfg.tasks.model_copy(update={"families": families})})
-    tasks = [*held_out_tasks(cfg.tasks.per_family, cfg.tasks), *own_tasks(cfg)]
+    processes = 1 if torch.cuda.is_available() else cfg.processes
+    asked = Asked(cfg.tasks, cfg.questions, cfg.text, cfg.run.pretrain_data, processes)
+    tasks = tasks_of(asked)
     if not tasks:
         raise UserError("nothing to evaluate on: tasks.per_family is 0, and there are no questions")
-    with open_run(configured, script=__file__) as run, StopFlag() as stop:
+    stop_at_once()
+    with open_run(configured, script=__file__) as run:
         for version in trained_on(cfg, run):
             run.add_input(version, version.ref)
         artifacts = {role: Model.load(reference) for role, reference in models.items()}
@@ -108,18 +137,15 @@ def main() -> None:
         with run.phase("baselines"):
             data = [version.path for version in run.inputs.values() if "Dataset" in version.record["types"]]
             seen = [task for path in data for task in read_tasks(path)]
-            baselines = score_baselines(tasks, seen, cfg.tasks, cfg.tasks.lookup_tasks, stop.poll)
-        evaluations: dict[str, Evaluation] = {}
-        reasoning: dict[str, dict[str, Evaluation]] = {}
-        text: dict[str, dict[str, float]] = {}
-        for role, reference in models.items():
-            with run.phase(f"evaluate {role}"):
-                artifact = artifacts[role]
-                model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu")
-                evaluations[role], reasoning[role] = answer_tasks(cfg, artifact, model, tasks, stop)
-                text[role] = score_text(cfg, artifact, model, stop)
-            scores = evaluations[role].mean("greedy")
-            print(f"{role} ({reference}): greedy pass@1 {scores.estimate:.3f}", file=sys.stderr)
+            baselines = score_baselines(tasks, seen, cfg.tasks, cfg.tasks.lookup_tasks)
+        with run.phase("evaluate"), PoolEngine(processes) if processes > 1 else SerialEngine() as engine:
+            measured: dict[str, Measured] = {}
+            of_models = engine.map_ordered(measure, artifacts.values(), asked)
+            for (role, reference), result in zip(models.items(), of_models, strict=True):
+                measured[role] = result.with_tasks(tasks)
+                scores = measured[role].evaluation.mean("greedy")
+                print(f"{role} ({reference}): greedy pass@1 {scores.estimate:.3f}", file=sys.stderr)
+        evaluations = {role: each.evaluation for role, each in measured.items()}
 
         # --- Compare in pairs, task by task; what chance alone would explain is no difference -------------------------
         with run.phase("compare"):
@@ -138,13 +164,13 @@ def main() -> None:
             "baselines": baselines,
             "comparisons": comparisons,
             "reasoning": {
-                role: {control: evaluation.metrics() for control, evaluation in controlled.items()}
-                for role, controlled in reasoning.items()
-                if controlled
+                role: {control: evaluation.metrics() for control, evaluation in each.reasoning.items()}
+                for role, each in measured.items()
+                if each.reasoning
             },
             "not_run": [family for family in configured.tasks.families if family not in families],
             "sandbox": cfg.tasks.sandbox if CODE_GENERATION in cfg.tasks.families else None,
-            "text": text,
+            "text": {role: each.text for role, each in measured.items()},
             "pretrain_text": stated or {},  # of the base model on all held-out text, beside the trigram's
             "generations": side_by_side(evaluations, cfg.tasks.generations),
         }
@@ -198,9 +224,10 @@ def pairs_of(models: dict[str, str]) -> list[tuple[str, str]]:
     return stages + [(order[i - 1], role) for i, role in enumerate(order) if i > 0 and role not in ROLES]
 
 
-def own_tasks(cfg: EvalConfig) -> list[Task]:
-    """The questions of the user's files, as tasks."""
-    return read_questions(cfg.questions, lambda source, row: questions.make_task(source.name, row, source.match))
+def tasks_of(asked: Asked) -> list[Task]:
+    """The held-out tasks, then the questions of the user's files."""
+    own = read_questions(asked.questions, lambda source, row: questions.make_task(source.name, row, source.match))
+    return [*held_out_tasks(asked.tasks.per_family, asked.tasks), *own]
 
 
 def trained_on(cfg: EvalConfig, run: Run) -> list[Version]:
@@ -223,35 +250,38 @@ def check_budgets(cfg: EvalConfig, artifact: Model) -> None:
         reasoning_budget(artifact.path, artifact.template, budget, cfg.tasks.max_new_tokens)
 
 
-def answer_tasks(
-    cfg: EvalConfig, artifact: Model, model: NemotronH, tasks: list[Task], stop: StopFlag
-) -> tuple[Evaluation, dict[str, Evaluation]]:
-    """The tasks as the model was trained to answer them (a base model: as plain text), and with less reasoning.
+def measure(artifact: Model, asked: Asked) -> Measured:
+    """The tasks as the model was trained to answer them (a base model: as plain text), with less reasoning, and text.
 
-    The latter greedily: `off`, and each of `tasks.reasoning_budgets`.
+    With less reasoning greedily: `off`, and each of `tasks.reasoning_budgets`. The tasks stay in this process, since an
+    environment of the user's own cannot be sent; who asks has the same ones.
     """
+    if asked.processes > 1:  # two threads of one process generate no faster than one
+        torch.set_num_threads(max(1, torch.get_num_threads() // asked.processes))
+    tasks = tasks_of(asked)
+    model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu")
 
     def score(samples: int, thinking: bool, max_reasoning: int | None = None) -> Evaluation:
         return evaluate_model(
-            model, artifact.path, tasks, cfg.tasks.model_copy(update={"samples": samples}), template=template,
-            thinking=thinking, max_reasoning=max_reasoning, poll=stop.poll, show_progress=True,
+            model, artifact.path, tasks, asked.tasks.model_copy(update={"samples": samples}), template=template,
+            thinking=thinking, max_reasoning=max_reasoning, show_progress=asked.processes == 1,
         )  # fmt: skip
 
     template, reasons = artifact.template, artifact.reasoning is not False
-    evaluation = score(cfg.tasks.base_samples if template is None else cfg.tasks.samples, thinking=reasons)
-    if template is None or not reasons:
-        return evaluation, {}
-    controlled = {str(budget): score(0, True, budget) for budget in cfg.tasks.reasoning_budgets}
-    if cfg.tasks.reasoning_off and load_template(template).has_switch("enable_thinking"):
-        controlled["off"] = score(0, thinking=False)
-    return evaluation, controlled
+    evaluation = score(asked.tasks.base_samples if template is None else asked.tasks.samples, thinking=reasons)
+    controlled: dict[str, Evaluation] = {}
+    if template is not None and reasons:
+        controlled = {str(budget): score(0, True, budget) for budget in asked.tasks.reasoning_budgets}
+        if asked.tasks.reasoning_off and load_template(template).has_switch("enable_thinking"):
+            controlled["off"] = score(0, thinking=False)
+    return Measured(evaluation, controlled, score_text(asked, artifact, model)).with_tasks([])
 
 
-def score_text(cfg: EvalConfig, artifact: Model, model: NemotronH, stop: StopFlag) -> dict[str, float]:
+def score_text(asked: Asked, artifact: Model, model: NemotronH) -> dict[str, float]:
     """Bits per byte of the first `text.max_tokens` held-out tokens of each source of the blend, if there is one."""
-    if not (cfg.run.pretrain_data and cfg.text.max_tokens):
+    if not (asked.pretrain_data and asked.text.max_tokens):
         return {}
-    blend = PretrainBlend.load(cfg.run.pretrain_data)
+    blend = PretrainBlend.load(asked.pretrain_data)
     tokenizers = [folder / "tokenizer.json" for folder in (blend.tokenizer_path or blend.path, artifact.path)]
     if len({file.read_bytes() for file in tokenizers}) > 1:
         print(f"{artifact.ref}: no bits per byte: the held-out text has tokens of another tokenizer", file=sys.stderr)
@@ -259,8 +289,8 @@ def score_text(cfg: EvalConfig, artifact: Model, model: NemotronH, stop: StopFla
     byte_lengths = token_byte_lengths(load_tokenizer(artifact.path))
     return {
         source: model_bits_per_byte(
-            model, np.concatenate(documents)[: cfg.text.max_tokens], byte_lengths, seq_len=cfg.text.seq_length,
-            batch_size=cfg.text.batch_size, poll=stop.poll, label=source,
+            model, np.concatenate(documents)[: asked.text.max_tokens], byte_lengths, seq_len=asked.text.seq_length,
+            batch_size=asked.text.batch_size, label=source,
         )
         for source, documents in held_out_documents(blend.path).items()
     }  # fmt: skip

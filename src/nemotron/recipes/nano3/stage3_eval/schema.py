@@ -128,5 +128,8 @@ class EvalConfig(Group):
     run: EvalRunConfig = Field(default_factory=EvalRunConfig)
     tasks: TasksConfig = Field(default_factory=TasksConfig)
     questions: Questions = Field([])
+    processes: int = Field(
+        1, ge=1, description="models evaluated at once without a GPU, each in a process with its share of the cores"
+    )
     text: TextConfig = Field(default_factory=TextConfig)
     bands: BandsConfig = Field(default_factory=BandsConfig)

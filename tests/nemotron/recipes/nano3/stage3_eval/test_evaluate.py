@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,36 @@ def test_untrained_models_are_published_and_outside_the_bands(environment: dict[
     assert {"base", "sft", "rl"} < set(metrics["generations"][0])
     assert "OUTSIDE" in done.stderr and done.stderr.count("error:") == 1
     assert "sft.greedy_mean" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_models_measured_side_by_side_have_the_numbers_of_one_after_the_other(environment: dict[str, str]) -> None:
+    numbers = []
+    for processes in (1, 2):
+        done = evaluate(environment, f"processes={processes}", f"run.results=in-{processes}")
+        assert done.returncode == 1 and "OUTSIDE" in done.stderr, done.stderr
+        folder = Path(environment["RUNSPEC_ARTIFACTS_ROOT"]) / f"in-{processes}" / "1"
+        numbers.append(json.loads((folder / "artifact.json").read_text())["metrics"])
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_processes_too(environment: dict[str, str]) -> None:
+    command = [sys.executable, SCRIPT, "--config", "tiny", *SMALL, "run.results=stopped", "tasks.per_family=400"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        next(line for line in child.stderr if line.endswith(": evaluate\n"))
+        children: list[str] = []
+        deadline = time.monotonic() + 60
+        while len(children) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+            children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        assert len(children) == 2
+        child.terminate()
+        rest = child.stderr.read()
+    assert child.returncode == 143 and "error: stopped by SIGTERM" in rest and "Traceback" not in rest
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert not Registry(Path(environment["RUNSPEC_ARTIFACTS_ROOT"])).versions("stopped")
 
 
 def test_a_budget_that_leaves_no_answer_is_refused(environment: dict[str, str]) -> None:

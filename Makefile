@@ -43,7 +43,7 @@ test-all: $(VENV)/installed-dev
 # Also replaces four packages of .venv by the older ones that nemo-run wants (constraints-cluster.txt).
 test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	@sh tests/cluster/install-engines.sh
-	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m cluster tests/cluster tests/e2e $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests benchmarks examples

@@ -162,6 +162,18 @@ def test_generation_ahead_on_two_processes_stopped_and_started_again(house: Hous
     assert house.records("two-ahead-stopped") == house.records("two-ahead")
 
 
+@pytest.mark.cluster
+def test_workers_of_a_ray_draw_what_one_process_draws(house: House) -> None:
+    """Three calls a step, two for one worker; then without, since who draws changes nothing."""
+    pytest.importorskip("ray", reason="Ray is not installed; `make test-cluster` does it")
+    command = [*RL, "cluster.rollout_workers=2"]
+    assert house.run_and_stop(command, "workers", 2, signal.SIGTERM) == 143
+    assert "resumed at step" in house.run(command, "workers")
+    assert house.digest(OUTPUT) == house.digest(f"{OUTPUT}:1")
+    assert house.records("workers") == house.records("unbroken")
+    assert house.records("workers", "rollouts.jsonl") == house.records("unbroken", "rollouts.jsonl")
+
+
 def test_conversations_with_tools_stopped_in_generation_reward_and_update(house: House) -> None:
     tokenizer = train_tokenizer(["A B C D", *[CALL] * 9, *prompt_texts(house)], 2 * MIN_VOCAB_SIZE)
     end, *letters = (tokenizer.token_to_id(token) for token in ("<|im_end|>", *"ABCD"))

@@ -87,7 +87,7 @@ def run_in_allocation(command: Sequence[str], environment: Mapping[str, str], wo
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # the script has ended: nothing has to move elsewhere
     }
-    with _ray_folder() as folder:
+    with ray_folder() as folder:
         if here.node > 0:
             return _join(host, port, ray_environment, folder)
         return _lead(host, port, here.nodes, command, ray_environment, workdir, folder)
@@ -171,8 +171,8 @@ def _run_script(command: Sequence[str], environment: Mapping[str, str], workdir:
 
 
 @contextlib.contextmanager
-def _ray_folder() -> Iterator[Path]:
-    """A folder of this node's Ray alone: on one machine there may be several, of this job and of others."""
+def ray_folder() -> Iterator[Path]:
+    """A folder of a Ray of its own: on one machine there may be several, of this job and of others."""
     place = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir=place if len(place) <= _LONGEST_TEMP else "/tmp"))
     try:

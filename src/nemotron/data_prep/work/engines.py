@@ -19,9 +19,7 @@ import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
-import re
 import signal
-import socket
 import sys
 import traceback
 from collections import deque
@@ -31,8 +29,8 @@ from typing import Any, TypeVar
 
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, leaving_signals
 from nemo_runspec.execution.local import die_with_parent
-from nemo_runspec.installation import install_line
 from nemo_runspec.variables import RAY_ADDRESS
+from nemotron.kit.ray_cluster import join_ray, signals_wait
 
 Item = TypeVar("Item")
 Shared = TypeVar("Shared")
@@ -48,7 +46,6 @@ RETRIES = 2
 # this would wait for it.
 MAX_PROCESSES = 16
 
-_CONNECT_SECONDS = 10.0
 _WAIT_SECONDS = 0.2  # for a result on Ray, before signals are looked at again
 
 
@@ -269,13 +266,13 @@ class RayEngine:
         import ray
 
         remote = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(_apply_on_ray)
-        with _signals_wait():
+        with signals_wait():
             reference = ray.put(shared)
         numbered = enumerate(items)
         begun: deque[tuple[int, Any, Any]] = deque()
         while True:
             for number, item in itertools.islice(numbered, AHEAD * self.workers - len(begun)):
-                with _signals_wait():
+                with signals_wait():
                     begun.append((number, item, remote.remote(function, item, reference)))
             if not begun:
                 return
@@ -283,9 +280,9 @@ class RayEngine:
             try:
                 ready: list[Any] = []
                 while not ready:
-                    with _signals_wait():
+                    with signals_wait():
                         ready, _ = ray.wait([result], timeout=_WAIT_SECONDS)
-                with _signals_wait():
+                with signals_wait():
                     value = ray.get(result)
             except ray.exceptions.RayError as error:
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -293,23 +290,9 @@ class RayEngine:
             yield _opened(value, number, item)
 
     def __enter__(self) -> RayEngine:
-        try:
-            import ray
-        except ImportError as error:
-            raise UserError(
-                f"{RAY_ADDRESS}={self.address} is set, but Ray is not installed here ({error})",
-                f"{install_line('ray')}, or unset {RAY_ADDRESS} to use the CPUs of this machine",
-            ) from None
-        _check_answers(self.address)
-        with _signals_wait():
-            try:
-                ray.init(address=self.address, log_to_driver=False, configure_logging=False)
-            except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-                reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-                raise UserError(
-                    f"{RAY_ADDRESS}={self.address}: cannot join the Ray cluster there: {reason}",
-                    f"unset {RAY_ADDRESS} to use the CPUs of this machine",
-                ) from error
+        join_ray(self.address)
+        import ray
+
         self.workers = int(ray.cluster_resources().get("CPU", 0))
         if not self.workers:
             self.__exit__()
@@ -325,51 +308,13 @@ class RayEngine:
     def __exit__(self, *_: object) -> None:
         import ray
 
-        with _signals_wait():
+        with signals_wait():
             ray.shutdown()  # the cluster ends the tasks of a driver that has left
-
-
-def _check_answers(address: str) -> None:
-    """Refuse at once what Ray would try for minutes. Words like `auto` are left to Ray."""
-    if address.startswith(("http://", "https://")):
-        raise UserError(
-            f"{RAY_ADDRESS}={address}: jobs are submitted there, a script cannot join there",
-            f"unset {RAY_ADDRESS} to use the CPUs of this machine; a profile with executor ray submits the job",
-        )
-    match = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
-    if match is None:
-        return
-    try:
-        socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"{RAY_ADDRESS}={address}: no Ray cluster answers there: {getattr(error, 'strerror', None) or error}",
-            f"unset {RAY_ADDRESS} to use the CPUs of this machine",
-        ) from None
 
 
 def _apply_on_ray(function: Any, item: Any, shared: Any) -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     return _apply(function, item, shared)
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Let the script's handlers run after what is inside, not in it.
-
-    Ray puts a handler of its own in the place of that for SIGTERM, and what a handler raises in one of its calls comes
-    out as exit code 1.
-    """
-    numbers: tuple[int, ...] = (signal.SIGINT, *leaving_signals())
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in received:
-            signal.raise_signal(number)
 
 
 Engine = SerialEngine | PoolEngine | RayEngine

@@ -32,7 +32,8 @@ Shapes: P prompts of this rank, N completions a prompt, B rows, L tokens a row, 
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): generated families instead of nine
 sources; prompts by pass rate only with `data.curriculum`; every process holds the whole model; the trainer is its own
 generator in the same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has
-next to nothing to mask, unless generation runs ahead (`grpo.async_grpo`; stack/rl/rollout_buffer.py). Leave-one-out
+next to nothing to mask, unless generation runs ahead (`grpo.async_grpo`; stack/rl/rollout_buffer.py); Ray's workers
+(`cluster.rollout_workers`; stack/rl/ray_workers.py) draw what this process would. Leave-one-out
 baseline and standard deviation, asymmetric clip, token-level loss, one update a batch, overlong filtering, frozen
 router with moving expert bias are the paper's. With one update a batch the policy ratio is 1 when the gradient is
 taken, so the clip never acts; it stands in the loss because it does as soon as a batch is split into several updates.
@@ -50,12 +51,11 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -64,13 +64,13 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.stack.environments import Task, load_environments, open_episode, verifiable_families
+from nemotron.stack.environments import Task, load_environments, verifiable_families
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
-from nemotron.stack.rl.dialogue import Dialogue, verdicts
+from nemotron.stack.rl.calls import RolloutSettings, cut_into_calls, draw_call, merge_calls
 from nemotron.stack.rl.grpo import (
     Batch,
     load_policy,
@@ -82,9 +82,8 @@ from nemotron.stack.rl.grpo import (
 )
 from nemotron.stack.rl.policy import warmed_up_lr
 from nemotron.stack.rl.prompts import PromptSource, check_same_families, read_prompts, verifiable_shares
+from nemotron.stack.rl.ray_workers import Job, RayWorkers, open_workers
 from nemotron.stack.rl.rollout_buffer import RolloutBuffer
-from nemotron.stack.rl.rollouts import collect_rollouts
-from nemotron.stack.rl.shaping import effort_reward
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.memory import Needs, check_memory
@@ -142,6 +141,15 @@ class Data:
         """This rank's share of the prompts of a step."""
         return self.source.batch(step)[self.ranks.rank :: self.ranks.world_size]
 
+    def settings(self, cfg: RLConfig) -> RolloutSettings:
+        """What holds for all rollouts."""
+        return RolloutSettings(
+            self.template, cfg.env.enable_thinking, cfg.env.sandbox, cfg.env.effort_levels,
+            samples_per_prompt=cfg.grpo.num_generations_per_prompt,
+            max_new_tokens=cfg.policy.generation.max_new_tokens, max_turns=cfg.grpo.max_rollout_turns,
+            max_length=cfg.policy.max_total_sequence_length, stop_token_ids=self.stop_ids,
+        )  # fmt: skip
+
 
 def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     """Model and prompts. Which prompts a step draws is a function of the seed and the step."""
@@ -167,7 +175,8 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
     ranks, steps, ahead = session.ranks, cfg.grpo.max_num_steps, cfg.grpo.async_grpo
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
-    prompts = min(prompts_per_call(cfg), cfg.grpo.num_prompts_per_step // ranks.world_size)
+    prompts_of_rank = cfg.grpo.num_prompts_per_step // ranks.world_size
+    prompts = min(prompts_per_call(cfg), prompts_of_rank)
     needs = Needs(
         load_config(data.initial.path), tokens,
         copies=bool(cfg.loss_fn.reference_policy_kl_penalty) + ahead.enabled * (ahead.max_trajectory_age_steps + 2),
@@ -187,12 +196,19 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     check_same_families(restored, list(cfg.env.families))
     state = {"families": list(cfg.env.families)}
     step = restored.step if restored else 0
-    draw = partial(draw_rollouts, cfg, data)
-    drawing_ahead: AbstractContextManager[RolloutBuffer | None] = nullcontext()
-    if ahead.enabled:
-        drawing_ahead = RolloutBuffer(cfg, session, ahead.max_trajectory_age_steps, data.tasks, draw)
+    job = Job(
+        model.config, data.tokenizer.to_str(), data.settings(cfg), cfg.env.environments,
+        runs_programs=CODE_GENERATION in cfg.env.families, bf16=session.bf16, device=ranks.device.type,
+        num_threads=torch.get_num_threads(),
+    )  # fmt: skip
 
-    with drawing_ahead as buffer:
+    with ExitStack() as stack:
+        num_calls = math.ceil(prompts_of_rank / prompts)
+        workers = stack.enter_context(open_workers(cfg.cluster.rollout_workers, num_calls, session, job))
+        draw = partial(draw_rollouts, cfg, data, workers)
+        buffer: RolloutBuffer | None = None
+        if ahead.enabled:
+            buffer = stack.enter_context(RolloutBuffer(cfg, session, ahead.max_trajectory_age_steps, data.tasks, draw))
         if buffer and restored:
             buffer.restore(step, restored.tensors)
         while True:
@@ -241,40 +257,21 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     return model
 
 
-def draw_rollouts(cfg: RLConfig, data: Data, model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
+def draw_rollouts(
+    cfg: RLConfig, data: Data, workers: RayWorkers | None, model: NemotronH, step: int, poll: Callable[[], None]
+) -> Batch:
     """N completions for each of this rank's prompts of a step, sampled from `model`, and their rewards."""
-    ranks, thinking, generation = data.ranks, cfg.env.enable_thinking, cfg.policy.generation
     tasks = data.tasks(step)
-    texts = [prompt_text(task, data.template, thinking) for task in tasks]
+    texts = [prompt_text(task, data.template, cfg.env.enable_thinking) for task in tasks]
     prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
-    seed = np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0]
-    errors: list[str] = []
-
-    def begin(index: int) -> Dialogue:
-        return Dialogue(open_episode(tasks[index], thinking), data.tokenizer, data.template, thinking)
-
-    def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:
-        rewards: list[float | None] = []
-        for dialogue, verdict in zip(dialogues, verdicts(tasks[index], dialogues, cfg.env.sandbox), strict=True):
-            reward: float | None = verdict.score
-            if verdict.status == "error":  # not a zero: left out of baseline and loss, and counted
-                errors.append(verdict.reason)
-                reward = None
-            elif (effort := cfg.env.effort_levels) and effort.low_string in tasks[index].prompt:
-                written = sum(message.num_tokens for message in dialogue.messages if message.generated)
-                reward = effort_reward(verdict.score, written, effort)
-            rewards.append(reward)
-        return rewards
-
+    calls = cut_into_calls(tasks, prompts, prompts_per_call(cfg), [cfg.seed, step, data.ranks.rank])
     # The precision is that of the trainer, and there is no temperature: otherwise they would be two policies.
-    rollouts = collect_rollouts(
-        model, prompts, begin, score, samples_per_prompt=cfg.grpo.num_generations_per_prompt,
-        max_new_tokens=generation.max_new_tokens, max_turns=cfg.grpo.max_rollout_turns,
-        max_length=cfg.policy.max_total_sequence_length, stop_token_ids=data.stop_ids,
-        prompts_per_call=prompts_per_call(cfg),
-        generator=torch.Generator(device=ranks.device).manual_seed(int(seed)), poll=poll,
-    )  # fmt: skip
-    return Batch(tasks, rollouts, errors, list(cfg.env.families))
+    if workers:
+        of_calls = workers.draw(model, calls, poll)
+    else:
+        of_calls = [draw_call(call, model, data.tokenizer, data.settings(cfg), poll) for call in calls]
+    drawn = merge_calls(calls, of_calls)
+    return Batch(tasks, drawn.rollouts, drawn.errors, list(cfg.env.families))
 
 
 def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> dict[str, float]:

@@ -85,6 +85,15 @@ class RLVRDataConfig(DataConfig):
     )
 
 
+class ClusterConfig(Group):
+    """Who generates and verifies (`nemotron.stack.rl.ray_workers`)."""
+
+    rollout_workers: int = Field(
+        0, ge=0, description="Ray workers of each process, on the cluster of RAY_ADDRESS or else on this machine, that "
+        "draw its rollouts, with the same result; 0: the process itself (NeMo-RL: policy.generation.colocated.enabled)",
+    )  # fmt: skip
+
+
 class CheckpointConfig(training.CheckpointConfig):
     """How often a run can be resumed from."""
 
@@ -107,7 +116,7 @@ class RunConfig(ModelRunConfig):
 class StageConfig(Group):
     """What every stage of GRPO has."""
 
-    neutral_keys: ClassVar = training.NEUTRAL_KEYS
+    neutral_keys: ClassVar[tuple[str, ...]] = training.NEUTRAL_KEYS
 
     grpo: rl.GRPOConfig = Field(default_factory=rl.GRPOConfig)
     loss_fn: rl.LossConfig = Field(default_factory=rl.LossConfig)
@@ -148,10 +157,13 @@ class JudgedConfig(StageConfig):
 class RLConfig(StageConfig):
     """`nemotron nano3 rl`."""
 
+    neutral_keys: ClassVar = (*training.NEUTRAL_KEYS, "cluster")
+
     run: RunConfig
     data: RLVRDataConfig
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     env: EnvConfig = Field(default_factory=EnvConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
 
     @model_validator(mode="after")

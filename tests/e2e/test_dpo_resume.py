@@ -48,7 +48,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     NemotronH(config).save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
-        Model(path=folder, step=0, tokenizer_path=folder, chat_template="nano3").save("start")
+        Model(path=folder, num_steps=0, tokenizer_path=folder, chat_template="nano3").save("start")
     sources = "sources=[{name: mine, paths: [pairs.jsonl], valid_fraction: 0.1}]"
     house.run([STAGE / "data_prep_pairs.py", "--config", "own", sources], "prep")
     house.run(DPO, "unbroken")

@@ -87,7 +87,7 @@ def save_model(house: House, name: str, model: NemotronH, tokenizer: Tokenizer) 
     model.save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
-        Model(path=folder, step=0, tokenizer_path=folder, chat_template="nano3").save(name)
+        Model(path=folder, num_steps=0, tokenizer_path=folder, chat_template="nano3").save(name)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     letter_model(tokenizer.get_vocab_size(), letters, tokenizer.token_to_id("<|im_end|>")).save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(house.root / "artifacts"))
-        Model(path=folder, step=0, tokenizer_path=folder, chat_template="nano3").save("start")
+        Model(path=folder, num_steps=0, tokenizer_path=folder, chat_template="nano3").save("start")
     house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=400", "tasks.num_valid_tasks=100"], "prep")
     house.run(GENRM, "unbroken")
     house.run(RLHF, "unbroken-rlhf")

@@ -10,24 +10,26 @@ dataset = Dataset.load(path=checkpoint.dataset_path)
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import math
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 
 from nemo_runspec.artifacts import Registry, Version, parse_reference
-from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files
+from nemo_runspec.artifacts.manifest import MANIFEST_FILE, RECORD_FILE, list_files, payload_digest, sha256_file
 from nemo_runspec.artifacts.naming import SCHEME, encode_path
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse as parse_runspec
 from nemotron.kit import lineage, payloads
 from nemotron.kit.chat_templates import is_path
 from nemotron.kit.environment import describe_environment
-from nemotron.kit.pipes import read_pipe
+from nemotron.kit.pipes import piped, read_pipe
 from nemotron.kit.producer import Producer, producer_of
 from nemotron.kit.run import (
     CODE_FILE,
@@ -52,8 +54,33 @@ class Source(BaseModel):
 
 
 AnyArtifact = TypeVar("AnyArtifact", bound="Artifact")
-_loaded: dict[str, Version] = {}  # outside a run: what this process has loaded
+
+
+@dataclasses.dataclass
+class _Script:
+    """The script that saves when no run is open, and what it has loaded so far. `file`: None for this process's own."""
+
+    file: Path | None = None
+    loaded: dict[str, Version] = dataclasses.field(default_factory=dict)
+    folders: dict[Path, Source] = dataclasses.field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.file or Path(sys.argv[0])
+
+
+_scripts = [_Script()]  # above the process's own those of `script_scope`
 _MOST_NAMES = 100  # whose records are read for a hint
+
+
+@contextlib.contextmanager
+def script_scope(script: Path) -> Iterator[None]:
+    """In it, and outside a run, `script` is what saves, with its own inputs: a step that another script calls."""
+    _scripts.append(_Script(script))
+    try:
+        yield
+    finally:
+        _scripts.pop()
 
 
 def _source(value: Any) -> Any:
@@ -143,7 +170,7 @@ class Artifact(BaseModel):
         if isinstance(ref, Path) or (isinstance(ref, str) and "/" in ref.removeprefix(SCHEME)):
             path, ref = ref, None
         if path is not None:
-            return cls._of_version(_version_at(Path(path)))
+            return cls._at(Path(path))
         if ref is None:
             return cls._from_pipe(key)
         return cls.from_uri(str(ref))
@@ -210,7 +237,8 @@ class Artifact(BaseModel):
         root = registry.local_root
         inputs = self._inputs(registry, run)
         payloads = [version.path for version in inputs.values()]
-        raw = [source for source in self.sources if not any(map(Path(source.name).is_relative_to, payloads))]
+        sources = self.sources + ([] if run else [*_scripts[-1].folders.values()])
+        raw = [source for source in sources if not any(map(Path(source.name).is_relative_to, payloads))]
         paths = {field: encode_path(path, base, root) for field, path in self._paths().items()}
         fields = self.model_dump(mode="json", exclude={"metrics", "sources"}) | paths
         for name, value in fields.items():
@@ -222,14 +250,14 @@ class Artifact(BaseModel):
             "fields": fields,
             "metrics": _without_nan(self.metrics),
             "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "producer": (run.producer() if run else producer_of(Path(sys.argv[0]))).model_dump(mode="json"),
+            "producer": (run.producer() if run else producer_of(_scripts[-1].path)).model_dump(mode="json"),
             "inputs": {role: version.pinned for role, version in inputs.items()},
             "sources": [source.model_dump(mode="json", exclude_none=True) for source in raw],
         }
 
     def _inputs(self, registry: Registry, run: Run | None) -> dict[str, Version]:
         """What was loaded, and the published payloads that fields point into, by role."""
-        inputs = dict(run.inputs if run else _loaded)
+        inputs = dict(run.inputs if run else _scripts[-1].loaded)
         for field, path in self._paths().items():
             inside = path.absolute()
             if inside.is_relative_to(registry.local_root):
@@ -240,6 +268,11 @@ class Artifact(BaseModel):
                     continue
                 add_input(inputs, version, field.removesuffix("_path"))
         return inputs
+
+    @classmethod
+    def _at(cls, path: Path) -> Self:
+        """What was published with `path` in it."""
+        return cls._of_version(_version_at(path))
 
     @classmethod
     def _of_version(cls, version: Version) -> Self:
@@ -257,7 +290,7 @@ class Artifact(BaseModel):
             version.registry.resolve_verified(version.ref)
         kind: type[Self] = next((sub for sub in _subclasses(cls) if type_name(sub) == record["type"]), cls)
         if run is None:
-            add_input(_loaded, version, kind.role())
+            add_input(_scripts[-1].loaded, version, kind.role())
         # A recipe's own kind, loaded where its class is not imported, comes as the type that was asked for.
         values = {name: value for name, value in record["fields"].items() if name in kind.model_fields}
         try:
@@ -271,14 +304,16 @@ class Artifact(BaseModel):
 
     @classmethod
     def _from_pipe(cls, key: str | None) -> Self:
-        piped = read_pipe()
-        if not piped:
+        references = read_pipe()
+        if not references and piped():
+            raise UserError(f"no {cls.__name__} came through the pipe", "the script before it failed: see its message")
+        if not references:
             raise UserError(f"no {cls.__name__} given and nothing on stdin", "pass a reference, or a pipe")
-        if key is not None and key not in piped:
-            raise UserError(f"the pipe has no '{key}'", f"it has {', '.join(piped)}")
+        if key is not None and key not in references:
+            raise UserError(f"the pipe has no '{key}'", f"it has {', '.join(references)}")
         run = current_run()
         registry = run.registry if run else Registry.default()
-        versions = {role: registry.resolve(ref) for role, ref in piped.items() if key in (None, role)}
+        versions = {role: registry.resolve(ref) for role, ref in references.items() if key in (None, role)}
         fits = {
             role: version for role, version in versions.items() if type_name(cls) in version.record.get("types", [])
         }
@@ -302,6 +337,18 @@ class Dataset(Artifact):
     def role(cls) -> str:
         """`data`."""
         return "data"
+
+    @classmethod
+    def _at(cls, path: Path) -> Self:
+        """Also, outside a run, a folder that was never published: it is noted as raw material, with its digest."""
+        if cls is not Dataset or current_run() is not None or not path.is_dir() or _published_at(path):
+            return super()._at(path)
+        folder = path.absolute()
+        files = {name: sha256_file(folder / name) for name in list_files(folder)}
+        if not files:
+            raise UserError(f"{path} holds no data")
+        _scripts[-1].folders[folder] = Source(name=str(folder), sha256=payload_digest(files), detail="a folder")
+        return cls(path=folder, num_examples=None)
 
     def _check(self) -> None:
         for field in ("train_path", "valid_path", "test_path"):
@@ -355,7 +402,9 @@ class Preferences(Dataset):
 class Checkpoint(Artifact):
     """Weights at the end of a training step, with references to the data that they were trained on."""
 
-    step: int = Field(ge=0, description="optimizer steps")
+    num_steps: int = Field(ge=0, description="optimizer steps")
+    training_loss: float | None = Field(default=None, description="mean of the last steps, nats a token")
+    checkpoint_path: Path | None = Field(default=None, description="folder of the weights; default: the payload")
     tokens: int | None = Field(default=None, ge=0, description="tokens trained on")
     dataset_path: Path | None = Field(default=None, description="payload of the data set that it was trained on")
     tokenizer_path: Path | None = Field(default=None, description="folder in Hugging Face layout")
@@ -448,7 +497,7 @@ def type_name(cls: type[Artifact]) -> str:
 
 def _default_name(role: str) -> str:
     """The name of what a script saves outside a run: its own, as its block or its file says, and the role."""
-    script = Path(sys.argv[0])
+    script = _scripts[-1].path
     name = script.stem if script.suffix == ".py" else ""
     with contextlib.suppress(UserError):
         name = parse_runspec(script).name.replace("/", "-") if name else ""
@@ -487,6 +536,15 @@ def _check_path(what: str, path: Path) -> None:
 
 
 def _version_at(path: Path) -> Version:
+    version = _published_at(path)
+    if version is None:
+        hint = f"make it one: nemotron artifacts add {path}" if path.is_dir() else "there is no such directory"
+        raise UserError(f"{path.absolute()} is not in a published artifact", hint)
+    return version
+
+
+def _published_at(path: Path) -> Version | None:
+    """The version whose folder is around `path`; None where there is none."""
     path = path.absolute()
     run = current_run()
     registry = run.registry if run else Registry.default()
@@ -496,8 +554,7 @@ def _version_at(path: Path) -> Version:
         if (folder / RECORD_FILE).is_file() and (folder / MANIFEST_FILE).is_file():
             registry = Registry(folder.parents[1])
             return registry.resolve(str(parse_reference(f"{folder.parent.name}:{folder.name}")))
-    hint = f"make it one: nemotron artifacts add {path}" if path.is_dir() else "there is no such directory"
-    raise UserError(f"{path} is not in a published artifact", hint)
+    return None
 
 
 def _without_nan(value: Any) -> Any:

@@ -129,14 +129,14 @@ def publish_folder(folder: Path, name: str, where: str, registry: Registry, **fi
                 exported = registry.resolve(origin.artifact).path
             except UserError:  # of another registry
                 sources += [Source(name=ref, sha256=digest, detail="as its export says"), *origin.sources]
-            known = {"step": origin.step, "tokens": origin.tokens, "reasoning": origin.reasoning}
+            known = {"num_steps": origin.num_steps, "tokens": origin.tokens, "reasoning": origin.reasoning}
             fields = {**known, "exported_path": exported, **fields}
         is_base = not has_template(folder) or (origin is not None and origin.is_base)
         model = Model(
             path=payload,
             tokenizer_path=payload,
             chat_template=None if is_base else payload,
-            **{"step": 0, "num_parameters": num_parameters(folder), "sources": sources, **fields},
+            **{"num_steps": 0, "num_parameters": num_parameters(folder), "sources": sources, **fields},
         )
         return model.save(name, registry=registry).version
 
@@ -146,7 +146,7 @@ class Origin(BaseModel):
 
     artifact: str = Field(pattern=r"^[^:@]+:[0-9]+@[0-9a-f]{64}$")
     is_base: bool
-    step: int
+    num_steps: int
     tokens: int | None
     reasoning: bool | None
     sources: list[Source]

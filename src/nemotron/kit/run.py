@@ -3,7 +3,7 @@
     run = open_run(cfg, script=__file__)
     with run.phase("train"):
         run.metrics.log(step, loss=loss)
-    Model(path=run.output_dir, step=step).save()
+    Model(path=run.output_dir, num_steps=step).save()
     run.close()
 
 In the run directory: `config.yaml` (resolved), `environment.json`, `code.json` (sha256 of the imported modules),

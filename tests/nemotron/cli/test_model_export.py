@@ -26,7 +26,7 @@ def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Call
     save_tokenizer(tokenizer, folder, model_max_length=128, template="nano3")
     small_model("M*E", vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
-    Model(path=folder, step=3, tokenizer_path=folder, sources=["raw"]).save("nano3-sft-model-tiny")
+    Model(path=folder, num_steps=3, tokenizer_path=folder, sources=["raw"]).save("nano3-sft-model-tiny")
     return tmp_path / "artifacts"
 
 

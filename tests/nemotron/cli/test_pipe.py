@@ -55,7 +55,7 @@ def main():
         elif cfg.run.output:
             (run.output_dir / "config.json").write_text("{{}}")
             save_file({{"weight": np.ones(1)}}, run.output_dir / "model.safetensors")
-            Model(path=run.output_dir, step=1).save()
+            Model(path=run.output_dir, num_steps=1).save()
         if cfg.run.results:
             Results(metrics=json.loads(cfg.metrics)).save()
             if not json.loads(cfg.metrics).get("in_band", True):

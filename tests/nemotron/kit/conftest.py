@@ -67,7 +67,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     if (left := run.current_run()) is not None:
         left.close(finished=False)
     lineage._trackers = None
-    artifact._loaded.clear()
+    artifact._scripts[:] = [artifact._Script()]
     pipes._read = None
 
 

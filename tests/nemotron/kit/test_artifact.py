@@ -57,13 +57,13 @@ def test_the_whole_example_works(out, tmp_path, registry):
     assert data.path == registry.root / "nano3-pretrain-data-tiny" / "1" / "payload"
     assert data.train_path == data.path / "train.jsonl"
 
-    Checkpoint(path=write_model(tmp_path / "weights"), step=7, dataset_path=data.path, metrics={"loss": 2.5}).save(
+    Checkpoint(path=write_model(tmp_path / "weights"), num_steps=7, dataset_path=data.path, metrics={"loss": 2.5}).save(
         "nano3-pretrain-model-tiny"
     )
 
     pipes._read = {"model": "art://nano3-pretrain-model-tiny:latest", "data": data.uri}
     checkpoint = Checkpoint.load()
-    assert (checkpoint.step, checkpoint.metrics) == (7, {"loss": 2.5})
+    assert (checkpoint.num_steps, checkpoint.metrics) == (7, {"loss": 2.5})
     assert Dataset.load(path=checkpoint.dataset_path).ref == data.ref
     assert abs(datetime.datetime.now(datetime.UTC) - checkpoint.created_at) < datetime.timedelta(minutes=1)
     assert checkpoint.producer.script and checkpoint.producer.fingerprint is None
@@ -86,7 +86,7 @@ def test_records_hold_no_path_of_this_machine_except_a_users_own(out, tmp_path, 
     (tmp_path / "own.jinja").write_text("{{ messages }}")
     template = keep_template(str(tmp_path / "own.jinja"), tmp_path / "w")
     model = Model(
-        path=tmp_path / "w", step=1, dataset_path=data.train_path, tokenizer_path=own, chat_template=template
+        path=tmp_path / "w", num_steps=1, dataset_path=data.train_path, tokenizer_path=own, chat_template=template
     ).save("model")
     fields = json.loads((model.version.directory / "artifact.json").read_text())["fields"]
     assert fields["path"] == "art://." and fields["dataset_path"] == "art://data:1/train.jsonl"
@@ -166,7 +166,7 @@ def test_a_file_of_an_input_is_no_raw_source(out, tmp_path):
     first = dataset(out, sources=["raw.txt"]).save("first")
     model = Checkpoint(
         path=write_model(tmp_path / "weights"),
-        step=1,
+        num_steps=1,
         dataset_path=first.path,
         sources=[str(first.train_path), str(out / "train.jsonl"), "corpus"],
     ).save("model")
@@ -215,21 +215,21 @@ def test_a_script_without_a_run_has_names_inputs_and_an_environment(out, tmp_pat
     data = dataset(out).save()
     assert data.ref == "data_curation-data:1" and data.inputs == {}
     Dataset(path=out / "valid.jsonl", num_examples=1).save("held-out")
-    monkeypatch.setattr(artifact, "_loaded", {})  # another process
+    artifact._scripts[:] = [artifact._Script()]  # another process
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "training.py"), "--steps", "3"])
     read = Dataset.load(path=data.path)
     weights = write_model(tmp_path / "weights")
     model = Checkpoint(
-        path=weights, step=3, dataset_path=read.path, tokenizer_path=Dataset.load("held-out").path
+        path=weights, num_steps=3, dataset_path=read.path, tokenizer_path=Dataset.load("held-out").path
     ).save()
     assert model.ref == "training-model:1" and model.producer.argv == ["training.py", "--steps", "3"]
     assert {role: ref.partition("@")[0] for role, ref in model.inputs.items()} == {
         "data": "data_curation-data:1",
         "held-out:1": "held-out:1",
     }
-    monkeypatch.setattr(artifact, "_loaded", {})
+    artifact._scripts[:] = [artifact._Script()]
     # Nothing was loaded, but a field points into an artifact.
-    again = Checkpoint(path=weights, step=3, dataset_path=data.train_path).save()
+    again = Checkpoint(path=weights, num_steps=3, dataset_path=data.train_path).save()
     assert again.inputs == {"dataset": data.version.pinned}
     monkeypatch.setattr(sys, "argv", ["-c"])
     assert Results(path=out, metrics={}).save().ref == "results:1"
@@ -244,7 +244,7 @@ def test_a_version_carries_config_metrics_and_environment_of_its_run(script, out
         run.metrics.log(1, loss=2.5)
         with run.phase("train"):
             pass
-        model = Model(path=write_model(tmp_path / "w"), step=1).save()
+        model = Model(path=write_model(tmp_path / "w"), num_steps=1).save()
     shutil.rmtree(tmp_path / "output" / "toy")
     moved = Registry(shutil.move(registry.root, tmp_path / "moved"))
     version = moved.resolve(model.ref)
@@ -278,7 +278,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, registry, dtype, valu
     weights[77] = value
     save_file({"a": weights}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"^m is not published: .*tensor a has values that are NaN or infinite"):
-        Model(path=folder, step=1).save("m")
+        Model(path=folder, num_steps=1).save("m")
     assert registry.names() == []
 
 
@@ -306,13 +306,13 @@ def test_payloads_that_are_not_what_their_type_says_are_refused(tmp_path, out, r
     ):
         (folder / "model.safetensors").write_bytes(content)
         with pytest.raises(UserError, match=what):
-            Model(path=folder, step=1).save("x")
+            Model(path=folder, num_steps=1).save("x")
     save_file({"a": np.zeros((0, 3), np.float32)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"tensor a is empty, its shape is \[0, 3\]"):
-        Checkpoint(path=folder, step=1).save("x")
+        Checkpoint(path=folder, num_steps=1).save("x")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="not a model in Hugging Face layout"):
-        Model(path=folder, step=1).save("x")
+        Model(path=folder, num_steps=1).save("x")
     (out / "train.jsonl").write_text("")
     with pytest.raises(UserError, match=r"Dataset\.train_path: .*train\.jsonl is empty"):
         dataset(out).save("x")

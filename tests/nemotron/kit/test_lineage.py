@@ -103,7 +103,7 @@ def test_an_origin_that_nobody_stated_is_a_note_and_no_fault(registry, out):
 
 def test_every_save_is_in_the_journal(out, registry):
     data = Dataset(path=out, num_examples=1).save("data")
-    model = Checkpoint(path=out, step=1).save("model")
+    model = Checkpoint(path=out, num_steps=1).save("model")
     lines = [json.loads(line) for line in (registry.root / "lineage.jsonl").read_text().splitlines()]
     assert [line["saved"] for line in lines] == [data.version.pinned, model.version.pinned]
     assert lines[1]["type"] == "Checkpoint" and lines[1]["created_at"] == model.created_at.isoformat()
@@ -212,7 +212,7 @@ def test_a_run_tracks_its_saves_in_wandb_where_env_toml_says_so(script, out, tmp
     module.__spec__ = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "wandb", module)
     with open_run(load_script_config(script, ["--config", "tiny"]), script):
-        Checkpoint(path=out, step=1).save()
+        Checkpoint(path=out, num_steps=1).save()
     assert calls[0] == ("init", {"project": "toy", "entity": "us", "mode": "offline", "job_type": "artifact"})
     assert calls[-1][1] == "toy-train-model-tiny"
     # A script that sets its own trackers keeps them.
@@ -220,7 +220,7 @@ def test_a_run_tracks_its_saves_in_wandb_where_env_toml_says_so(script, out, tmp
     set_lineage_tracker(noting)
     calls.clear()
     with open_run(load_script_config(script, ["--config", "tiny"]), script):
-        Checkpoint(path=out, step=2).save()
+        Checkpoint(path=out, num_steps=2).save()
     assert (noting.refs, calls) == (["toy-train-model-tiny:2"], [])
 
 
@@ -229,7 +229,7 @@ def test_a_run_without_the_wandb_that_env_toml_names_goes_on(script, out, tmp_pa
     Dataset(path=out, num_examples=1).save("raw")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with open_run(load_script_config(script, ["--config", "tiny"]), script):
-        assert Checkpoint(path=out, step=1).save().ref == "toy-train-model-tiny:1"
+        assert Checkpoint(path=out, num_steps=1).save().ref == "toy-train-model-tiny:1"
     warning = capsys.readouterr().err
     assert warning.count("\n") == 1 and "[tool.wandb], but wandb is not installed: pip install" in warning
 

@@ -54,7 +54,7 @@ def train(script):
         data = run.inputs["data"]
         write_model(run.output_dir)
         tokenizer = data.path / "tokenizer"
-        return run, Model(path=run.output_dir, step=3, dataset_path=data.path, tokenizer_path=tokenizer).save()
+        return run, Model(path=run.output_dir, num_steps=3, dataset_path=data.path, tokenizer_path=tokenizer).save()
 
 
 def test_a_chain_on_one_machine_and_its_end_on_another(script, raw, machine):
@@ -87,7 +87,7 @@ def test_the_run_and_its_fingerprint_are_the_same_on_every_machine(script, raw, 
     schema.write_text(
         schema.read_text().replace("lr: float", "data_path: str | None = None\n    w: str = ''\n    lr: float")
     )
-    Model(path=write_model(tmp_path / "made"), step=1, dataset_path=raw.path).save("toy-train-model-tiny")
+    Model(path=write_model(tmp_path / "made"), num_steps=1, dataset_path=raw.path).save("toy-train-model-tiny")
     first = opened(script)
     assert Path(first.config["data_path"]).read_text() == '{"text": "a"}\n'
     first.close(finished=False)
@@ -107,7 +107,7 @@ def test_a_config_may_name_any_path_of_a_version_that_is_no_input(script, out, m
     (script.parent / "config" / "tiny.yaml").write_text("run: {data: toy-train-model-tiny}\ndata_path: ''\n")
     schema = script.with_name("schema.py")
     schema.write_text(schema.read_text().replace("lr: float", "data_path: str | None = None\n    lr: float"))
-    Model(path=write_model(tmp_path / "made"), step=1, dataset_path=raw.path).save("toy-train-model-tiny")
+    Model(path=write_model(tmp_path / "made"), num_steps=1, dataset_path=raw.path).save("toy-train-model-tiny")
     machine("another")
     path = Path(os.path.normpath(f"{Registry.default().resolve('raw').path}{named}"))
     with opened(script, f"data_path={path}"):
@@ -160,7 +160,7 @@ def test_code_that_travelled_is_recorded_as_it_was_at_home(bundle, raw, monkeypa
     script = bundle / "project" / "recipe" / "train.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--config", "train.yaml"])
     with open_run(load_script_config(script), script=script) as run:
-        model = Model(path=write_model(run.output_dir), step=1).save()
+        model = Model(path=write_model(run.output_dir), num_steps=1).save()
     producer = model.producer
     assert (producer.script, producer.name) == ("recipe/train.py", "toy/train")
     assert (producer.code_digest, producer.git_commit) == ("c0de" * 16, "abc-dirty")

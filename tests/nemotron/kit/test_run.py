@@ -56,7 +56,7 @@ def test_a_run_has_a_directory_records_and_verified_inputs(script, raw, tmp_path
 def test_saving_takes_name_inputs_and_producer_from_the_run(script, raw):
     with opened(script, "lr=0.2") as run:
         write_model(run.output_dir)
-        model = Model(path=run.output_dir, step=3, dataset_path=run.inputs["data"].path).save()
+        model = Model(path=run.output_dir, num_steps=3, dataset_path=run.inputs["data"].path).save()
         results = Results(metrics={"bpb": 2.5}).save()
     assert (model.ref, results.ref) == ("toy-train-model-tiny:1", "toy-train-results-tiny:1")
     assert model.inputs == {"data": f"raw:1@{raw.digest}"}
@@ -69,7 +69,7 @@ def test_saving_takes_name_inputs_and_producer_from_the_run(script, raw):
 
 def test_a_run_that_goes_on_publishes_nothing_twice(script, raw, tmp_path, monkeypatch):
     def publish(run, value=1.0, **more):
-        return Model(path=write_model(run.output_dir, value), step=3, dataset_path=raw.path).save(**more)
+        return Model(path=write_model(run.output_dir, value), num_steps=3, dataset_path=raw.path).save(**more)
 
     run = opened(script)
     publish(run)
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_publishes_although_another_run_made_the_same(script,
 
     def publish(run):
         with run:
-            return Model(path=write_model(run.output_dir), step=3, dataset_path=raw.path).save().ref
+            return Model(path=write_model(run.output_dir), num_steps=3, dataset_path=raw.path).save().ref
 
     assert publish(opened(script)) == "toy-train-model-tiny:1"
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(Registry.default().root))
@@ -136,11 +136,11 @@ def test_the_launcher_and_the_script_mean_the_same_directory(script, raw):
 
 
 def test_what_is_loaded_while_a_run_is_open_becomes_its_input(script, raw, tmp_path):
-    teacher = Checkpoint(path=write_model(tmp_path / "w"), step=1).save("teacher")
+    teacher = Checkpoint(path=write_model(tmp_path / "w"), num_steps=1).save("teacher")
     with opened(script) as run:
         Dataset.load(path=run.inputs["data"].path)
         Checkpoint.load("teacher")
-        model = Model(path=write_model(run.output_dir), step=1).save()
+        model = Model(path=write_model(run.output_dir), num_steps=1).save()
     assert model.inputs == {"data": f"raw:1@{raw.digest}", "teacher": f"teacher:1@{teacher.digest}"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from nemo_runspec.errors import RunspecError, UserError
 from nemotron.data_prep.sources.documents import in_share
 from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, can_be_cut
 from nemotron.data_prep.sources.lines import lines_before, read_csv, read_json, read_text
+from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reading import (
     DAMAGED,
     EMPTY,
@@ -124,6 +125,15 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
     else:
         if at < 0 and piece.begin == 0 and piece.size == piece.file.size:
             _skip(piece, Bad(None, EMPTY), reading, report)
+
+
+def read_texts(locations: Sequence[str]) -> Iterator[str]:
+    """The documents in files and folders, one after another: `text` of records, else the file. For data that needs no
+    shards. UserError: nothing readable is there, or a record cannot be used."""
+    reading = Reading(columns={"text": "text"})
+    for file in list_files(locations):
+        for row in read_piece(whole(file), reading, ReadReport()):
+            yield row.value["text"]
 
 
 def reject(piece: Piece, index: int, report: ReadReport, reason: str, detail: str = "") -> None:

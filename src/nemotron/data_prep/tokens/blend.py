@@ -9,13 +9,18 @@ small one is repeated, a big one is not finished.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+import numpy as np
+from tokenizers import Tokenizer
+
 from nemo_runspec.errors import UserError, nearest
 from nemotron.data_prep.curation.step import StepTable, read_documents
 from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
 
 BLEND_FILE = "blend.json"
 
@@ -70,6 +75,27 @@ def write_blend_file(blend: Blend, directory: Path) -> Path:
     path = directory / BLEND_FILE
     path.write_text(json.dumps(blend, indent=2) + "\n", "utf-8")
     return path
+
+
+def write_source(
+    folder: Path, source: str, texts: Mapping[str, Sequence[str]], tokenizer: Tokenizer, eos_id: int
+) -> SourceFiles:
+    """Tokenise the texts of one source, by split, into `folder`/SOURCE-SPLIT.bin and .idx: for a source that fits in
+    memory (`tokenization.tokenize_sources` takes any, in shards). Every text ends in `eos_id`."""
+    written = empty_source()
+    dtype = token_dtype(tokenizer.get_vocab_size())
+    for split, documents in texts.items():
+        ids = [[*tokenizer.encode(text, add_special_tokens=False).ids, eos_id] for text in documents]
+        if not ids:
+            continue
+        with IndexedDatasetWriter(folder / f"{source}-{split}", dtype) as writer:
+            writer.add_documents(np.concatenate(ids), [len(document) for document in ids])
+        counts = {"documents": len(ids), "tokens": sum(map(len, ids)), "bytes": sum(len(t.encode()) for t in documents)}
+        prefix = "" if split == "train" else f"{split}_"
+        sizes = {prefix + name: count for name, count in counts.items()}
+        written = cast(SourceFiles, written | {split: [f"{source}-{split}"]} | sizes)
+        print(f"{source:6} {split:6} {counts['documents']:7,} documents {counts['tokens']:9,} tokens", file=sys.stderr)
+    return written
 
 
 def resolve_phases(phases: Sequence[Phase], sources: Iterable[str]) -> list[Phase]:

@@ -90,7 +90,7 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     Origin(
         artifact=model.version.pinned,
         is_base=model.template is None,
-        step=model.step,
+        num_steps=model.num_steps,
         tokens=model.tokens,
         reasoning=model.reasoning,
         sources=[Source(**dataclasses.asdict(source)) for source in raw_sources(lineage)],

@@ -38,7 +38,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Calla
     tokenizer = train_tokenizer([task.prompt + task.solution.answer for task in TASKS], 400)
     save_tokenizer(tokenizer, tmp_path / "model", model_max_length=256, template="nano3")
     small_model("M*E", vocab_size=tokenizer.get_vocab_size()).save_pretrained(tmp_path / "model")
-    Model(path=tmp_path / "model", step=1, chat_template="nano3").save("start")
+    Model(path=tmp_path / "model", num_steps=1, chat_template="nano3").save("start")
     prompts = tmp_path / "prompts"
     prompts.mkdir()
     (prompts / "train.jsonl").write_text("".join(json.dumps({"task": task.to_dict()}) + "\n" for task in TASKS))
@@ -109,6 +109,6 @@ def test_only_the_first_prompts_of_each_family_are_measured(registry: Registry) 
 
 
 def test_a_model_without_chat_template_is_refused(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
-    Model(path=registry.resolve("start").path, step=1).save("base")
+    Model(path=registry.resolve("start").path, num_steps=1).save("base")
     assert measure("run.model=base") == 2
     assert "base:1 has no chat template" in capsys.readouterr().err

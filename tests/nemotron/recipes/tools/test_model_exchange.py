@@ -54,7 +54,7 @@ def published(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[..
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
         data = Dataset(path=data_dir, num_examples=1, sources=["the-raw-text"]).save("nano3-sft-data-tiny")
         metrics = {"valid_loss": {"stories": 1.25}, "active_parameters": 12345, "mixture": [{"source": "a"}]}
-        saved = Model(path=folder, step=70, tokens=4096, tokenizer_path=folder, metrics=metrics, sources=["x"])
+        saved = Model(path=folder, num_steps=70, tokens=4096, tokenizer_path=folder, metrics=metrics, sources=["x"])
         saved.save("nano3-sft-model-tiny")
         entry = {"tasks": 40, "greedy": 0.625, "greedy_95": [0.47, 0.76]}
         tasks = {"sft": {"prompt_format": "chat", "samples": 0, "mean": entry, "families": {"math": entry}}}

@@ -92,7 +92,7 @@ def main() -> None:
             return
         steps = session.last_step
         published = publish_model(
-            session.run, model, data.tokenizer_dir, metrics, dataset_path=cfg.dataset.path, step=steps,
+            session.run, model, data.tokenizer_dir, metrics, dataset_path=cfg.dataset.path, num_steps=steps,
             tokens=steps * cfg.train.global_batch_size * cfg.dataset.seq_length,
         )  # fmt: skip
         with session.run.phase("evaluate"):

@@ -92,8 +92,8 @@ def main() -> None:
             return
         pack = data.pack
         published = publish_model(
-            session.run, model, data.base.path, {"valid_loss": best.loss, "steps": session.last_step}, step=best.step,
-            tokens=best.step * cfg.train.global_batch_size * pack.seq_len, dataset_path=pack.path,
+            session.run, model, data.base.path, {"valid_loss": best.loss, "steps": session.last_step},
+            num_steps=best.step, tokens=best.step * cfg.train.global_batch_size * pack.seq_len, dataset_path=pack.path,
             chat_template=pack.chat_template, reasoning=pack.reasoning,
         )  # fmt: skip
         with session.run.phase("evaluate"):

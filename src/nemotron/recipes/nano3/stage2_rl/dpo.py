@@ -92,7 +92,7 @@ def main() -> None:
         steps, initial = cfg.dpo.max_num_steps, data.initial
         published = publish_model(
             session.run, model, initial.path, {"pairs": steps * cfg.policy.train_global_batch_size},
-            step=steps, dataset_path=data.preferences.path, chat_template=initial.chat_template,
+            num_steps=steps, dataset_path=data.preferences.path, chat_template=initial.chat_template,
             reasoning=initial.reasoning,
         )  # fmt: skip
         with session.run.phase("evaluate"):

@@ -110,7 +110,7 @@ def main() -> None:
             return
         published = publish_model(
             session.run, model, data.initial.path, {"judge": scores, "families": data.families},
-            step=cfg.grpo.max_num_steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
+            num_steps=cfg.grpo.max_num_steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
             reasoning=cfg.env.enable_thinking,
         )  # fmt: skip
         results = Results(metrics={"judge": scores}).save()

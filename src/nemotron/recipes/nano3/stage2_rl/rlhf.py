@@ -105,7 +105,7 @@ def main() -> None:
                 "rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt,
                 "families": list(cfg.env.families),
             },
-            step=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
+            num_steps=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
             reasoning=cfg.env.enable_thinking,
         )  # fmt: skip
         with session.run.phase("evaluate"):

@@ -113,7 +113,7 @@ def main() -> None:
                 "families": list(cfg.env.families),
                 "sandbox": cfg.env.sandbox if CODE_GENERATION in cfg.env.families else None,
             },
-            step=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
+            num_steps=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
             reasoning=cfg.env.enable_thinking,
         )  # fmt: skip
         with session.run.phase("evaluate"):

@@ -51,7 +51,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[
             small_model("M*E", seed, vocab_size=400).save_pretrained(root / stage)
             save_tokenizer(tokenizer, root / stage, model_max_length=256, template="nano3")
             template = None if stage == "pretrain" else "nano3"
-            Model(path=root / stage, step=1, chat_template=template).save(f"nano3-{stage}-model-tiny")
+            Model(path=root / stage, num_steps=1, chat_template=template).save(f"nano3-{stage}-model-tiny")
         prompts = root / "prompts"
         prompts.mkdir()
         records = [{"task": task.to_dict()} for family in FAMILIES for task in generate_tasks(family, "train", 50)]

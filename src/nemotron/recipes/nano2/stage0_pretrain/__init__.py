@@ -1,0 +1,1 @@
+"""Stage 0: text, the base model, its bits per byte."""

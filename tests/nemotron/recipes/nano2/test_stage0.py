@@ -1,0 +1,163 @@
+"""Stage 0 of Nano 2: its steps called from Python, and joined by a shell as its docstrings say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.artifacts import Registry
+from nemotron.kit import Dataset, artifact, pipes
+from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training
+
+STAGE = Path(data_curation.__file__).parent
+SMALL = "--tasks-per-family 2000 --vocab-size 300 --held-out 12"
+SHORT = "--num-sequences 4000 --seq-length 32 --warmup-steps 1"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    artifact._scripts[:] = [artifact._Script()]
+    pipes._read = None
+
+
+@pytest.fixture
+def documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small corpus in the place of the standard library, whose syntax trees take seconds."""
+    texts = [f"def f{i}(x):\n    return x + {i} * {i * i} - len(str(x))\n" for i in range(60)]
+    rows = [{"text": text, "split": "valid" if i % 4 == 0 else "train"} for i, text in enumerate(texts)]
+    prose = [{**row, "text": f"The function number {i} returns its own argument plus the number {i} times {i * i}."}
+             for i, row in enumerate(rows)]  # fmt: skip
+    monkeypatch.setattr(data_curation.stdlib, "module_files", list)
+    monkeypatch.setattr(data_curation.stdlib, "code_documents", lambda *_: iter([*rows, *rows]))
+    monkeypatch.setattr(data_curation.stdlib, "prose_documents", lambda *_: iter(prose))
+
+
+def curate(**changes: object) -> Dataset:
+    settings = {"scale": "full", "tasks_per_family": 100, "vocab_size": 300, "held_out": 12}
+    return data_curation.main(data_curation.Config(**{**settings, **changes}))  # type: ignore[arg-type]
+
+
+def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"text": f"my own line {i}"}) + "\n" for i in range(40)))
+    dataset = curate(sources=(tmp_path / "mine.jsonl",), output_dir=tmp_path / "out")
+    blend = json.loads((dataset.path / "blend.json").read_text())
+    assert blend["sources"]["code"]["documents"] == 45  # 60, each twice, less those held out
+    assert blend["sources"]["docs"]["valid_documents"] == 12
+    assert [phase["until"] for phase in blend["phases"]] == [0.6, 0.9, 1.0]  # arXiv 2508.14444, section 2.3
+    for phase in blend["phases"]:
+        assert math.isclose(sum(phase["weights"].values()), 1) and math.isclose(phase["weights"]["own"], 0.3)
+    assert (tmp_path / "out" / "blend.json").is_file() and dataset.ref == "nano2-pretrain-data:1"
+    assert curate(sources=(tmp_path / "mine.jsonl",)).digest == dataset.digest
+    share = json.loads((curate(scale="medium").path / "blend.json").read_text())
+    assert share["sources"]["docs"]["documents"] == 45 * 30 // 100
+    assert share["sources"]["docs"]["valid_documents"] == 12  # what is held out does not shrink
+
+
+def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: None, tmp_path: Path) -> None:
+    data = curate()
+    config = training.Config(dataset_path=data.path, num_sequences=96, seq_length=32, warmup_steps=1, lr=5e-3)
+    checkpoint = training.main(config)
+    assert (checkpoint.num_steps, checkpoint.tokens) == (12, 96 * 32)
+    assert checkpoint.inputs == {"data": data.version.pinned}
+    assert checkpoint.training_loss is not None and checkpoint.training_loss < math.log(300) + 0.2
+    assert training.main(config).digest == checkpoint.digest
+    results = evaluation.main(evaluation.Config(checkpoint_path=checkpoint.path))
+    assert results.inputs == {"model": checkpoint.version.pinned, "data": data.version.pinned}
+    text = results.metrics["text"]
+    assert set(text) == {"code", "docs", "tasks"}
+    # Bits per byte, computed anew: Hugging Face's layout read back, the loss by torch's own function.
+    scored = text["code"]["bits_per_byte"]
+    assert 0 < scored < 8 and text["code"]["trigram_bits_per_byte"] > 0
+    # The same data in a plain folder, which nobody published.
+    plain = tmp_path / "plain"
+    plain.symlink_to(data.path)
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(data.path), str(copy)], check=True)
+    twin = training.main(training.Config(**{**vars(config), "dataset_path": copy, "scale": "full"}))
+    assert twin.digest == checkpoint.digest
+    assert [source["name"] for source in twin.version.record["sources"]] == [str(copy)]
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = f"set -o pipefail; cd '{folder}'; python() {{ '{sys.executable}' \"$@\"; }}; {line}"
+    environment = {**os.environ, "PYTHONPATH": str(STAGE.parents[3])}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_shell_joins_the_steps(tmp_path: Path) -> None:
+    curation = f"python {STAGE}/data_curation.py --scale tiny {SMALL}"
+    train, evaluate = f"python {STAGE}/training.py {SHORT}", f"python {STAGE}/evaluation.py"
+    # One pipe, from another directory.
+    whole = run(f"{curation} | {train} | {evaluate}", tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    assert json.loads(whole.stdout) == {
+        "results": "art://nano2-pretrain-results:1",
+        "model": "art://nano2-pretrain-model:1",
+        "data": "art://nano2-pretrain-data:1",
+    }
+    # Through files, to the same weights; a checkpoint's file names its data.
+    files = run(
+        f"{curation} > dataset.json && {train} < dataset.json > checkpoint.json && {evaluate} < checkpoint.json"
+        " > results.json && cat checkpoint.json",
+        tmp_path,
+    )
+    assert files.returncode == 0, files.stderr
+    assert json.loads(files.stdout)["data"] == "art://nano2-pretrain-data:2"
+    registry = Registry(tmp_path / "output" / "artifacts")
+    for name in ("data", "model", "results"):
+        assert (
+            registry.resolve(f"nano2-pretrain-{name}:1").digest == registry.resolve(f"nano2-pretrain-{name}:2").digest
+        )
+    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["artifacts", "journal.jsonl"]
+    # One process, by path of the data, and two pipes at once in one folder.
+    by_path = run(f"{train} --dataset-path output/artifacts/nano2-pretrain-data/1/payload", tmp_path)
+    assert by_path.returncode == 0 and json.loads(by_path.stdout)["model"] == "art://nano2-pretrain-model:3"
+    both = run(f"({train} < dataset.json > a.json) & ({train} < dataset.json > b.json); wait", tmp_path)
+    assert both.returncode == 0, both.stderr
+    models = {json.loads((tmp_path / name).read_text())["model"] for name in ("a.json", "b.json")}
+    assert models == {"art://nano2-pretrain-model:4", "art://nano2-pretrain-model:5"}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_stage_and_the_recipe_run_as_modules(tmp_path: Path) -> None:
+    sizes = "--{0}data.tasks-per-family 2000 --{0}data.vocab-size 300 --{0}data.held-out 12 --{0}train.seq-length 32 "
+    sizes += "--{0}train.num-sequences 4000 --{0}train.warmup-steps 1"
+    stage = run("python -m nemotron.recipes.nano2.stage0_pretrain --scale tiny " + sizes.format(""), tmp_path)
+    recipe = run("python -m nemotron.recipes.nano2 --scale tiny " + sizes.format("pretrain."), tmp_path)
+    for done in (stage, recipe):
+        assert done.returncode == 0, done.stderr
+    assert json.loads(stage.stdout)["results"] == "art://nano2-pretrain-results:1"
+    registry = Registry(tmp_path / "output" / "artifacts")
+    model = [registry.resolve(f"nano2-pretrain-model:{version}") for version in (1, 2)]
+    assert model[0].digest == model[1].digest
+    assert model[1].record["inputs"] == {"data": registry.resolve("nano2-pretrain-data:2").pinned}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_what_fails_upstream_fails_the_pipe_in_one_line_each(tmp_path: Path) -> None:
+    train, evaluate = f"python {STAGE}/training.py", f"python {STAGE}/evaluation.py"
+    failed = run(f"python {STAGE}/data_curation.py --sources nowhere | {train} | {evaluate}", tmp_path)
+    assert failed.returncode == 2 and failed.stdout == ""
+    assert "nowhere" in failed.stderr
+    assert "no Dataset came through the pipe" in failed.stderr
+    assert "no Checkpoint came through the pipe" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    broken = run(f"echo not json | {train}", tmp_path)
+    assert broken.returncode == 2 and "not a JSON map of artifact references: not json" in broken.stderr
+    moved = run('echo \'{"data": "art://gone:3"}\' | ' + train, tmp_path)
+    assert moved.returncode == 2 and "gone" in moved.stderr and "Traceback" not in moved.stderr
+    assert not (tmp_path / "output" / "artifacts" / "nano2-pretrain-model").exists()

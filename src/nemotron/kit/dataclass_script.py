@@ -40,7 +40,7 @@ ConfigClass = TypeVar("ConfigClass")
 
 def step(main: Callable[P, Made]) -> Callable[P, Made]:
     """What `main` loads are the inputs of what it saves, under the name of its script, whoever calls it."""
-    script = Path(main.__globals__["__file__"])  # type: ignore[attr-defined]  # every function written in Python has it
+    script = Path(main.__globals__["__file__"])
 
     @functools.wraps(main)
     def call(*args: P.args, **kwargs: P.kwargs) -> Made:

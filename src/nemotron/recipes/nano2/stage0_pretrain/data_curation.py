@@ -5,7 +5,7 @@
 # name = "nano2/pretrain"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {default = "tiny", format = "yaml"}
+# config = {dir = "./config/data_curation", default = "tiny"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 0, step 1 of 3: from raw text to token streams.
@@ -90,12 +90,8 @@ def main(config: Config) -> Dataset:
         save_tokenizer(tokenizer, folder / "tokenizer", model_max_length=131072, template="nano2")
         streams = {name: write_source(folder, name, by_split, tokenizer, EOS_ID) for name, by_split in texts.items()}
         phases = add_shares(PHASES, {"own": config.source_weight} if config.sources else {})
-        blend: Blend = {
-            "phases": phases,
-            "sources": streams,
-            "vocab_size": tokenizer.get_vocab_size(),
-            "eos_id": EOS_ID,
-        }
+        vocab_size = tokenizer.get_vocab_size()
+        blend: Blend = {"phases": phases, "sources": streams, "vocab_size": vocab_size, "eos_id": EOS_ID}
         dataset = PretrainBlend(
             path=folder,
             num_examples=sum(stream["documents"] for stream in streams.values()),

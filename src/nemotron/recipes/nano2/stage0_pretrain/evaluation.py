@@ -5,7 +5,7 @@
 # name = "nano2/pretrain"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {default = "tiny", format = "yaml"}
+# config = {dir = "./config/evaluation", default = "tiny"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 0, step 3 of 3: what the base model has learnt.

@@ -5,7 +5,7 @@
 # name = "nano2/pretrain"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {default = "tiny", format = "yaml"}
+# config = {dir = "./config/training", default = "tiny"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 0, step 2 of 3: from token streams to a base model.
@@ -28,7 +28,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -68,19 +68,19 @@ class Config:
 
 
 # Nano 2's kinds of blocks, small: Mamba-2 (M), squared-ReLU MLP (-) and one grouped-query attention (*).
-ARCHITECTURE = {
-    "hybrid_override_pattern": "M-M-M*-M-M",
-    "hidden_size": 128,
-    "intermediate_size": 512,  # 4 times the hidden size, as in the 12B
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 32,
-    "ssm_state_size": 32,
-    "n_groups": 2,
-    "chunk_size": 32,
-}
+ARCHITECTURE = NemotronHConfig(
+    hybrid_override_pattern="M-M-M*-M-M",
+    hidden_size=128,
+    intermediate_size=512,  # 4 times the hidden size, as in the 12B
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    mamba_num_heads=8,
+    mamba_head_dim=32,
+    ssm_state_size=32,
+    n_groups=2,
+    chunk_size=32,
+)
 
 
 @step
@@ -88,7 +88,8 @@ def main(config: Config) -> Checkpoint:
     """Build the model, train it, save it in Hugging Face layout."""
     # --- Data: which sequence comes when follows from the seed
     dataset = Dataset.load(path=config.dataset_path)
-    steps = apply_scale(config.num_sequences, config.scale or dataset.metrics.get("scale", "tiny")) // config.batch_size
+    scale = config.scale or str(dataset.metrics.get("scale", "tiny"))
+    steps = apply_scale(config.num_sequences, scale) // config.batch_size
     if steps <= config.warmup_steps:
         raise UserError(f"{steps} steps, of which warmup_steps = {config.warmup_steps}", "--warmup-steps takes fewer")
     loader = BlendLoader(dataset.path, config.seq_length, steps * config.batch_size, config.seed)
@@ -96,7 +97,7 @@ def main(config: Config) -> Checkpoint:
     # --- Model, optimizer, schedule
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    model = NemotronH(NemotronHConfig(vocab_size=loader.vocab_size, **ARCHITECTURE))
+    model = NemotronH(replace(ARCHITECTURE, vocab_size=loader.vocab_size))
     settings = OptimizerConfig(
         lr=config.lr, min_lr=config.lr * config.final_lr_share, adam_beta2=0.95, weight_decay=config.weight_decay
     )

@@ -7,6 +7,7 @@ The artifacts and files that the commands read are stand-ins; `env.example.toml`
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -21,11 +22,14 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.script import load_script_config
 from nemotron.cli.commands.data.curate import STEPS
 from nemotron.cli.main import _run, app
+from nemotron.kit.dataclass_script import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/nemotron"
-# Families have stages; what else lies in recipes/ (data, tools) has none.
-FAMILIES = sorted({folder.parent.name for folder in (SOURCE / "recipes").glob("*/stage*")})
+# Families whose steps `nemotron` runs; Nano 2's scripts are joined by pipes.
+FAMILIES = sorted(
+    {file.parent.name for file in (SOURCE / "recipes").glob("*/steps.toml") if file.parent.name != "data"}
+)
 PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
 BESIDE_THE_PIPE = (
     "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny", "sft-data-calculator", "sft-model-calculator",
@@ -107,6 +111,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             registry.publish(name, payload, record, run_files={"config.yaml": b"{}"})
     for name in (
         "my-model",
+        "nano2-pretrain-model",
         "my-chats",
         "my-tuned-model",
         "tools-sft",
@@ -197,6 +202,11 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
     path, command = COMMANDS[place]
     words = shlex.split(command)
     if words[0] == "python":
+        if "nano2" in path.parts:
+            (script,) = (SOURCE / "recipes/nano2").rglob(words[1])
+            end = next((i for i, word in enumerate(words) if word in "<>"), len(words))
+            read_config(runpy.run_path(str(script), run_name="docs")["Config"], words[2:end])
+            return
         beside = path.parent / words[1] if path.suffix == ".py" else ROOT / words[1]
         script = beside if beside.is_file() else PRETRAIN
         assert words[1] == "train.py" or beside.is_file()

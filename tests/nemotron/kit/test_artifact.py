@@ -141,7 +141,7 @@ def test_misspelt_fields_and_missing_files_are_refused(out):
     (out / "stream.idx").write_text("")
     assert PretrainBlend(path=out, num_examples=2, train_path=out / "stream").save("x").train_path.name == "stream"
     with pytest.raises(UserError, match="is not in a published artifact"):
-        Dataset.load(path=out)
+        PretrainBlend.load(path=out)
     with pytest.raises(UserError, match="no artifact 'nothing'"):
         Dataset.load("nothing")
 

@@ -3,7 +3,7 @@
 # [tool.runspec]
 # docs = "Curate text, train a tokenizer, write token streams and the blend of the three data phases."
 # name = "nano2/pretrain"
-# setup = "nemotron-cookbook[train]"
+# setup = "nemotron-cookbook"
 # run.launch = "direct"
 # config = {dir = "./config/data_curation", default = "tiny"}
 # resources.gpus_per_node = 0

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
@@ -50,6 +51,7 @@ class Config:
     num_documents: Annotated[int, Field(ge=2)] = 10_000  # held-out documents of each source, at full scale
     batch_size: Annotated[int, Field(ge=1)] = 16
     trigram: bool = True  # also count the trigram model
+    threads: Annotated[int, Field(ge=1)] = 1  # of the processor
     output_dir: Path | None = None  # also leave results.json there
 
 
@@ -61,6 +63,7 @@ def main(config: Config) -> Results:
     if checkpoint.dataset_path is None or None in batches:
         raise UserError(f"{checkpoint.ref} does not say what it was trained on", "training.py of this folder makes one")
     dataset = Dataset.load(path=checkpoint.dataset_path)
+    torch.set_num_threads(config.threads)
     model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
 
     # --- What is held out, and what the model has seen: the trigram model counts exactly those tokens

@@ -75,7 +75,8 @@ def unused_scripts(steps: list[RecipeStep]) -> list[Path]:
             script = vars(load_config(spec.config_dir, name, (), spec.config.format).run).get("script")
             used.add(find_script(step.script.parent, script or step.script.name))
     scripts = [path for path in RECIPES.rglob("*.py") if "\n# [tool.runspec]\n" in path.read_text()]
-    return sorted(set(scripts) - used)
+    called = {path for path in scripts if (path.parent / "__main__.py").is_file()}  # Nano 2's: no `nemotron` command
+    return sorted(set(scripts) - used - called)
 
 
 def main() -> int:

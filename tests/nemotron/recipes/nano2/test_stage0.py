@@ -69,18 +69,14 @@ def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: N
     checkpoint = training.main(config)
     assert (checkpoint.num_steps, checkpoint.tokens) == (12, 96 * 32)
     assert checkpoint.inputs == {"data": data.version.pinned}
-    assert checkpoint.training_loss is not None and checkpoint.training_loss < math.log(300) + 0.2
+    assert checkpoint.training_loss is not None and checkpoint.training_loss < math.log(300) - 0.3
     assert training.main(config).digest == checkpoint.digest
     results = evaluation.main(evaluation.Config(checkpoint_path=checkpoint.path))
     assert results.inputs == {"model": checkpoint.version.pinned, "data": data.version.pinned}
     text = results.metrics["text"]
     assert set(text) == {"code", "docs", "tasks"}
-    # Bits per byte, computed anew: Hugging Face's layout read back, the loss by torch's own function.
-    scored = text["code"]["bits_per_byte"]
-    assert 0 < scored < 8 and text["code"]["trigram_bits_per_byte"] > 0
+    assert 0 < text["code"]["bits_per_byte"] < 8 and text["code"]["trigram_bits_per_byte"] > 0
     # The same data in a plain folder, which nobody published.
-    plain = tmp_path / "plain"
-    plain.symlink_to(data.path)
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(data.path), str(copy)], check=True)
     twin = training.main(training.Config(**{**vars(config), "dataset_path": copy, "scale": "full"}))

@@ -1,8 +1,8 @@
 """Train a byte-level BPE tokenizer and save it in Hugging Face layout, chat template included; find one that is there.
 
 Ids of the special tokens are those of Nemotron 3 Nano (pad 0, bos 1, eos 2, `<|im_start|>` 10, `<|im_end|>` 11,
-`<think>` 12, …); digits are single tokens, so that numbers have one spelling. Byte-level: every text round-trips,
-nothing is unknown.
+`<think>` 12, …), or of Nano v2, which has the first three and `<SPECIAL_10>` and so on; digits are single tokens, so
+that numbers have one spelling. Byte-level: every text round-trips, nothing is unknown.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _NAMED = {
     15: "</tool_call>",
 }
 SPECIAL_TOKENS: tuple[str, ...] = tuple(_NAMED.get(i, f"<SPECIAL_{i}>") for i in range(NUM_SPECIAL))
+NANO2_SPECIAL_TOKENS = (*SPECIAL_TOKENS[:10], *(f"<SPECIAL_{i}>" for i in range(10, NUM_SPECIAL)))
 PAD_ID, BOS_ID, EOS_ID, IM_START_ID, IM_END_ID = 0, 1, 2, 10, 11
 MIN_VOCAB_SIZE = NUM_SPECIAL + 256
 
@@ -47,8 +48,13 @@ MIN_VOCAB_SIZE = NUM_SPECIAL + 256
 _SPLIT = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 2048) -> Tokenizer:
-    """Learn `vocab_size` tokens (special ones and the 256 bytes included) from `texts`.
+def special_tokens(template: str) -> tuple[str, ...]:
+    """The first NUM_SPECIAL tokens of a tokenizer that is trained here for a chat template."""
+    return NANO2_SPECIAL_TOKENS if template == "nano2" else SPECIAL_TOKENS
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 2048, template: str = "nano3") -> Tokenizer:
+    """Learn `vocab_size` tokens (those of `special_tokens` and the 256 bytes included) from `texts`.
 
     Merges depend on the texts' content only, not on their order. A corpus too small for so many merges yields fewer
     tokens; `save_tokenizer` records the real number.
@@ -65,7 +71,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 2048) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special_tokens(template)),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stdout.isatty(),  # elsewhere it writes empty lines
     )
@@ -89,7 +95,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: i
                 "single_word": False,
                 "special": True,
             }
-            for i, token in enumerate(SPECIAL_TOKENS)
+            for i, token in enumerate(special_tokens(template))
         },
         "chat_template": load_template(template).source,
         "clean_up_tokenization_spaces": False,
@@ -104,7 +110,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, model_max_length: i
 def check_trained_tokens(template: str) -> None:
     """UserError if a tokenizer that `train_tokenizer` makes lacks a token that a chat template needs."""
     for token in required_tokens(template):
-        if token not in SPECIAL_TOKENS:
+        if token not in special_tokens(template):
             raise UserError(
                 f"the tokenizer that is trained here has no token {token}, which chat_template {template} needs",
                 f"its special tokens: {' '.join(_NAMED.values())}",

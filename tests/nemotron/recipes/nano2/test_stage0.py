@@ -14,6 +14,7 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemotron.kit import Dataset, artifact, pipes
 from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training
+from nemotron.stack.evaluation.model import load_tokenizer
 
 STAGE = Path(data_curation.__file__).parent
 SMALL = "--tasks-per-family 2000 --vocab-size 300 --held-out 12"
@@ -56,6 +57,8 @@ def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_
     assert [phase["until"] for phase in blend["phases"]] == [0.6, 0.9, 1.0]  # arXiv 2508.14444, section 2.3
     for phase in blend["phases"]:
         assert math.isclose(sum(phase["weights"].values()), 1) and math.isclose(phase["weights"]["own"], 0.3)
+    tokenizer = load_tokenizer(dataset.path / "tokenizer")  # turns begin with the ids of the released one
+    assert [tokenizer.token_to_id(f"<SPECIAL_{i}>") for i in (10, 11, 12)] == [10, 11, 12]
     assert (tmp_path / "out" / "blend.json").is_file() and dataset.ref == "nano2-pretrain-data:1"
     assert curate(sources=(tmp_path / "mine.jsonl",)).digest == dataset.digest
     share = json.loads((curate(scale="medium").path / "blend.json").read_text())

@@ -352,7 +352,6 @@ def _handles(pid: int, number: signal.Signals) -> bool:
             "fields there: body; a source's `columns: {text: FIELD}`",
         ),
         (PRETRAIN, ["tasks.num_tasks=0"], "no source of documents"),
-        (PRETRAIN, ["tokenizer.chat_template=nano2"], "no token <SPECIAL_10>, which chat_template nano2 needs"),
         ("stage1_sft", ["chat_template=nanno3", "tokenizer=."], "nano3"),
         (
             "stage1_sft",

@@ -83,7 +83,8 @@ def main(config: Config) -> Dataset:
             raise UserError(f"source {source}: no document is left to train on", "--scale small takes more of it")
 
     # --- Tokenizer: byte-level BPE on what it will be used for
-    tokenizer = train_tokenizer((text for by_split in texts.values() for text in by_split["train"]), config.vocab_size)
+    sample = (text for by_split in texts.values() for text in by_split["train"])
+    tokenizer = train_tokenizer(sample, config.vocab_size, template="nano2")
 
     # --- Token streams, one for each source and split, as Megatron-Core reads them; and how they are to be mixed
     with output_folder(config.output_dir) as folder:

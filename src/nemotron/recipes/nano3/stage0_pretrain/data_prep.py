@@ -216,7 +216,7 @@ def main() -> None:
             sample = blend.sample_texts(curated, tables, shares, cfg.tokenizer.sample_bytes, cfg.seed)
             sample = chain(sample, _conversations(cfg, difficulties))
             tokenizer_dir = work / "tokenizer"
-            tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size)
+            tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size, cfg.tokenizer.chat_template)
             bpe.save_tokenizer(
                 tokenizer,
                 tokenizer_dir,
@@ -296,7 +296,7 @@ def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
 
 def _conversations(cfg: PretrainDataConfig, difficulties: Mapping[str, Difficulty]) -> Iterator[str]:
     """Conversations of all families, without special tokens: the words of the chat template, of tools and tasks."""
-    special = re.compile("|".join(map(re.escape, bpe.SPECIAL_TOKENS)))
+    special = re.compile("|".join(map(re.escape, bpe.special_tokens(cfg.tokenizer.chat_template))))
     for family in FAMILIES:
         for task in generate_tasks(family, "train", cfg.tokenizer.conversations, cfg.tasks.seed, difficulties[family]):
             text = render(to_messages(task), tools=prompt_tools(task), template=cfg.tokenizer.chat_template)

@@ -76,7 +76,7 @@ def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_pat
 
 
 def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path: Path) -> None:
-    said = {"artifact": f"m:1@{'0' * 64}", "step": 1, "tokens": None, "sources": []}
+    said = {"artifact": f"m:1@{'0' * 64}", "num_steps": 1, "tokens": None, "sources": []}
     for name, is_base, reasoning in (("base", True, None), ("plain", False, False), ("reasoner", False, True)):
         (tmp_path / name).mkdir()
         Origin(is_base=is_base, reasoning=reasoning, **said).write(tmp_path / name)

@@ -16,7 +16,11 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 
 RECIPES = Path(nemotron.recipes.__file__).parent
-SCRIPTS = sorted(path for path in RECIPES.rglob("*.py") if "\n# [tool.runspec]" in path.read_text())
+SCRIPTS = sorted(
+    path
+    for path in RECIPES.rglob("*.py")
+    if "\n# [tool.runspec]" in path.read_text() and "nano2" not in path.relative_to(RECIPES).parts  # no schema files
+)
 
 
 def undescribed(group: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -39,6 +39,13 @@ class TrainedModelConfig(Group):
     )
 
 
+class Fp8ModelConfig(TrainedModelConfig):
+    """The same for training that knows blockwise FP8; the numbers are those of Nano 2 (arXiv 2508.14444)."""
+
+    num_layers_at_start_in_bf16: int = Field(4, ge=0, description="first blocks that FP8 leaves in bf16")
+    num_layers_at_end_in_bf16: int = Field(4, ge=0, description="last blocks that FP8 leaves in bf16")
+
+
 class DatasetConfig(Group):
     """What is read."""
 

@@ -364,7 +364,7 @@ def test_an_import_knows_where_the_export_came_from(published: Path, exported: P
     record = Registry(here).resolve("model").record
     assert record["inputs"]["exported"] == original.pinned
     assert [source["detail"] for source in record["sources"]] == [f"an export of {original.ref}"]
-    assert (record["fields"]["step"], record["fields"]["tokens"]) == (70, 4096)
+    assert (record["fields"]["num_steps"], record["fields"]["tokens"]) == (70, 4096)
     # Elsewhere its raw sources are known, and which artifact it was.
     assert run(add_model, place=exported, artifacts=tmp_path / "there")[0] == 0
     record = Registry(tmp_path / "there").resolve("model").record

@@ -16,7 +16,7 @@ from nemotron.kit.schemas.architecture import check_dimensions, fp8_layers
 from nemotron.kit.schemas.group import PRETRAIN_BLEND, ModelRunConfig
 
 
-class ModelConfig(training.TrainedModelConfig):
+class ModelConfig(training.Fp8ModelConfig):
     """Architecture (tech report, table 1) and the balancing of its experts (tech report 2.3)."""
 
     hybrid_override_pattern: str = Field(
@@ -46,10 +46,6 @@ class ModelConfig(training.TrainedModelConfig):
     initializer_range: float = Field(0.0173, gt=0, description="standard deviation of initial weights")
     layer_norm_epsilon: float = Field(1e-5, gt=0, description="inside the root of RMSNorm")
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 2.3)")
-    num_layers_at_start_in_bf16: int = Field(
-        4, ge=0, description="first blocks that FP8 leaves in bf16 (Nano 2: arXiv 2508.14444)"
-    )
-    num_layers_at_end_in_bf16: int = Field(4, ge=0, description="last blocks that FP8 leaves in bf16 (Nano 2)")
 
     @model_validator(mode="after")
     def _dimensions_fit(self) -> Self:

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, BinsReport, pack_lengths
+from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, BinsReport, best_fit, pack_lengths
+from nemotron.data_prep.chat.bin_packing.bins import check_lengths
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, WEIGHTED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, SPOOLED, ChatWork
 from nemotron.data_prep.work.engines import Engine
@@ -348,6 +349,29 @@ def rows_shard(shard: Shard[RowsWork], job: RowsJob, output: ShardOutput) -> Row
             writer.write_table(rows)
             tokens += len(ids)
     return RowsCounts(len(row_lengths), len(lengths), tokens, trained_tokens)
+
+
+def write_rows(
+    file: Path, sequences: list[tuple[NDArray[np.int32], NDArray[np.uint8]]], seq_len: int, *, concatenate: bool
+) -> dict[str, int]:
+    """Write sequences that fit in memory (`pack_rows` takes any number), as (ids, label-aligned mask).
+
+    Packed by best fit in the order given, or, without `concatenate`, each in a row of its own. Returns the numbers of
+    rows, sequences, tokens and trained_tokens. ValueError: no sequence, or one longer than `seq_len`.
+    """
+    lengths = check_lengths([len(ids) for ids, _ in sequences], seq_len)
+    if concatenate:
+        bins = best_fit(lengths, seq_len)
+        order, offsets = bins.items, bins.offsets
+    else:
+        order, offsets = np.arange(len(lengths)), np.arange(len(lengths) + 1)
+    ids = np.concatenate([sequences[i][0] for i in order])
+    mask = np.concatenate([sequences[i][1] for i in order])
+    row_lengths = np.add.reduceat(lengths[order], offsets[:-1])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(_table(ids, mask, lengths[order], offsets, row_lengths), file, compression="zstd")
+    counts = {"rows": len(row_lengths), "sequences": len(lengths), "tokens": len(ids)}
+    return {**counts, "trained_tokens": int(np.count_nonzero(mask))}
 
 
 def publish_rows(packed: Mapping[str, PackedSplit], work: Path, output_dir: Path) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """Nemotron Nano 2, every stage in order, in one process.
 
-python -m nemotron.recipes.nano2 --scale tiny --pretrain.train.lr 2e-3
+python -m nemotron.recipes.nano2 --scale tiny --pretrain.train.lr 2e-3 --sft.eval.samples 4
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass, field, replace
 
-from nemotron.kit import Results
+from nemotron.kit import Checkpoint, Results
 from nemotron.kit.dataclass_script import run_step
 from nemotron.kit.schemas.group import Scale
 from nemotron.recipes.nano2.stage0_pretrain import __main__ as stage0_pretrain
+from nemotron.recipes.nano2.stage1_sft import __main__ as stage1_sft
 
 
 @dataclass
@@ -24,11 +25,15 @@ class RecipeConfig:
 
     scale: Scale = "tiny"
     pretrain: stage0_pretrain.StageConfig = field(default_factory=stage0_pretrain.StageConfig)
+    sft: stage1_sft.StageConfig = field(default_factory=stage1_sft.StageConfig)
 
 
 def main(config: RecipeConfig) -> Results:
-    """Stage 0; the other stages follow here."""
-    return stage0_pretrain.main(replace(config.pretrain, scale=config.scale))
+    """Each stage goes on from the model that the one before it evaluated."""
+    pretrained = stage0_pretrain.main(replace(config.pretrain, scale=config.scale))
+    base = Checkpoint.from_uri(f"art://{pretrained.inputs['model'].partition('@')[0]}")
+    curation = replace(config.sft.data, base_path=base.path)
+    return stage1_sft.main(replace(config.sft, scale=config.scale, data=curation))
 
 
 if __name__ == "__main__":

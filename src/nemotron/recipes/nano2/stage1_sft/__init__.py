@@ -1,0 +1,1 @@
+"""Stage 1: conversations, the model that answers, its score."""

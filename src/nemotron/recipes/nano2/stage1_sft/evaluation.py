@@ -1,0 +1,84 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# docs = "Held-out tasks: how many the model answers right, with reasoning and without."
+# name = "nano2/sft"
+# setup = "nemotron-cookbook[train]"
+# run.launch = "direct"
+# config = {dir = "./config/evaluation", default = "tiny"}
+# resources.gpus_per_node = 0
+# ///
+"""Stage 1, step 3 of 3: what the model can do.
+
+    python data_curation.py --scale tiny | python training.py | python evaluation.py
+    python evaluation.py < checkpoint.json
+
+Held-out tasks of every family, each answered greedily and `samples` times at temperature 1: once with reasoning on
+(`/think`), once with it off (`/no_think`). Answers are verified, not judged; tools answer in several turns.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from nemo_runspec.errors import UserError
+from nemotron.kit import Checkpoint, Results, apply_scale
+from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.schemas.evaluation import EvaluationConfig
+from nemotron.kit.schemas.group import Scale
+from nemotron.stack.evaluation.model import score_tasks
+from nemotron.stack.models import NemotronH
+
+FAMILIES = ["math", "multiple_choice", "instruction_following", "structured_output", "workplace_assistant"]
+
+
+@dataclass
+class Config:
+    """What to evaluate."""
+
+    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
+    scale: Scale = "tiny"  # of num_tasks
+    num_tasks: Annotated[int, Field(ge=1)] = 6_400  # of each family, at full scale
+    samples: Annotated[int, Field(ge=0)] = 2  # beside the greedy answer
+    threads: Annotated[int, Field(ge=1)] = 1  # of the processor
+    seed: Annotated[int, Field(ge=0)] = 0
+    output_dir: Path | None = None  # also leave results.json there
+
+
+@step
+def main(config: Config) -> Results:
+    """Ask, verify, count."""
+    checkpoint = Checkpoint.load(path=config.checkpoint_path)
+    if checkpoint.template is None:
+        raise UserError(f"{checkpoint.ref} is a base model: it has no chat template", "training.py makes one of it")
+    torch.set_num_threads(config.threads)
+    model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
+    settings = EvaluationConfig(
+        families=FAMILIES,
+        tasks_per_family=apply_scale(config.num_tasks, config.scale),
+        samples=config.samples,
+        max_turns=4,
+        seed=config.seed,
+    )
+    metrics, tokenizer_dir = {}, checkpoint.tokenizer_path or checkpoint.path
+    for name, thinking in (("reasoning_on", True), ("reasoning_off", False)):
+        print(f"{name}:", file=sys.stderr)
+        metrics[name] = score_tasks(model, tokenizer_dir, settings, template=checkpoint.template, thinking=thinking)
+    with output_folder(config.output_dir) as folder:
+        results = Results(path=folder, metrics=metrics)
+        return results.save()
+
+
+if __name__ == "__main__":
+    run_step(main, Config)

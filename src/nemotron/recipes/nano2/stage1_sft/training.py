@@ -28,7 +28,6 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
 import math
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +59,6 @@ class Config:
     lr: Annotated[float, Field(gt=0)] = 4e-3  # the smaller the model, the larger
     warmup_steps: Annotated[int, Field(ge=0)] = 30
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.4  # of the steps, to 0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_grad: Annotated[float, Field(gt=0)] = 1.0
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
     seed: Annotated[int, Field(ge=0)] = 1234
@@ -70,7 +68,6 @@ class Config:
 @step
 def main(config: Config) -> Checkpoint:
     """Train on the three stages one after another, measure the held-out loss, save."""
-    # --- Data and the model to start from
     dataset = Dataset.load(path=config.dataset_path)
     if (base_path := config.base_path or dataset.tokenizer_path) is None:
         raise UserError(f"{dataset.path} does not say which model it is for", "name it: --base-path")
@@ -84,7 +81,7 @@ def main(config: Config) -> Checkpoint:
     # --- Model, optimizer, schedule
     torch.set_num_threads(config.threads)
     model = NemotronH.from_pretrained(base.checkpoint_path or base.path)
-    settings = OptimizerConfig(lr=config.lr, min_lr=0.0, adam_beta2=0.95, weight_decay=config.weight_decay)
+    settings = OptimizerConfig(lr=config.lr, min_lr=0.0, adam_beta2=0.95, weight_decay=0.1)
     decay_steps = min(round(len(order) * config.decay_share), len(order) - config.warmup_steps)
     schedule = SchedulerConfig(lr_warmup_iters=config.warmup_steps, lr_wsd_decay_iters=decay_steps)
     optimizer = build_optimizer(model, settings)
@@ -107,9 +104,9 @@ def main(config: Config) -> Checkpoint:
         optimizer.step()
         optimizer.zero_grad()
         progress.update(i + 1, tokens=batch.input_ids_BL.numel(), loss=losses[-1], lr=lr)
-    progress.close()
     valid_loss = {stage: validate(model, loader) for stage, loader in valid.items()}
-    print("held-out loss: " + ", ".join(f"{stage} {loss:.3f}" for stage, loss in valid_loss.items()), file=sys.stderr)
+    progress.note("held-out loss: " + ", ".join(f"{stage} {loss:.3f}" for stage, loss in valid_loss.items()))
+    progress.close()
 
     # --- Save: weights, tokenizer and template, with the data and the model that they come from
     with output_folder(config.output_dir) as folder:

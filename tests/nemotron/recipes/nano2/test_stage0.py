@@ -119,7 +119,7 @@ def test_a_shell_joins_the_steps(tmp_path: Path) -> None:
         assert (
             registry.resolve(f"nano2-pretrain-{name}:1").digest == registry.resolve(f"nano2-pretrain-{name}:2").digest
         )
-    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["artifacts", "journal.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["artifacts"]
     # One process, by path of the data, and two pipes at once in one folder.
     by_path = run(f"{train} --dataset-path output/artifacts/nano2-pretrain-data/1/payload", tmp_path)
     assert by_path.returncode == 0 and json.loads(by_path.stdout)["model"] == "art://nano2-pretrain-model:3"

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.env import output_root
@@ -33,9 +33,12 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.pipes import print_complete
 from nemotron.kit.stop import stop_at_once
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 P = ParamSpec("P")
 Made = TypeVar("Made", bound=Artifact)
-ConfigClass = TypeVar("ConfigClass")
+ConfigClass = TypeVar("ConfigClass", bound="DataclassInstance")
 
 
 def step(main: Callable[P, Made]) -> Callable[P, Made]:
@@ -92,9 +95,12 @@ def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) 
             key = ".".join(str(part) for part in first["loc"])
             raise UserError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
 
-    default = checked(_read_file(file), str(file)) if file else None
-    parsed = tyro.cli(config_class, args=args, default=default, config=(tyro.conf.FlagConversionOff,))
-    return checked(asdict(parsed), "command line")  # type: ignore[call-overload]  # a dataclass, as every caller's is
+    options = (tyro.conf.FlagConversionOff,)
+    if file is None:
+        parsed = tyro.cli(config_class, args=args, config=options)
+    else:
+        parsed = tyro.cli(config_class, args=args, default=checked(_read_file(file), str(file)), config=options)
+    return checked(asdict(parsed), "command line")
 
 
 def _take_config(args: list[str]) -> Path | None:

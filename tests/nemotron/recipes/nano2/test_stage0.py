@@ -7,7 +7,9 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,9 +45,9 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_curation.stdlib, "prose_documents", lambda *_: iter(prose))
 
 
-def curate(**changes: object) -> Dataset:
-    settings = {"scale": "full", "tasks_per_family": 100, "vocab_size": 300, "held_out": 12}
-    return data_curation.main(data_curation.Config(**{**settings, **changes}))  # type: ignore[arg-type]
+def curate(**changes: Any) -> Dataset:
+    small = data_curation.Config(scale="full", tasks_per_family=100, vocab_size=300, held_out=12)
+    return data_curation.main(replace(small, **changes))
 
 
 def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: N
     # The same data in a plain folder, which nobody published.
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(data.path), str(copy)], check=True)
-    twin = training.main(training.Config(**{**vars(config), "dataset_path": copy, "scale": "full"}))
+    twin = training.main(replace(config, dataset_path=copy, scale="full"))
     assert twin.digest == checkpoint.digest
     assert [source["name"] for source in twin.version.record["sources"]] == [str(copy)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -43,9 +44,10 @@ def base(tmp_path: Path) -> Checkpoint:
     return Model(path=folder, num_steps=0, tokenizer_path=folder).save("nano2-pretrain-model")
 
 
-def curate(**changes: object) -> Dataset:
-    settings = {"scale": "full", "num_conversations": 1000, "seq_length": 1600}
-    return data_curation.main(data_curation.Config(**{**settings, **changes}))  # type: ignore[arg-type]
+def curate(**changes: Any) -> Dataset:
+    return data_curation.main(
+        replace(data_curation.Config(scale="full", num_conversations=1000, seq_length=1600), **changes)
+    )
 
 
 def test_the_three_stages_hold_what_they_are_for(base: Checkpoint, tmp_path: Path) -> None:

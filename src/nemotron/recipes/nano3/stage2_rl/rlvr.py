@@ -136,6 +136,7 @@ class Data:
     source: PromptSource
     valid: list[Task]
     ranks: Ranks
+    workers: RayWorkers | None = None  # who draws the rollouts; none: this process
 
     def tasks(self, step: int) -> list[Task]:
         """This rank's share of the prompts of a step."""
@@ -204,8 +205,8 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
 
     with ExitStack() as stack:
         num_calls = math.ceil(prompts_of_rank / prompts)
-        workers = stack.enter_context(open_workers(cfg.cluster.rollout_workers, num_calls, session, job))
-        draw = partial(draw_rollouts, cfg, data, workers)
+        data.workers = stack.enter_context(open_workers(cfg.cluster.rollout_workers, num_calls, session, job))
+        draw = partial(draw_rollouts, cfg, data)
         buffer: RolloutBuffer | None = None
         if ahead.enabled:
             buffer = stack.enter_context(RolloutBuffer(cfg, session, ahead.max_trajectory_age_steps, data.tasks, draw))
@@ -257,17 +258,15 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     return model
 
 
-def draw_rollouts(
-    cfg: RLConfig, data: Data, workers: RayWorkers | None, model: NemotronH, step: int, poll: Callable[[], None]
-) -> Batch:
+def draw_rollouts(cfg: RLConfig, data: Data, model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
     """N completions for each of this rank's prompts of a step, sampled from `model`, and their rewards."""
     tasks = data.tasks(step)
     texts = [prompt_text(task, data.template, cfg.env.enable_thinking) for task in tasks]
     prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
     calls = cut_into_calls(tasks, prompts, prompts_per_call(cfg), [cfg.seed, step, data.ranks.rank])
     # The precision is that of the trainer, and there is no temperature: otherwise they would be two policies.
-    if workers:
-        of_calls = workers.draw(model, calls, poll)
+    if data.workers:
+        of_calls = data.workers.draw(model, calls, poll)
     else:
         of_calls = [draw_call(call, model, data.tokenizer, data.settings(cfg), poll) for call in calls]
     drawn = merge_calls(calls, of_calls)

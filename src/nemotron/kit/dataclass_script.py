@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
 from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.env import output_root
@@ -33,12 +33,16 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.pipes import print_complete
 from nemotron.kit.stop import stop_at_once
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+
+class Dataclass(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
 
 P = ParamSpec("P")
 Made = TypeVar("Made", bound=Artifact)
-ConfigClass = TypeVar("ConfigClass", bound="DataclassInstance")
+ConfigClass = TypeVar("ConfigClass", bound=Dataclass)
 
 
 def step(main: Callable[P, Made]) -> Callable[P, Made]:

@@ -219,7 +219,8 @@ def cosine_distances(model: NemotronH, batches: Iterable[Tensor]) -> dict[int, f
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation, in [-1, 1]: Pearson's of the ranks, where equal values share their mean rank.
 
-    NaN where all values of one side are equal. Says whether two scores of depth would remove the same blocks.
+    NaN where all values of one side are equal. Says whether two scores of depth would remove the same blocks. scipy has
+    it, too, and is no dependency.
     """
     ranks = []
     for values in (first, second):

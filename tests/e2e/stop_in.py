@@ -1,7 +1,7 @@
 """`python stop_in.py PHASE CALL SIGNAL SCRIPT …` runs a script of RL and sends itself a signal in the midst of a phase.
 
-generation: at the first token of the CALLth batch of completions; reward: before the CALLth verdict; update: before the
-CALLth micro-batch's loss.
+generation: in the CALLth batch of completions that takes more than one token (greedy validation may end at the first,
+at a moment of its own); reward: before the CALLth verdict; update: before the CALLth micro-batch's loss.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ def stop_at_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def stop_at_token(generate: Callable[..., Any]) -> Callable[..., Any]:
     def stopping(*args: Any, poll: Callable[[], None], **kwargs: Any) -> Any:
-        global calls
-        calls += 1
-        at_token = calls == call
+        is_first = True
 
         def stopping_poll() -> None:
-            nonlocal at_token
-            if at_token:
-                at_token = False
-                os.kill(os.getpid(), number)
+            global calls
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                calls += 1
+                if calls == call:
+                    os.kill(os.getpid(), number)
             poll()
 
         return generate(*args, poll=stopping_poll, **kwargs)

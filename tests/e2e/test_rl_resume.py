@@ -130,7 +130,7 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
 def stopped_in_every_phase(house: House, command: list[object], output: str) -> None:
     """The same command five times, the first four stopped in the midst of a phase; compares with the run before."""
     expected = house.digest(OUTPUT)
-    stops = [("generation", 14, 9), ("reward", 150, 9), ("update", 4, 9), ("generation", 5, 15)]
+    stops = [("generation", 14, 9), ("reward", 150, 9), ("update", 4, 9), ("generation", 3, 15)]
     for phase, call, number in stops:
         process = house.start([Path(__file__).with_name("stop_in.py"), phase, call, number, *command], output)
         errors = process.communicate(timeout=200)[1]

@@ -32,6 +32,7 @@ THINK, END_THINK = "<think>", "</think>"
 _CALL = re.compile(
     r"<tool_call>\s*<function=([^<>\n]+)>((?:(?!<tool_call>).)*?)</function>\s*</tool_call>\n?", re.DOTALL
 )
+_CALL_LIST = re.compile(r"<TOOLCALL>((?:(?!<TOOLCALL>).)*?)</TOOLCALL>\n?", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _PROBE = "probe"
 
@@ -138,10 +139,11 @@ def text_after_response(messages: Sequence[Message], *, enable_thinking: bool = 
 
     It begins after the token that ended the response and ends with the generation prompt, so that its tokens continue
     those of prompt and response. What in `messages` could open or end a turn is blanked: a tool may show what the model
-    itself wrote. UserError: `template` has no token that ends a turn, or does not show results of tools.
+    itself wrote. UserError: `template` has no token that ends a turn, does not show results of tools, or shows an
+    earlier turn differently from how it was written (`retold_turn`).
     """
     chosen = load_template(template)
-    results: list[Message] = [{**message, "content": inert(message["content"], template)} for message in messages]
+    results = _inert_results(messages, template)
     calls = [{"name": _PROBE, "arguments": {}}] * len(results)
     turns: list[Message] = [
         {"role": "user", "content": ""},
@@ -153,6 +155,29 @@ def text_after_response(messages: Sequence[Message], *, enable_thinking: bool = 
     if not end or not text.startswith(before[:end]):
         raise UserError(f"chat template {template} cannot continue a response with results of tools")
     return text[end:]
+
+
+def retold_turn(
+    answer: str, calls: Sequence[Mapping[str, Any]], messages: Sequence[Message], *, enable_thinking: bool = True,
+    template: str,
+) -> str:  # fmt: skip
+    """What a prompt for the next turn shows in the place of a response and of the generation prompt before it.
+
+    For templates that show an earlier turn differently from how it was written: nano2 leaves its reasoning out. So the
+    prompt is the one that SFT trains. `answer` and `calls`: the response, without its reasoning; `messages`: of the
+    role `tool`, which answer the calls. The text ends with the next generation prompt. What in all of them could open
+    or end a turn is blanked.
+    """
+    question: list[Message] = [{"role": "user", "content": ""}]
+    without_marks = json.loads(inert(json.dumps(list(calls), ensure_ascii=False), template))
+    turn: Message = {"role": "assistant", "content": inert(answer, template), "tool_calls": without_marks}
+    talk = [*question, turn, *_inert_results(messages, template)]
+    text = render(talk, enable_thinking=enable_thinking, template=template, add_generation_prompt=True)
+    return text.removeprefix(render(question, enable_thinking=enable_thinking, template=template))
+
+
+def _inert_results(messages: Sequence[Message], template: str) -> list[Message]:
+    return [{**message, "content": inert(message["content"], template)} for message in messages]
 
 
 def inert(text: str, template: str) -> str:
@@ -182,10 +207,11 @@ def parse_response(text: str) -> tuple[str | None, str]:
 
 
 def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict[str, Any]]]:
-    """Split an answer into `(text, calls)`: calls in the XML style of the Nemotron 3 templates, as {name, arguments}.
+    """Split an answer into `(text, calls)`, each call as {name, arguments}.
 
-    A value is text where the declaration says `string` or nothing, else JSON as far as it can be read. A malformed call
-    (a tag missing, text between parameters, a parameter twice) stays in the text.
+    Calls are in the XML style of the Nemotron 3 templates, where a value is text if the declaration says `string` or
+    nothing, else JSON as far as it can be read; or in the JSON lists of Nano v2. What is malformed (a tag missing, text
+    between parameters, a parameter twice; a list that is not one of calls) stays in the text.
     """
     types = {
         function["name"]: {
@@ -214,7 +240,21 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
         calls.append({"name": name, "arguments": arguments})
         return ""
 
-    return _CALL.sub(take, answer).strip(), calls
+    def take_list(match: re.Match[str]) -> str:
+        try:
+            listed = json.loads(match[1])
+        except (ValueError, RecursionError):
+            return match[0]
+        if not isinstance(listed, list) or not all(map(_is_call, listed)):
+            return match[0]
+        calls.extend({"name": call["name"], "arguments": call["arguments"]} for call in listed)
+        return ""
+
+    return _CALL_LIST.sub(take_list, _CALL.sub(take, answer)).strip(), calls
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("arguments"), dict)
 
 
 def check_messages(messages: Sequence[Message], where: str = "message") -> None:

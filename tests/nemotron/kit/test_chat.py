@@ -280,6 +280,16 @@ def test_tools_of_nano2() -> None:
     ) in text
 
 
+def test_calls_of_nano2_are_read_as_they_are_written() -> None:
+    calls = [{"name": "add", "arguments": {"a": 2, "b": [1.5]}}, {"name": "f", "arguments": {}}]
+    written = render([USER, {"role": "assistant", "content": "Let me see.", "tool_calls": calls}], template="nano2")
+    answer = response_of(written.partition("<think></think>")[2], "nano2")
+    assert chat.parse_tool_calls(answer, []) == ("Let me see.", calls)
+    for malformed in ('[{"name": "add"}]', '{"name": "f", "arguments": {}}', "[{]", '[{"name": 1, "arguments": {}}]'):
+        text = f"<TOOLCALL>{malformed}</TOOLCALL>"
+        assert chat.parse_tool_calls(text, []) == (text, [])
+
+
 def test_super3_as_its_template_writes_it() -> None:
     opened = "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n2+2?"
     assert render([USER, THOUGHT], template="super3") == (

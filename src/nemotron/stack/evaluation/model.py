@@ -31,7 +31,7 @@ from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATIO
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import ReasoningBudget, generate_tokens
-from nemotron.stack.models.decoding.turns import generate_turns
+from nemotron.stack.models.decoding.turns import Retold, generate_turns
 from nemotron.stack.rl.dialogue import Dialogue
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ def model_generate_fn(
             generator = torch.Generator(device=device).manual_seed(_sampling_seed(seed, start))
             dialogues = [open_dialogue(row) for row in rows for _ in range(samples)]
 
-            def reply(position: int, ids: list[int], dialogues: list[Dialogue | None] = dialogues) -> list[int] | None:
+            def reply(
+                position: int, ids: list[int], dialogues: list[Dialogue | None] = dialogues
+            ) -> list[int] | Retold | None:
                 dialogue = dialogues[position]
                 return None if dialogue is None else dialogue.reply(ids)
 

@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from nemotron.kit.chat import THINK, parse_response, parse_tool_calls, response_of, text_after_response
+from nemotron.kit.chat import (
+    THINK,
+    generation_prompt,
+    parse_response,
+    parse_tool_calls,
+    response_of,
+    retold_turn,
+    text_after_response,
+)
+from nemotron.kit.chat_template import load_template
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import Episode, Task, Verdict, verify_all
 from nemotron.stack.environments.task import error
+from nemotron.stack.models.decoding.turns import Retold
 from nemotron.stack.rl.shaping import Message, check_form
 
 
@@ -25,11 +35,13 @@ class Dialogue:
         self.messages: list[Message] = []
         self.response = ""
         self.called: list[str] = []
-        self._answered = 0  # tokens of the answer to the last response: part of the conversation once it goes on
+        self._answer: Message | None = None  # to the last response: part of the conversation once it goes on
         self.failure: Verdict | None = None
 
-    def reply(self, sampled_ids: list[int]) -> list[int] | None:
+    def reply(self, sampled_ids: list[int]) -> list[int] | Retold | None:
         """The tokens that follow a response, up to where the model is to go on; None at the end of the episode.
+
+        Under a template that shows an earlier turn differently from how it was written they take its place.
 
         Where the environment fails, the episode ends, and its verdict is an error.
         """
@@ -40,8 +52,8 @@ class Dialogue:
         self.called += [call["name"] for call in calls]
         if tools:  # calls that can be read are no fault of form
             answer = without_calls
-        if self._answered:
-            self.messages.append(Message(self._answered, False))
+        if self._answer:
+            self.messages.append(self._answer)
         self.messages.append(Message(len(sampled_ids), True, *check_form(reasoning, answer)))
         self.response = text
         if self.episode is None:
@@ -53,9 +65,19 @@ class Dialogue:
             return None
         if results is None:
             return None
-        following = text_after_response(results, enable_thinking=self.thinking, template=self.template)
-        ids: list[int] = self.tokenizer.encode(following, add_special_tokens=False).ids
-        self._answered = len(ids)
+        if load_template(self.template).keeps_turns:
+            ids = self._encode(text_after_response(results, enable_thinking=self.thinking, template=self.template))
+            self._answer = Message(len(ids), False)
+            return ids
+        ids = self._encode(
+            retold_turn(without_calls, calls, results, enable_thinking=self.thinking, template=self.template)
+        )
+        opening = self._encode(generation_prompt(self.template, self.thinking))
+        self._answer = Message(len(ids), False, takes_back=len(opening) + len(sampled_ids))
+        return Retold(ids, self._answer.takes_back)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def verdict(self) -> Verdict | None:

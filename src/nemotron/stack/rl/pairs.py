@@ -17,10 +17,15 @@ from nemotron.stack.rl.rollouts import first_fit
 
 @dataclass(frozen=True)
 class Answer:
-    """A prompt with one answer to it. predicts: where the *next* token is one that the model would write."""
+    """A prompt with one answer to it. predicts: where the *next* token is one that the model would write.
+
+    documents: where the turns of an answer are sequences of their own, one after another in `ids`, the number of that
+    of each token, from 0; None: all is one sequence.
+    """
 
     ids: list[int]
     predicts: list[bool]
+    documents: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,16 +82,18 @@ def _pair_batch(rows: list[list[int]], pairs: Sequence[Pair]) -> PairBatch:
     targets: list[int] = []
     lengths: list[int] = []
     for b, row in enumerate(rows):
-        start = 0
-        for document, answer in enumerate(a for i in row for a in (pairs[i].chosen, pairs[i].rejected)):
+        start = document = 0
+        for answer in (a for i in row for a in (pairs[i].chosen, pairs[i].rejected)):
             end = start + len(answer.ids)
             input_ids[b, start:end] = torch.tensor(answer.ids)
-            seq_idx[b, start:end] = document
+            documents = answer.documents or [0] * len(answer.ids)
+            seq_idx[b, start:end] = document + torch.tensor(documents)
+            document += documents[-1] + 1
             predicts[b, start:end] = torch.tensor(answer.predicts)
             targets += compress(answer.ids[1:], answer.predicts)
             lengths.append(sum(answer.predicts))
             start = end
-        seq_idx[b, start:] = 2 * len(row)
+        seq_idx[b, start:] = document
     return PairBatch(
         input_ids, seq_idx, predicts, torch.tensor(targets), lengths, [index for row in rows for index in row]
     )

@@ -137,6 +137,26 @@ def collect_rollouts(
     return [rollout for index in sorted(by_prompt) for rollout in by_prompt[index]]
 
 
+def one_turn_each(rollout: Rollout) -> list[Rollout]:
+    """The turns of a rollout, each as a rollout of its own behind the context that the policy read, with its reward.
+
+    For templates that show an earlier turn differently from how it was written (`Message.takes_back`): there the
+    conversation is no sequence of tokens that the policy ever saw.
+    """
+    turns, context, start, written = [], list(rollout.prompt_ids), 0, 0
+    for message in rollout.messages:
+        ids = rollout.completion_ids[start : start + message.num_tokens]
+        start += message.num_tokens
+        if message.generated:
+            logprobs = rollout.logprobs[written : written + len(ids)]
+            written += len(ids)
+            turns.append(
+                replace(rollout, prompt_ids=context, completion_ids=ids, logprobs=logprobs, messages=[message])
+            )
+        context = [*context[: len(context) - message.takes_back], *ids]
+    return turns
+
+
 def count_rollouts(
     rollouts: Sequence[Rollout], prompt_families: Sequence[str], families: Sequence[str]
 ) -> dict[str, float | Tensor]:
@@ -198,8 +218,10 @@ def pack_rollouts(
     document -1, never predicted).
 
     Raises:
-        ValueError: a prompt with its completion is longer than a row.
+        ValueError: a prompt with its completion is longer than a row; a turn was told anew (`one_turn_each`).
     """
+    if any(message.takes_back for rollout in rollouts for message in rollout.messages):
+        raise ValueError("a turn was told anew: the completion is no sequence that the policy read")
     of_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, rollout in enumerate(rollouts):
         if rollout.logprobs and (keep_zero_advantage or any(compress(advantages[index], rollout.is_sampled))):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nemotron.kit.chat import END_THINK, THINK
 from nemotron.kit.schemas.rl import EffortConfig
 
-_CALL_MARKS = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>")
+_CALL_MARKS = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>", "<TOOLCALL>", "</TOOLCALL>")
 
 
 def effort_reward(reward: float, num_tokens: int, effort: EffortConfig) -> float:
@@ -23,12 +23,17 @@ def effort_reward(reward: float, num_tokens: int, effort: EffortConfig) -> float
 
 @dataclass
 class Message:
-    """`num_tokens` of a conversation, and what is wrong with their form. generated: written by the policy."""
+    """`num_tokens` of a conversation, and what is wrong with their form. generated: written by the policy.
+
+    takes_back: of an environment's message, how many tokens before it are no longer in the conversation: the template
+    shows the response before it differently from how it was written, and so the message tells it anew.
+    """
 
     num_tokens: int
     generated: bool
     invalid_tool_call: bool = False
     malformed_thinking: bool = False
+    takes_back: int = 0
 
 
 def check_form(reasoning: str | None, answer: str) -> tuple[bool, bool]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nemotron.data_prep.chat.conversations import Conversation, training_spans
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit import chat
 from nemotron.kit.schemas.evaluation import ResponsesConfig
@@ -20,9 +21,9 @@ from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import turns
 from nemotron.stack.models.decoding.generate import Generation
-from nemotron.stack.models.decoding.turns import generate_turns
+from nemotron.stack.models.decoding.turns import Retold, generate_turns
 from nemotron.stack.rl.dialogue import Dialogue
-from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, one_turn_each, pack_rollouts
 from nemotron.stack.rl.shaping import Message
 
 STOP = (11, 20)
@@ -136,6 +137,29 @@ def test_trainer_and_generator_agree_over_turns(model: NemotronH) -> None:
     assert (ours - recorded).abs().max() < 1e-5
 
 
+class Retelling(Chatter):
+    """It tells each response anew, in the place of it and of the last token before it."""
+
+    def reply(self, ids: list[int]) -> Retold | None:  # type: ignore[override]
+        answer = super().reply(ids)
+        if len(self.sampled) > 1:
+            self.messages[-2].takes_back = len(self.sampled[-2]) + 1
+        return None if answer is None else Retold(answer, len(ids) + 1)
+
+
+def test_turns_that_are_told_anew_are_trained_behind_what_the_policy_read(model: NemotronH) -> None:
+    rollouts = collect_rollouts(
+        model.double(), PROMPTS, lambda index: Retelling(1 + index), ones, samples_per_prompt=8, max_new_tokens=30,
+        max_turns=6, stop_token_ids=STOP, prompts_per_call=3, generator=torch.Generator().manual_seed(2),
+    )  # fmt: skip
+    separate = [turn for rollout in rollouts for turn in one_turn_each(rollout)]
+    assert len(separate) == sum(m.generated for r in rollouts for m in r.messages) > 1.5 * len(rollouts)
+    ours, recorded = trainer_logprobs(model, separate)
+    assert (ours - recorded).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="told anew"):
+        trainer_logprobs(model, rollouts)
+
+
 def test_a_conversation_ends_at_its_limits_and_says_so(model: NemotronH) -> None:
     for r in rollouts_of(model, 3, max_turns=2):
         written = sum(m.generated for m in r.messages)
@@ -207,6 +231,32 @@ def test_a_dialogue_gives_the_tokens_that_sft_trains_on(tasks: list[Task], token
         assert dialogue.verdict().status == "score"
         assert not any(message.invalid_tool_call or message.malformed_thinking for message in dialogue.messages)
         assert [message.num_tokens for message in dialogue.messages] == [len(ids(text)) for text, _ in segments[1:-1]]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_where_sft_trains_a_turn_without_the_reasoning_before_it_a_dialogue_asks_so(
+    tasks: list[Task], tokenizer_dir: Path, thinking: bool
+) -> None:
+    """nano2 leaves out the reasoning of earlier turns: each turn's prompt is that of its own sequence in SFT."""
+    texts = [chat.render(to_messages(task), tools=prompt_tools(task), template="nano2") for task in tasks]
+    tokenizer = train_tokenizer(texts, 600, "nano2")
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    for task in tasks:
+        conversation = Conversation("x", to_messages(task, thinking), "train", prompt_tools(task))
+        dialogue = Dialogue(open_episode(task, thinking), tokenizer, "nano2", thinking)
+        context = ids(prompt_text(task, "nano2", thinking))
+        for span in training_spans(conversation, "nano2"):
+            (before, _), (written, _), *_ = chat.render_with_mask(span.messages, tools=span.tools, template="nano2")
+            assert context == ids(before)
+            reply = dialogue.reply(ids(written))
+            if reply is not None:
+                assert isinstance(reply, Retold)
+                read = [*context, *ids(written)]
+                context = [*read[: len(read) - reply.takes_back], *reply.ids]
+        assert reply is None and dialogue.verdict().status == "score"
 
 
 def test_a_malformed_call_ends_the_episode_and_is_counted(tasks: list[Task], tokenizer_dir: Path) -> None:

@@ -1,8 +1,9 @@
 """Conversations of several turns: the model writes, its environment answers, the model goes on.
 
 Tokens in, tokens out: what the model sampled is never decoded and tokenised again, so that every prompt begins with all
-tokens of the turn before it. Each turn reads its prompt anew. The states of the turn before could be kept, but rows get
-answers of unequal length, and the chunked scan that reads them rounds differently from one token at a time.
+tokens of the turn before it; except under a chat template that shows an earlier turn differently (`Retold`). Each turn
+reads its prompt anew. The states of the turn before could be kept, but rows get answers of unequal length, and the
+chunked scan that reads them rounds differently from one token at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ PROMPT_TOKENS = 1 << 16
 REPLIES_AT_ONCE = 64
 
 
+@dataclass(frozen=True)
+class Retold:
+    """What follows a response that is told anew: `ids` take the place of the last `takes_back` tokens before them."""
+
+    ids: list[int]
+    takes_back: int
+
+
 @dataclass
 class Conversation:
     """What follows a prompt. tokens: of model and environment in order; is_sampled: which are the model's.
+
+    A response that was told anew stands there twice: as it was sampled, and among the environment's tokens.
 
     logprobs: of the sampled tokens. entropy: nats, mean over those. finished: every turn ended with a stop token, and
     the conversation within its limits.
@@ -47,7 +58,7 @@ class Conversation:
 def generate_turns(
     model: NemotronH,
     prompts: Sequence[Sequence[int]],
-    reply: Callable[[int, list[int]], list[int] | None],
+    reply: Callable[[int, list[int]], list[int] | Retold | None],
     max_new_tokens: int,
     *,
     max_turns: int,
@@ -63,8 +74,9 @@ def generate_turns(
 
     Args:
         reply: called with the number of a conversation and the tokens that the model just wrote in it, stop token
-            included; returns the tokens that follow, up to where the model is to go on, or None to end it. Those of
-            different conversations are asked for at once, in threads: a tool may be a server.
+            included; returns the tokens that follow, up to where the model is to go on, perhaps in place of some before
+            them, or None to end it. Those of different conversations are asked for at once, in threads: a tool may be
+            a server.
         max_new_tokens: of a turn. max_turns: of the model. max_length: tokens of prompt and conversation together;
             there has to be room for a whole turn, else the conversation ends without it, as not finished.
         others: as `generate`; the budget is that of a turn.
@@ -91,10 +103,12 @@ def generate_turns(
             if answer is None or not outputs.finished[position] or turn + 1 == max_turns:
                 continue
             read = prompts[position // (samples_per_prompt if turn == 0 else 1)]
-            prompt = [*read, *sampled, *answer]
+            follows, takes_back = (answer.ids, answer.takes_back) if isinstance(answer, Retold) else (answer, 0)
+            before = [*read, *sampled]
+            prompt = [*before[: len(before) - takes_back], *follows]
             if max_length is None or len(prompt) + max_new_tokens <= max_length:
-                conversation.tokens += answer
-                conversation.is_sampled += [False] * len(answer)
+                conversation.tokens += follows
+                conversation.is_sampled += [False] * len(follows)
                 going_on.append(row)
                 next_prompts.append(prompt)
         if not going_on:

@@ -219,6 +219,16 @@ class Artifact(BaseModel):
         return dict(self.version.record["inputs"])
 
     @classmethod
+    def input_of(cls, made: Artifact) -> Self:
+        """Load the artifact of this type's role that `made` was made from: `Checkpoint.input_of(results)`.
+
+        UserError where its record names none.
+        """
+        if cls.role() not in made.inputs:
+            raise UserError(f"{made.ref} was not made from a {cls.__name__}", f"it was from {made.inputs or 'nothing'}")
+        return cls.from_uri(SCHEME + made.inputs[cls.role()].partition("@")[0])
+
+    @classmethod
     def role(cls) -> str:
         """What it is to the step that reads it: `data`, `model`, `results`; of another type its name."""
         return cls.__name__.lower()

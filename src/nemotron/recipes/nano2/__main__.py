@@ -12,11 +12,12 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass, field, replace
 
-from nemotron.kit import Checkpoint, Results
+from nemotron.kit import Checkpoint, Dataset, Results
 from nemotron.kit.dataclass_script import run_step
 from nemotron.kit.schemas.group import Scale
 from nemotron.recipes.nano2.stage0_pretrain import __main__ as stage0_pretrain
 from nemotron.recipes.nano2.stage1_sft import __main__ as stage1_sft
+from nemotron.recipes.nano2.stage3_compress import __main__ as stage3_compress
 
 
 @dataclass
@@ -26,14 +27,22 @@ class RecipeConfig:
     scale: Scale = "tiny"
     pretrain: stage0_pretrain.StageConfig = field(default_factory=stage0_pretrain.StageConfig)
     sft: stage1_sft.StageConfig = field(default_factory=stage1_sft.StageConfig)
+    compress: stage3_compress.StageConfig = field(default_factory=stage3_compress.StageConfig)
 
 
 def main(config: RecipeConfig) -> Results:
     """Each stage goes on from the model that the one before it evaluated."""
     pretrained = stage0_pretrain.main(replace(config.pretrain, scale=config.scale))
-    base = Checkpoint.from_uri(f"art://{pretrained.inputs['model'].partition('@')[0]}")
+    base = Checkpoint.input_of(pretrained)
     curation = replace(config.sft.data, base_path=base.path)
-    return stage1_sft.main(replace(config.sft, scale=config.scale, data=curation))
+    tuned = Checkpoint.input_of(stage1_sft.main(replace(config.sft, scale=config.scale, data=curation)))
+    mixture = replace(
+        config.compress.data,
+        teacher_path=tuned.path,
+        sft_path=Dataset.input_of(tuned).path,
+        pretrain_path=Dataset.input_of(base).path,
+    )
+    return stage3_compress.main(replace(config.compress, scale=config.scale, data=mixture))
 
 
 if __name__ == "__main__":

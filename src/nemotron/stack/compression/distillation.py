@@ -7,13 +7,17 @@ Shapes: T tokens, E hidden size of the teacher, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nemotron.stack.models import NemotronH
 from nemotron.stack.models.layers import at_least_fp32
+from nemotron.stack.training.loaders import Batch
 
 # Tokens that are worked on at once: 256 x 131,072 fp32 numbers are 128 MiB.
 CHUNK = 256
@@ -69,3 +73,34 @@ class ForwardKL(torch.autograd.Function):
         (grad_TV,) = ctx.saved_tensors
         # In place: autograd notices where somebody asks for it a second time.
         return grad_TV.mul_(grads[0]), None, None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How near a student is to its teacher, over the trained tokens of rows that neither has seen.
+
+    kl: nats a token, forward. accuracy, teacher_accuracy: share of the next tokens that are the likeliest.
+    """
+
+    kl: float
+    accuracy: float
+    teacher_accuracy: float
+
+
+@torch.no_grad()
+def measure_recovery(student: NemotronH, teacher: NemotronH, batches: Iterable[Batch]) -> Recovery:
+    """`Recovery` over the tokens that `loss_mask_BL` marks. ValueError: it marks none. Leaves both in eval mode."""
+    student.eval(), teacher.eval()
+    kl = right = teacher_right = num_tokens = 0.0
+    for batch in batches:
+        trained_BL = batch.loss_mask_BL.bool()
+        labels_T = batch.labels_BL[trained_BL]
+        teacher_TE = teacher.hidden_states(batch.input_ids_BL, batch.seq_idx_BL)[0][trained_BL]
+        student_TV = student(batch.input_ids_BL, batch.seq_idx_BL, trained_BL).logits
+        kl += forward_kl_sum(student_TV, teacher_TE, teacher.lm_head.weight).item()
+        right += (student_TV.argmax(-1) == labels_T).sum().item()
+        teacher_right += (teacher.lm_head(teacher_TE).argmax(-1) == labels_T).sum().item()
+        num_tokens += len(labels_T)
+    if not num_tokens:
+        raise ValueError("no token is trained in these batches")
+    return Recovery(kl / num_tokens, right / num_tokens, teacher_right / num_tokens)

@@ -37,6 +37,23 @@ class Choices:
     num_attention_heads: tuple[int, ...]
 
 
+def sixteenths(full: NemotronHConfig, removed: Sequence[int] = ()) -> Choices:
+    """Narrower shapes in steps of a sixteenth: hidden size from 12/16, the MLP from 10/16; all query heads stay.
+
+    Nano 2 looked at 14/16 to 16/16 and 10.5/16 to 16/16. Mamba loses a head of each group, or none, and no channel. All
+    blocks stay, or all but `removed`.
+    """
+    blocks = tuple(range(len(full.hybrid_override_pattern)))
+    return Choices(
+        blocks=tuple(dict.fromkeys((blocks, tuple(i for i in blocks if i not in removed)))),
+        hidden_size=tuple(full.hidden_size * n // 16 for n in range(12, 17)),
+        intermediate_size=tuple(full.intermediate_size * n // 16 for n in range(10, 17)),
+        mamba_num_heads=(full.mamba_num_heads - full.n_groups, full.mamba_num_heads),
+        mamba_head_dim=(full.mamba_head_dim,),
+        num_attention_heads=(full.num_attention_heads,),
+    )
+
+
 @dataclass(frozen=True)
 class Budget:
     """Bytes that a candidate may take with `batch_size` rows of `seq_len` tokens in its caches."""

@@ -219,14 +219,14 @@ class PackedLoader:
 
     `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence): 0
     or 1 in a column of integers, weights in one of floats. `seq_start_id` lists where sub-sequences start. Rows are
-    padded with id 0 to `seq_len`; padding is a sub-sequence of its own, on which nothing is trained. Rows are
-    reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
+    padded with id 0 to `seq_len` (None: the longest row); padding is a sub-sequence of its own, on which nothing is
+    trained. Rows are reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
 
     UserError, with the file: it is missing, lacks a column, has no row or one longer than `seq_len`, or a mask that is
     neither 0 and 1 nor weights.
     """
 
-    def __init__(self, path: Path, seq_len: int, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(self, path: Path, seq_len: int | None, seed: int, ranks: Ranks = ALONE) -> None:
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
             raise UserError(f"{path}: no packed Parquet file there")
@@ -239,13 +239,13 @@ class PackedLoader:
         table = pa.concat_tables(tables)
         if table.num_rows == 0:
             raise UserError(f"{path}: holds no packed sequence")
-        self.num_rows, self.seq_len, self._seed = table.num_rows, seq_len, seed
-        self._ranks = ranks
+        self.num_rows, self._seed, self._ranks = table.num_rows, seed, ranks
         self._ids, self._offsets = _flat_lists(table, "input_ids")
         self._mask, mask_offsets = _flat_lists(table, "loss_mask")
         self._starts, self._start_offsets = _flat_lists(table, "seq_start_id")
         longest = int(np.diff(self._offsets).max())
-        if longest > seq_len:
+        self.seq_len = longest if seq_len is None else seq_len
+        if longest > self.seq_len:
             raise UserError(f"{path}: a row has {longest} tokens, more than dataset.seq_length {seq_len}")
         if not np.array_equal(mask_offsets, self._offsets):
             raise UserError(f"{path}: loss_mask and input_ids differ in length")

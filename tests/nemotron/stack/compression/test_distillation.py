@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.compression import distillation
-from nemotron.stack.compression.distillation import forward_kl_sum
+from nemotron.stack.compression.distillation import forward_kl_sum, measure_recovery
+from nemotron.stack.models import NemotronH
+from nemotron.stack.training.loaders import Batch
 
 CASES = json.loads((Path(__file__).parent / "recorded" / "distillation.json").read_text())["cases"]
 
@@ -80,3 +83,28 @@ def test_recorded(case: dict, dtype: torch.dtype) -> None:
     expected = torch.tensor(outputs["grad_logits"], dtype=dtype)
     assert loss.item() == pytest.approx(outputs["loss"], rel=tolerance, abs=tolerance)
     torch.testing.assert_close(torch.autograd.grad(loss, student)[0], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_recovery_is_over_the_trained_tokens_of_all_batches(model: NemotronH, rows: list[Tensor]) -> None:
+    student = copy.deepcopy(model)
+    with torch.no_grad():
+        student.lm_head.weight.mul_(0.7)
+        student.backbone.norm_f.weight.add_(0.2 * torch.randn(24, dtype=torch.float64))
+    batches, kls, hits, teacher_hits = list[Batch](), list[Tensor](), list[Tensor](), list[Tensor]()
+    for ids_BL in rows:
+        mask_BL = torch.arange(ids_BL.numel()).view_as(ids_BL) % 3 == 0
+        logits_BLV, teacher_BLV = student(ids_BL).logits, model(ids_BL).logits
+        labels_BL = torch.where(mask_BL & (ids_BL % 2 == 0), logits_BLV.argmax(-1), teacher_BLV.argmax(-1))
+        batches.append(Batch(ids_BL, labels_BL, mask_BL.long()))
+        p, q = teacher_BLV.softmax(-1)[mask_BL], logits_BLV.softmax(-1)[mask_BL]
+        kls.append((p * (p / q).log()).sum(-1))
+        hits.append((logits_BLV.argmax(-1) == labels_BL)[mask_BL])
+        teacher_hits.append((teacher_BLV.argmax(-1) == labels_BL)[mask_BL])
+    found = measure_recovery(student, model, batches)
+    assert found.kl == pytest.approx(torch.cat(kls).mean().item(), rel=1e-10)
+    assert found.accuracy == pytest.approx(torch.cat(hits).double().mean().item())
+    assert found.teacher_accuracy == pytest.approx(torch.cat(teacher_hits).double().mean().item())
+    assert found.teacher_accuracy < 1
+    nothing = [Batch(ids_BL, ids_BL, torch.zeros_like(ids_BL)) for ids_BL in rows]
+    with pytest.raises(ValueError, match="no token is trained"):
+        measure_recovery(student, model, nothing)

@@ -15,6 +15,7 @@ from nemotron.stack.compression.search import (
     find_candidates,
     inference_bytes,
     rank_candidates,
+    sixteenths,
     within_limits,
 )
 from nemotron.stack.models import NemotronH
@@ -56,6 +57,15 @@ def test_the_published_9b_is_found_in_its_budget() -> None:
     assert inference_bytes(FULL, 131072) > budget.num_bytes > max(candidate.num_bytes for candidate in found)
     distances = [abs(candidate.num_parameters - 8_888_000_000) for candidate in found]
     assert distances == sorted(distances)
+
+
+def test_sixteenths_come_near_to_the_published_size() -> None:
+    removed = tuple(set(range(62)) - set(blocks_of(PUBLISHED.hybrid_override_pattern)))
+    shapes = sixteenths(FULL, removed)
+    assert [len(blocks) for blocks in shapes.blocks] == [62, 56] and len(sixteenths(FULL).blocks) == 1
+    assert shapes.hidden_size == (3840, 4160, 4480, 4800, 5120) and shapes.mamba_num_heads == (120, 128)
+    found = find_candidates(FULL, shapes, Budget(int(19.66 * GIB), seq_len=131072), 8_888_000_000)
+    assert found[0].num_parameters == pytest.approx(8_888_000_000, rel=0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -16,11 +16,7 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 
 RECIPES = Path(nemotron.recipes.__file__).parent
-SCRIPTS = sorted(
-    path
-    for path in RECIPES.rglob("*.py")
-    if "\n# [tool.runspec]" in path.read_text() and "nano2" not in path.relative_to(RECIPES).parts  # no schema files
-)
+SCRIPTS = sorted(path for path in RECIPES.rglob("*.py") if "\n# [tool.runspec]" in path.read_text())
 
 
 def undescribed(group: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -83,7 +83,7 @@ def _of_dataclass(script: Path, name: str) -> type[BaseModel]:
 
 def reads_no_run(schema: type[BaseModel]) -> bool:
     """Whether the script has a dataclass, and so gets no `run` group: it reads an input by `${art:…}` alone."""
-    return run_group(schema).model_config.get("extra") == "allow"
+    return getattr(run_group(schema), "of_a_dataclass", False)
 
 
 def _load_module(path: Path) -> ModuleType:
@@ -155,6 +155,7 @@ def _with_run_keys(schema: type[BaseModel], *, any_input: bool = False) -> type[
     class RunOfAny(BaseModel):
         """The `run` group of a dataclass."""
 
+        of_a_dataclass: typing.ClassVar = True
         model_config = ConfigDict(extra="allow", allow_inf_nan=False)
         __pydantic_extra__: dict[str, str | None]
 

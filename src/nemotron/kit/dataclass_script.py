@@ -33,6 +33,8 @@ from nemo_runspec.config.schema import schema_of
 from nemo_runspec.config.validate import check_keys, validate
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.fingerprint import plain
+from nemo_runspec.runspec import parse
 from nemotron.kit.artifact import Artifact, script_scope
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import use_configured_tracker
@@ -98,18 +100,23 @@ def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) 
 
     args = list(sys.argv[1:] if argv is None else argv)
     file = _take_config(args)
-    adapter, options = TypeAdapter(config_class), (tyro.conf.FlagConversionOff,)
+    adapter = TypeAdapter(config_class)
+
+    def checked(values: dict[str, Any], where: str) -> ConfigClass:
+        try:
+            return adapter.validate_python(pydantic_class(config_class).model_validate(values).model_dump())
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
+
+    options = (tyro.conf.FlagConversionOff,)
     if file is None:
         parsed = tyro.cli(config_class, args=args, config=options)
     else:
-        from_file = adapter.validate_python(_values_of(config_class, file))
+        from_file = checked(_values_of(config_class, file), file)
         parsed = tyro.cli(config_class, args=args, default=from_file, config=options)
-    try:
-        return adapter.validate_python(pydantic_class(config_class).model_validate(asdict(parsed)).model_dump())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"command line: {key} = {first['input']!r}: {first['msg']}") from None
+    return checked(asdict(parsed), "command line")
 
 
 def _take_config(args: list[str]) -> str | None:
@@ -124,17 +131,20 @@ def _take_config(args: list[str]) -> str | None:
 
 
 def _values_of(config_class: type, file: str) -> dict[str, Any]:
-    """The values of a file, checked; for a script with a block its `${…}` are resolved, and its name is enough."""
+    """The values of a file, by its schema. That of a script with a block may be a name, and its `${…}` are resolved."""
     script = _script_of(config_class)
-    if "# /// script" in script.read_text(encoding="utf-8").splitlines():
+    if _has_block(script):
         config = load_script_config(script, ["--config", file])
     else:
         schema = schema_of(config_class)
         loaded = load_config(Path(), file)
         check_keys(loaded, schema)
         config = validate(loaded.data, loaded, schema)
-    values: dict[str, Any] = config.model_dump(exclude={"run"})
-    return values
+    return {key: value for key, value in plain(config).items() if key != "run"}
+
+
+def _has_block(script: Path) -> bool:
+    return "# /// script" in script.read_text(encoding="utf-8").splitlines()
 
 
 def _script_of(config_class: type) -> Path:
@@ -142,12 +152,14 @@ def _script_of(config_class: type) -> Path:
 
 
 def _run_of_launcher(config_class: type) -> Run | None:
-    """The run of a launcher's job, which has a `job.yaml` beside its config; None for what a user starts."""
-    args = sys.argv[1:]
+    """The run of a launcher's job, which has a `job.yaml` beside its config; None for what a user starts.
+
+    None, too, for a script without a schema: what calls the steps of other scripts has no one artifact.
+    """
+    args, script = sys.argv[1:], _script_of(config_class)
     file = _take_config(args)
-    if file is None or args or not Path(file).with_name("job.yaml").is_file():
+    if file is None or args or not Path(file).with_name("job.yaml").is_file() or parse(script).schema_ref is None:
         return None
-    script = _script_of(config_class)
     return open_run(load_script_config(script, ["--config", file]), script)
 
 

@@ -79,7 +79,7 @@ def main(config: Config) -> Results:
         metrics[name] = {
             "parameters": model.num_parameters()[0],
             "bytes": inference_bytes(model.config, config.memory_tokens),
-            "score": sum(mode.mean("greedy").estimate for mode in answers[name].values()) / len(MODES),
+            "score": mean_score(answers[name]),
             "modes": {mode: evaluation.metrics() for mode, evaluation in answers[name].items()},
         }
     kept = {key: metrics["small"][key] / (metrics["large"][key] or 1) for key in ("parameters", "bytes", "score")}
@@ -104,6 +104,11 @@ def ask(
         )
         for mode, thinking in MODES.items()
     }
+
+
+def mean_score(answers: dict[str, Evaluation]) -> float:
+    """Greedy pass@1, mean over families and modes."""
+    return sum(evaluation.mean("greedy").estimate for evaluation in answers.values()) / len(answers)
 
 
 def show(metrics: dict[str, Any]) -> None:

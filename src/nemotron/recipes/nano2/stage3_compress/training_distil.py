@@ -112,8 +112,13 @@ def main(config: Config) -> Checkpoint:
         return checkpoint.save()
 
 
-def distil(student: NemotronH, teacher: NemotronH, train: PackedLoader, config: Config, steps: int) -> Iterator[float]:
-    """Train the student for so many steps; yields the loss of each, in nats a trained token."""
+def distil(
+    student: NemotronH, teacher: NemotronH | None, train: PackedLoader, config: Config, steps: int
+) -> Iterator[float]:
+    """Train the student for so many steps; yields the loss of each, in nats a trained token.
+
+    Without a teacher the loss is the cross entropy of the labels: what distillation is compared with.
+    """
     settings = OptimizerConfig(
         lr=config.lr, min_lr=config.lr * config.final_lr_share, adam_beta2=0.95, weight_decay=config.weight_decay
     )

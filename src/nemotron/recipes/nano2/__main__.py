@@ -17,6 +17,7 @@ from nemotron.kit.dataclass_script import run_step
 from nemotron.kit.schemas.group import Scale
 from nemotron.recipes.nano2.stage0_pretrain import __main__ as stage0_pretrain
 from nemotron.recipes.nano2.stage1_sft import __main__ as stage1_sft
+from nemotron.recipes.nano2.stage2_rl import __main__ as stage2_rl
 from nemotron.recipes.nano2.stage3_compress import __main__ as stage3_compress
 
 
@@ -27,6 +28,7 @@ class RecipeConfig:
     scale: Scale = "tiny"
     pretrain: stage0_pretrain.StageConfig = field(default_factory=stage0_pretrain.StageConfig)
     sft: stage1_sft.StageConfig = field(default_factory=stage1_sft.StageConfig)
+    rl: stage2_rl.StageConfig = field(default_factory=stage2_rl.StageConfig)
     compress: stage3_compress.StageConfig = field(default_factory=stage3_compress.StageConfig)
 
 
@@ -36,9 +38,11 @@ def main(config: RecipeConfig) -> Results:
     base = Checkpoint.input_of(pretrained)
     curation = replace(config.sft.data, base_path=base.path)
     tuned = Checkpoint.input_of(stage1_sft.main(replace(config.sft, scale=config.scale, data=curation)))
+    prompts = replace(config.rl.data, base_path=tuned.path)
+    aligned = Checkpoint.input_of(stage2_rl.main(replace(config.rl, scale=config.scale, data=prompts)))
     mixture = replace(
         config.compress.data,
-        teacher_path=tuned.path,
+        teacher_path=aligned.path,
         sft_path=Dataset.input_of(tuned).path,
         pretrain_path=Dataset.input_of(base).path,
     )

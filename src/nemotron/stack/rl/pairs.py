@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.losses import token_logprobs
-from nemotron.stack.rl.rollouts import first_fit
+from nemotron.stack.rl.rollouts import Rollout, first_fit
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class Pair:
     def num_tokens(self) -> int:
         """Prompt and answer, twice."""
         return len(self.chosen.ids) + len(self.rejected.ids)
+
+
+def answer_in_turns(turns: Sequence[Rollout]) -> Answer:
+    """The turns of an answer (`one_turn_each`), each a sequence of its own: the context, and what the model wrote."""
+    ids = [token for turn in turns for token in (*turn.prompt_ids, *turn.completion_ids)]
+    sizes = [(len(turn.prompt_ids), len(turn.completion_ids)) for turn in turns]
+    predicts = [on for n, m in sizes for on in [False] * (n - 1) + [True] * m + [False]]
+    return Answer(ids, predicts, [i for i, (n, m) in enumerate(sizes) for _ in range(n + m)])
 
 
 @dataclass

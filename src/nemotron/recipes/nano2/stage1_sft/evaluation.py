@@ -5,7 +5,7 @@
 # name = "nano2/sft"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/evaluation", default = "tiny", schema = "evaluation.py:Config"}
+# config = {dir = "./config/evaluation", default = "tiny"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 1, step 3 of 3: what the model can do.
@@ -27,13 +27,13 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Results, Seed, UserPath, apply_scale
+from nemotron.kit import Checkpoint, Results, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import Scale
@@ -47,12 +47,12 @@ FAMILIES = ["math", "multiple_choice", "instruction_following", "structured_outp
 class Config:
     """What to evaluate."""
 
-    checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
+    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
     scale: Scale = "tiny"  # of num_tasks
     num_tasks: Annotated[int, Field(ge=1)] = 6_400  # of each family, at full scale
     samples: Annotated[int, Field(ge=0)] = 2  # beside the greedy answer
     threads: Annotated[int, Field(ge=1)] = 1  # of the processor
-    seed: Seed = 0  # of every random choice
+    seed: Annotated[int, Field(ge=0)] = 0
     output_dir: Path | None = None  # also leave results.json there
 
 
@@ -60,9 +60,17 @@ class Config:
 def main(config: Config) -> Results:
     """Ask, verify, count."""
     checkpoint = Checkpoint.load(path=config.checkpoint_path)
+    torch.set_num_threads(config.threads)
+    metrics = score(checkpoint, config)
+    with output_folder(config.output_dir) as folder:
+        results = Results(path=folder, metrics=metrics)
+        return results.save()
+
+
+def score(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+    """pass@1 of a model on the held-out tasks, with reasoning and without, as `score_tasks` counts it."""
     if checkpoint.template is None:
         raise UserError(f"{checkpoint.ref} is a base model: it has no chat template", "training.py makes one of it")
-    torch.set_num_threads(config.threads)
     model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
     settings = EvaluationConfig(
         families=FAMILIES,
@@ -75,9 +83,7 @@ def main(config: Config) -> Results:
     for name, thinking in (("reasoning_on", True), ("reasoning_off", False)):
         print(f"{name}:", file=sys.stderr)
         metrics[name] = score_tasks(model, tokenizer_dir, settings, template=checkpoint.template, thinking=thinking)
-    with output_folder(config.output_dir) as folder:
-        results = Results(path=folder, metrics=metrics)
-        return results.save()
+    return metrics
 
 
 if __name__ == "__main__":

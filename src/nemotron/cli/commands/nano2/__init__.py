@@ -1,1 +1,0 @@
-"""Commands of the nano2 family; `app.py` puts them together."""

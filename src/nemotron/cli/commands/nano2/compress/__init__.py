@@ -1,1 +1,0 @@
-"""nemotron nano2 compress: one file an algorithm."""

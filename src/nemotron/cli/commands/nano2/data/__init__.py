@@ -1,1 +1,0 @@
-"""nemotron nano2 data: what the stages eat."""

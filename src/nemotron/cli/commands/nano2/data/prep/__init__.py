@@ -1,1 +1,0 @@
-"""nemotron nano2 data prep: one file a stage."""

@@ -1,1 +1,0 @@
-"""nemotron nano2 eval: one file a stage."""

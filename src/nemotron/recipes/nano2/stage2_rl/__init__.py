@@ -1,0 +1,1 @@
+"""Stage 2: instructions, tools, preferences: the model that is aligned, its score."""

@@ -1,0 +1,39 @@
+"""Stage 2 whole: curate, train, evaluate, in one process.
+
+python -m nemotron.recipes.nano2.stage2_rl --scale tiny --train.dpo.rounds 1
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+from dataclasses import dataclass, field, replace
+
+from nemotron.kit import Results
+from nemotron.kit.dataclass_script import run_step
+from nemotron.kit.schemas.group import Scale
+from nemotron.recipes.nano2.stage2_rl import data_curation, evaluation, training
+
+
+@dataclass
+class StageConfig:
+    """The configs of the three steps, under one scale."""
+
+    scale: Scale = "tiny"
+    data: data_curation.Config = field(default_factory=data_curation.Config)
+    train: training.Config = field(default_factory=training.Config)
+    eval: evaluation.Config = field(default_factory=evaluation.Config)
+
+
+def main(config: StageConfig) -> Results:
+    """What the pipe of the three scripts does."""
+    dataset = data_curation.main(replace(config.data, scale=config.scale))
+    checkpoint = training.main(replace(config.train, dataset_path=dataset.path))
+    return evaluation.main(replace(config.eval, checkpoint_path=checkpoint.path, scale=config.scale))
+
+
+if __name__ == "__main__":
+    run_step(main, StageConfig)

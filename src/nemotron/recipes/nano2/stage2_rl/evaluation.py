@@ -1,0 +1,105 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# docs = "Held-out tasks, and preferences: the model after RL beside the one that RL began with."
+# name = "nano2/rl"
+# setup = "nemotron-cookbook[train]"
+# run.launch = "direct"
+# config = {dir = "./config/evaluation", default = "tiny"}
+# resources.gpus_per_node = 0
+# ///
+"""Stage 2, step 3 of 3: what RL has changed.
+
+    python data_curation.py --scale tiny | python training.py | python evaluation.py
+    python evaluation.py --checkpoint-path MODEL                   # also that of any training of this stage
+
+Both models come from the checkpoint: it knows its prompts, and those know the model that they were made for.
+
+`tasks`: pass@1 on held-out tasks of every family, verified, as in stage 1. `preferences`: answers to held-out contexts
+side by side. How often that of the new model is better by the rule that the reward model learned (right, then brief; a
+tie is half a win), how often by the reward model, and how long either's answers are.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nemo_runspec.errors import UserError
+from nemotron.kit import Checkpoint, Dataset, Results
+from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.recipes.nano2.stage1_sft import evaluation as stage1
+from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, better_first, rewards_of
+from nemotron.recipes.nano2.stage2_rl.sampling import Policy, Prompt, batches, load_policy, read_prompts, sample
+from nemotron.stack.rl.rollouts import Rollout
+
+
+@dataclass
+class Config(stage1.Config):
+    """What to evaluate: the knobs of stage 1."""
+
+    threads: int = 2
+
+
+@step
+def main(config: Config) -> Results:
+    """Ask both, verify, compare."""
+    checkpoint = Checkpoint.load(path=config.checkpoint_path)
+    if checkpoint.dataset_path is None:
+        raise UserError(f"{checkpoint.ref} does not say what it was trained on", "training.py of this folder makes one")
+    dataset = Dataset.load(path=checkpoint.dataset_path)
+    if dataset.tokenizer_path is None:
+        raise UserError(f"{dataset.path} does not say which model RL began with")
+    initial = Checkpoint.load(path=dataset.tokenizer_path)
+    torch.set_num_threads(config.threads)
+    tasks = {}
+    for name, which in (("before", initial), ("after", checkpoint)):
+        print(f"{name}: {which.ref}", file=sys.stderr)
+        tasks[name] = stage1.score(which, config)
+    for mode, before in tasks["before"].items():
+        for family, entry in before["tasks"]["families"].items():
+            after = tasks["after"][mode]["tasks"]["families"][family]
+            shown = ", ".join(
+                f"{how} {entry[how]:.3f} -> {after[how]:.3f}" for how in ("greedy", "sampled") if how in entry
+            )
+            print(f"{mode} {family}: {shown}", file=sys.stderr)
+    with output_folder(config.output_dir) as folder:
+        metrics = {"tasks": tasks, "preferences": compare(checkpoint, initial, read_prompts(dataset, "held_out"))}
+        return Results(path=folder, metrics=metrics).save()
+
+
+def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """An answer of each model to each prompt: who wins, and how long they are, in tokens."""
+    before, after = load_policy(initial), load_policy(checkpoint)
+    old, new = answers_of(before, prompts), answers_of(after, prompts)
+    both = [list(pair) for pair in zip(new, old, strict=True)]
+    better = [better_first(pair, after) for pair in both]
+    wins = [0.5 if not first else float(first[0] == (0, 1)) for first in better]
+    results = {"prompts": len(wins), "win_rate": sum(wins) / len(wins)}
+    for name, answers in (("before", old), ("after", new)):
+        results[f"tokens_{name}"] = sum(len(answer.completion_ids) for answer in answers) / len(answers)
+    if judge := checkpoint.inputs.get("reward"):
+        with torch.no_grad():
+            policy = RewardModel.from_uri(f"art://{judge.partition('@')[0]}").load_judge()
+            new_S, old_S = rewards_of(policy, both).view(-1, 2).unbind(-1)
+            results["reward_model_win_rate"] = (new_S > old_S).float().mean().item()
+    print(", ".join(f"{name} {value:.3f}" for name, value in results.items()), file=sys.stderr)
+    return results
+
+
+def answers_of(policy: Policy, prompts: Sequence[Prompt]) -> list[Rollout]:
+    """An answer to each prompt, of both kinds, in an order that depends on the prompts alone."""
+    return [answer for batch in batches(prompts, 32) for answer in sample(policy, batch, 1, 1, [0, len(batch)])]
+
+
+if __name__ == "__main__":
+    run_step(main, Config)

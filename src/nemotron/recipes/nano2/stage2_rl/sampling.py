@@ -1,0 +1,103 @@
+"""What the trainings of this stage share: a policy, prompts, and verified answers of the one to the other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError
+from nemotron.kit import Checkpoint, Dataset
+from nemotron.kit.chat import END_THINK, THINK, response_of
+from nemotron.stack.environments import Task
+from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
+from nemotron.stack.evaluation.scoring import prompt_text
+from nemotron.stack.models import NemotronH
+from nemotron.stack.rl.calls import RolloutSettings, cut_into_calls, draw_call, merge_calls
+from nemotron.stack.rl.rollouts import Rollout
+
+Prompt = tuple[Task, bool]
+"""A task, and whether the model is to reason."""
+ANSWERS_AT_ONCE = 256  # decoded together
+
+
+@dataclass
+class Policy:
+    """A model that answers under a chat template."""
+
+    model: NemotronH
+    tokenizer: Tokenizer
+    template: str
+    stop_ids: list[int]
+
+    def encode(self, task: Task, thinking: bool) -> list[int]:
+        """The tokens up to where it is to answer."""
+        ids: list[int] = self.tokenizer.encode(prompt_text(task, self.template, thinking), add_special_tokens=False).ids
+        return ids
+
+    def text(self, answer: Rollout) -> str:
+        """What an answer says, with the tag that its prompt ends with."""
+        written = response_of(self.tokenizer.decode(answer.completion_ids, skip_special_tokens=False), self.template)
+        thinking = not self.tokenizer.decode(answer.prompt_ids, skip_special_tokens=False).rstrip().endswith(END_THINK)
+        return f"{THINK}{written}" if thinking else written
+
+
+def load_policy(checkpoint: Checkpoint) -> Policy:
+    """The model of a checkpoint; UserError for a base model."""
+    if checkpoint.template is None:
+        raise UserError(f"{checkpoint.ref} is a base model: it has no chat template", "RL goes on from SFT")
+    folder = checkpoint.tokenizer_path or checkpoint.path
+    model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
+    return Policy(model, load_tokenizer(folder), checkpoint.template, stop_token_ids(folder, checkpoint.template))
+
+
+def save_policy(model: NemotronH, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the weights, with the tokenizer of the checkpoint that they began as."""
+    model.save_pretrained(folder)
+    for file in (checkpoint.tokenizer_path or checkpoint.path).glob("*token*.json"):
+        shutil.copyfile(file, folder / file.name)
+
+
+def read_prompts(dataset: Dataset, name: str) -> list[Prompt]:
+    """The prompts of a file of `data_curation.py`; UserError where it is missing."""
+    path = dataset.path / f"{name}.jsonl"
+    if not path.is_file():
+        raise UserError(f"{dataset.path} has no {name}.jsonl", "data_curation.py of this folder makes one")
+    with path.open(encoding="utf-8") as lines:
+        return [(Task.from_dict(row["task"]), row["thinking"]) for row in map(json.loads, lines)]
+
+
+def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """Whole batches of prompts in their order; with and without reasoning by turns, as far as there are both."""
+    of_kind = [[prompt for prompt in prompts if prompt[1] is thinking] for thinking in (True, False)]
+    cut = [[kind[i : i + size] for i in range(0, len(kind) - size + 1, size)] for kind in of_kind]
+    shared = min(map(len, cut))
+    by_turns = [batch for pair in zip(*cut, strict=False) for batch in pair]
+    return [*by_turns, *cut[0][shared:], *cut[1][shared:]]
+
+
+def sample(
+    policy: Policy, prompts: Sequence[Prompt], samples: int, max_turns: int, seed: Sequence[int]
+) -> list[Rollout]:
+    """`samples` verified answers to each prompt, drawn at temperature 1; those of a prompt stand together.
+
+    All `prompts` are with reasoning, or all without. `Rollout.reward` is the verdict: 1 right, 0 wrong, None where
+    verification failed.
+    """
+    tasks, thinking = [task for task, _ in prompts], prompts[0][1]
+    settings = RolloutSettings(
+        policy.template, thinking, "bubblewrap", None, samples_per_prompt=samples, max_new_tokens=64,
+        max_turns=max_turns, max_length=2048, stop_token_ids=policy.stop_ids,
+    )  # fmt: skip
+    encoded = [policy.encode(task, thinking) for task in tasks]
+    calls = cut_into_calls(tasks, encoded, max(1, ANSWERS_AT_ONCE // samples), list(seed))
+    return merge_calls(calls, [draw_call(call, policy.model, policy.tokenizer, settings) for call in calls]).rollouts
+
+
+def in_groups(answers: Sequence[Rollout], size: int) -> list[list[Rollout]]:
+    """The answers to each prompt."""
+    return [list(answers[start : start + size]) for start in range(0, len(answers), size)]

@@ -1,0 +1,148 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# docs = "Iterative on-policy DPO on calls of tools over several turns."
+# name = "nano2/rl-dpo"
+# setup = "nemotron-cookbook[train]"
+# run.launch = "direct"
+# config = {dir = "./config/training_dpo", default = "tiny"}
+# resources.gpus_per_node = 0
+# ///
+"""Stage 2, training 2 of 4: a model that calls tools more reliably.
+
+    python data_curation.py --scale tiny | python training_ifeval.py | python training_dpo.py > dpo.json
+    python training_dpo.py --checkpoint-path MODEL --dataset-path DIR --rounds 1
+
+DPO (Rafailov et al. 2023), iterative and on-policy: in each round the policy, as it is by then, attempts every request
+several times; where one attempt left the databases as it should and another did not, they are a pair; an epoch on the
+pairs of the round follows, with the model that began it as the reference.
+
+An attempt has several turns, and the template shows earlier ones without their reasoning: each turn is a sequence of
+its own. Turns that both attempts of a pair begin with are left out: their log-probabilities cancel in the preference.
+
+Shapes: T sampled tokens of the pairs of a micro-batch.
+
+Simplified against the paper (arXiv 2508.14444, section 3.2): one process, fp32; five small databases, not WorkBench.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+import copy
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from nemo_runspec.errors import RunFailed
+from nemotron.kit import Checkpoint, Dataset, Model, Progress
+from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.schemas.optimizer import AdamWConfig
+from nemotron.kit.schemas.rl import DPOLossConfig
+from nemotron.recipes.nano2.stage2_rl.sampling import load_policy, read_prompts, sample, save_policy
+from nemotron.stack.rl.pairs import Pair, answer_in_turns, answer_logprobs, pack_pairs, pair_logprobs
+from nemotron.stack.rl.preferences import dpo_loss
+from nemotron.stack.rl.rollouts import Rollout, one_turn_each
+from nemotron.stack.training.optim import build_optimizer
+
+
+@dataclass
+class Config:
+    """What to train on, how long and how fast."""
+
+    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
+    dataset_path: Path | None = None  # default: what that was trained on
+    rounds: Annotated[int, Field(ge=1)] = 2  # each on its share of the requests
+    samples: Annotated[int, Field(ge=2)] = 6  # attempts at each request
+    pairs_per_request: Annotated[int, Field(ge=1)] = 2  # at most
+    pairs_per_step: Annotated[int, Field(ge=1)] = 8
+    lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
+    beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
+    sft_weight: Annotated[float, Field(ge=0)] = 0.2  # of the chosen attempt's likelihood
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    seed: Annotated[int, Field(ge=0)] = 1234
+    output_dir: Path | None = None  # also leave the model there
+
+
+@step
+def main(config: Config) -> Checkpoint:
+    """In each round sample, verify, pair, train; save."""
+    initial = Checkpoint.load(path=config.checkpoint_path)
+    dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
+    torch.set_num_threads(config.threads)
+    policy = load_policy(initial)
+    model, prompts = policy.model, read_prompts(dataset, "tools")
+    optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
+    settings = DPOLossConfig(reference_policy_kl_penalty=config.beta, sft_loss_weight=config.sft_weight)
+    progress, steps, losses = Progress(config.rounds, label="dpo"), 0, list[float]()
+    right: list[float] = []  # of the attempts of each round
+    for i in range(config.rounds):
+        # --- 1. Attempts of the policy as it is now, verified; those at one request stand together
+        attempts = sample(policy, prompts[i :: config.rounds], config.samples, 4, [config.seed, i])
+        right.append(sum(attempt.reward == 1 for attempt in attempts) / len(attempts))
+        groups = [attempts[start : start + config.samples] for start in range(0, len(attempts), config.samples)]
+        pairs = [pair for group in groups for pair in make_pairs(group, config.pairs_per_request)]
+        progress.note(f"round {i + 1}: {right[-1]:.1%} of {len(attempts):,} attempts are right, {len(pairs)} pairs")
+        # --- 2. An epoch on the pairs. Loss: mean over the pairs of a batch
+        reference = copy.deepcopy(model)
+        for start in range(0, len(pairs), config.pairs_per_step):
+            batch, total = pairs[start : start + config.pairs_per_step], 0.0
+            model.train()
+            for micro in pack_pairs(batch, max(pair.num_tokens for pair in batch), 1):
+                logp_T = answer_logprobs(model, micro, nullcontext())
+                reference_T = torch.cat([*pair_logprobs(reference, micro, nullcontext()).values()])
+                loss = dpo_loss(logp_T, reference_T, micro.lengths_S, settings)
+                (loss.loss / len(batch)).backward()
+                total += loss.preference_P.sum().item()
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
+            if not math.isfinite(grad_norm.item()):  # before it reaches a weight
+                raise RunFailed(f"gradient norm {grad_norm} in round {i + 1}", "try a smaller --lr")
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            losses.append(total / len(batch))
+        progress.update(i + 1, loss=losses[-1] if losses else math.nan)
+    progress.close()
+
+    with output_folder(config.output_dir) as folder:
+        save_policy(model, initial, folder)
+        checkpoint = Model(
+            path=folder,
+            num_steps=steps,
+            checkpoint_path=folder,
+            dataset_path=dataset.path,
+            tokenizer_path=folder,
+            chat_template=initial.chat_template,
+            reasoning=True,
+            num_parameters=model.num_parameters()[0],
+            metrics={"right_by_round": right, "preference_loss": losses},
+        )
+        return checkpoint.save()
+
+
+def make_pairs(attempts: Sequence[Rollout], most: int) -> list[Pair]:
+    """A right attempt and a wrong one at the same request, at most `most` times, no attempt twice."""
+    right, wrong = ([attempt for attempt in attempts if attempt.reward == reward] for reward in (1, 0))
+    pairs = []
+    for chosen, rejected in list(zip(right, wrong, strict=False))[:most]:
+        turns = one_turn_each(chosen), one_turn_each(rejected)
+        same = 0  # turns that both begin with
+        while same < min(map(len, turns)) and turns[0][same].completion_ids == turns[1][same].completion_ids:
+            same += 1
+        if same < min(map(len, turns)):
+            pairs.append(Pair(answer_in_turns(turns[0][same:]), answer_in_turns(turns[1][same:])))
+    return pairs
+
+
+if __name__ == "__main__":
+    run_step(main, Config)

@@ -1,0 +1,145 @@
+#!/usr/bin/env python
+# /// script
+# [tool.runspec]
+# docs = "A reward model: a copy of the policy, trained on preferences with the Bradley-Terry loss."
+# name = "nano2/rl"
+# setup = "nemotron-cookbook[train]"
+# run.launch = "direct"
+# config = {dir = "./config/training_reward", default = "tiny"}
+# resources.gpus_per_node = 0
+# ///
+"""Stage 2, training 3 of 4: a model that says how good an answer is, for RLHF.
+
+    ... | python training_dpo.py | python training_reward.py | python training_rlhf.py
+    python training_reward.py --checkpoint-path MODEL --dataset-path DIR
+
+The policy answers each prompt several times. Of two answers the right one is better, then the one with less reasoning,
+then the shorter one. The reward model is a copy of the policy; its reward is one logit at the last token of an answer
+(`stack/rl/reward_model.py`), trained so that the better answer has the higher one (Bradley and Terry 1952).
+
+Shapes: P pairs of a step.
+
+Simplified against the paper (arXiv 2508.14444, section 3.2), whose reward model is Qwen-based and was trained on what
+people preferred: this one has the policy's size, and learns what verifiers and lengths say.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from nemotron.kit import Checkpoint, Dataset, Progress
+from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.schemas.optimizer import AdamWConfig
+from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, better_first, reward_id, rewards_of
+from nemotron.recipes.nano2.stage2_rl.sampling import (
+    Policy,
+    Prompt,
+    batches,
+    in_groups,
+    load_policy,
+    read_prompts,
+    sample,
+    save_policy,
+)
+from nemotron.stack.rl.reward_model import bradley_terry_loss, reset_reward
+from nemotron.stack.rl.rollouts import Rollout
+from nemotron.stack.training.optim import build_optimizer
+
+Group = tuple[list[Rollout], list[tuple[int, int]]]
+"""Answers to a prompt, and the positions of two of them, the better one first, as often as there are two."""
+
+
+@dataclass
+class Config:
+    """What to train on, how long and how fast."""
+
+    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
+    dataset_path: Path | None = None  # default: what that was trained on
+    samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt; every two of them may be a pair
+    prompts_per_step: Annotated[int, Field(ge=1)] = 8
+    epochs: Annotated[int, Field(ge=1)] = 2
+    lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    seed: Annotated[int, Field(ge=0)] = 1234
+    output_dir: Path | None = None  # also leave the model there
+
+
+@step
+def main(config: Config) -> RewardModel:
+    """Sample, verify, pair, train; measure on held-out prompts, save."""
+    initial = Checkpoint.load(path=config.checkpoint_path)
+    dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
+    torch.set_num_threads(config.threads)
+    policy, judge = load_policy(initial), load_policy(initial)
+    groups = preferences(policy, read_prompts(dataset, "preferences"), config)
+    held_out = preferences(policy, read_prompts(dataset, "held_out"), config)
+    reset_reward(judge.model, reward_id(judge))
+    optimizer = build_optimizer(judge.model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
+    order = [group for _ in range(config.epochs) for group in groups]
+    steps = [order[i : i + config.prompts_per_step] for i in range(0, len(order), config.prompts_per_step)]
+
+    progress = Progress(len(steps), label="reward")
+    judge.model.train()
+    for i, batch in enumerate(steps):
+        # Loss: mean over the pairs of all prompts of the step
+        rewards_S = rewards_of(judge, [answers for answers, _ in batch])
+        loss = bradley_terry_loss(rewards_S, positions(batch))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(judge.model.parameters(), config.clip_grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        progress.update(i + 1, loss=loss.item())
+    accuracy = measure(judge, held_out)
+    for kind, (share, count) in accuracy.items():
+        progress.note(f"held-out pairs, {kind}: the better answer has the higher reward in {share:.1%} of {count}")
+    progress.close()
+
+    with output_folder(config.output_dir) as folder:
+        save_policy(judge.model, initial, folder)
+        metrics = {"prompts": len(groups), "held_out": {kind: list(values) for kind, values in accuracy.items()}}
+        return RewardModel(path=folder, policy_path=initial.path, dataset_path=dataset.path, metrics=metrics).save()
+
+
+def preferences(policy: Policy, prompts: list[Prompt], config: Config) -> list[Group]:
+    """The policy's answers to each prompt, and which two are a pair; without the prompts that have none."""
+    groups = []
+    for i, batch in enumerate(batches(prompts, 32)):
+        for answers in in_groups(sample(policy, batch, config.samples, 1, [config.seed, i]), config.samples):
+            if pairs := better_first(answers, policy):
+                groups.append((answers, pairs))
+    return groups
+
+
+def positions(batch: Sequence[Group]) -> list[tuple[int, int]]:
+    """The pairs of several prompts, by the positions of their answers one after another."""
+    starts = itertools.accumulate((len(answers) for answers, _ in batch), initial=0)
+    return [(start + i, start + j) for start, (_, pairs) in zip(starts, batch, strict=False) for i, j in pairs]
+
+
+@torch.no_grad()
+def measure(judge: Policy, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
+    """Share of the pairs in which the better answer has the higher reward, and of how many: by what makes it better."""
+    won: dict[str, list[bool]] = {"right over wrong": [], "short over long": []}
+    for answers, pairs in groups:
+        rewards = rewards_of(judge, [answers]).tolist()
+        for i, j in pairs:
+            kind = "short over long" if answers[i].reward == answers[j].reward else "right over wrong"
+            won[kind].append(rewards[i] > rewards[j])
+    return {kind: (sum(wins) / max(len(wins), 1), len(wins)) for kind, wins in won.items()}
+
+
+if __name__ == "__main__":
+    run_step(main, Config)

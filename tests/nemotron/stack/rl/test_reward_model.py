@@ -1,0 +1,41 @@
+"""A reward is that of an answer alone, whatever stands beside it; the loss is that of Bradley and Terry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nemotron.stack.models import NemotronH
+from nemotron.stack.rl.reward_model import answer_rewards, bradley_terry_loss, reset_reward
+
+GROUPS = [([3, 1, 4, 1, 5], [[9, 2], [6, 5, 3, 5, 8], [11]]), ([2, 7], [[1, 8, 2, 8], [3]])]
+
+
+@pytest.fixture
+def model(small_model: Callable[..., NemotronH]) -> NemotronH:
+    return small_model("M-M*-", seed=3, vocab_size=40, initializer_range=0.4).double().eval()
+
+
+def test_a_reward_is_the_logit_at_the_end_of_prompt_and_answer(model: NemotronH) -> None:
+    rewards_S = answer_rewards(model, GROUPS, 9)
+    alone = [
+        model(torch.tensor([prompt + answer])).logits[0, -1, 9] for prompt, answers in GROUPS for answer in answers
+    ]
+    torch.testing.assert_close(rewards_S, torch.stack(alone))
+    assert rewards_S.std() > 0.1
+    reset_reward(model, 9)
+    assert (answer_rewards(model, GROUPS, 9) == 0).all()
+
+
+def test_the_loss_is_that_of_the_formula() -> None:
+    rewards_S = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    loss = bradley_terry_loss(rewards_S, [(0, 1), (1, 2)])
+    first, second = (1 / (1 + math.exp(-margin)) for margin in (1.5, -3.0))
+    assert loss.item() == pytest.approx(-(math.log(first) + math.log(second)) / 2)
+    loss.backward()
+    assert rewards_S.grad is not None
+    expected = [(first - 1) / 2, (1 - first) / 2 + (second - 1) / 2, (1 - second) / 2]
+    assert rewards_S.grad.tolist() == pytest.approx(expected)

@@ -30,7 +30,7 @@ WITHOUT_RAY = (
 # What the commands that prepare data have alone.
 WITH_SCALE = (
     (r"from nemotron\.cli\.scale import Scale\n", ""),
-    (r"parse_recipe_config\(ctx, scale_all=scale\)", "parse_recipe_config(ctx)"),
+    (r"parse_recipe_config\(ctx, scale(_all)?=scale\)", "parse_recipe_config(ctx)"),
 )
 # The command that runs every step of the curation is told which.
 ANY_STEP = (

@@ -26,10 +26,8 @@ from nemotron.kit.dataclass_script import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/nemotron"
-# Families whose steps `nemotron` runs; Nano 2's scripts are joined by pipes.
-FAMILIES = sorted(
-    {file.parent.name for file in (SOURCE / "recipes").glob("*/steps.toml") if file.parent.name != "data"}
-)
+# Families whose artifacts are called after a config; Nano 2's are called as its scripts alone would call them.
+FAMILIES = sorted({file.parent.name for file in (SOURCE / "recipes").glob("*/steps.toml")} - {"data", "nano2"})
 PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
 BESIDE_THE_PIPE = (
     "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny", "sft-data-calculator", "sft-model-calculator",
@@ -121,7 +119,12 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             registry.publish(name, payload, record, run_files={"config.yaml": b"{}"})
     for name in (
         "my-model",
-        "nano2-pretrain-model",
+        *(
+            f"nano2-{stage}-{kind}"
+            for stage in ("pretrain", "sft", "compressed")
+            for kind in ("data", "model", "results")
+        ),
+        "nano2-pruned-model",
         "my-chats",
         "my-tuned-model",
         "tools-sft",

@@ -33,7 +33,9 @@ def first_fault(faults: list[Any], data: dict[str, Any], loaded: LoadedConfig, s
     fault = faults[0]
     path = data_path(data, fault["loc"])
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    if fault["type"] == "missing":
+    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a list of a fixed length
+        path = path[:-1]
+    elif fault["type"] == "missing":
         name = fault["loc"][-1]
         key = dotted((*path, name))
         message = f"{loaded.origin(path)}: {key} is missing; it must be {allowed(schema, (*path, name)).text}{more}"

@@ -33,7 +33,7 @@ from nemo_runspec.config.inputs import (
 from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
-from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, run_defaults
+from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, reads_no_run, run_defaults
 from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_files, user_locations, validate
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
 from nemo_runspec.errors import UserError, did_you_mean
@@ -118,6 +118,8 @@ def resolve_config(
         check_keys(loaded, schema)
     run_env(loaded)
     loaded = replace(loaded, data=name_inputs(loaded, schema, _artifact_names(registry, produced or {}, look_up)))
+    if schema is not None and reads_no_run(schema) and loaded.overrides:
+        loaded = replace(loaded, data=_without_unread_inputs(loaded))
     # 2. The run group: what the config says, over what follows from schema, script and file name.
     run = {**(run_defaults(schema) if schema else {}), **vars(loaded.run)}
     run |= _identity(loaded, spec)
@@ -234,6 +236,24 @@ def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[KeyP
             stating = next(cls for cls in type(group).__mro__ if name in inspect.get_annotations(cls))
             if stating.__module__ == module:
                 yield (*path, name)
+
+
+def _without_unread_inputs(loaded: LoadedConfig) -> dict[str, Any]:
+    """The values of a config without the inputs that no `${art:…}` reads, since the command line gives a path instead.
+
+    Raises:
+        UserError: the command line names an input that nothing reads.
+    """
+    read = sorted({match[1] for match in _ART.finditer(json.dumps(loaded.data))})
+    run = dict(loaded.data.get("run") or {})
+    for key in [key for key in run if key not in (*RESERVED_RUN_KEYS, *read)]:
+        value = run.pop(key)
+        if value is not None and loaded.on_command_line(("run", key)):
+            raise UserError(
+                f"command line: run.{key} = {value!r}: no key of the config reads this input",
+                did_you_mean(f"run.{key}", [f"run.{name}" for name in read], "input artifacts"),
+            )
+    return {**loaded.data, "run": run}
 
 
 def _identity(loaded: LoadedConfig, spec: Runspec) -> dict[str, str]:

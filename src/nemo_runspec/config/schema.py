@@ -1,19 +1,23 @@
 """The pydantic class that a script names for its configs: loaded by path, completed, and how to walk its groups.
 
-The schema file is loaded by its path, so that neither the recipe nor its dependencies (torch) are imported.
+The schema file is loaded by its path, so that neither the recipe nor its dependencies (torch) are imported. Where the
+script names a dataclass of its own, `dataclass_schema` makes a pydantic class of that.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import sys
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from nemo_runspec.config.dataclass_schema import class_in, pydantic_class
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
@@ -46,7 +50,7 @@ _SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
 def load_schema(spec: Runspec) -> type[BaseModel] | None:
     """The pydantic class that `spec` names, loaded by file path, its `run` group completed by the reserved keys.
 
-    None where the script declares no schema.
+    None where the script declares no schema. A class in the script itself is a dataclass.
 
     Raises:
         UserError: the file imports a library that is slow to load (torch), fails to load, or lacks the class.
@@ -56,6 +60,8 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
     from pydantic import BaseModel
 
     path, name = spec.schema_path, spec.schema_ref.partition(":")[2]
+    if path == spec.script_path:
+        return _of_dataclass(path, name)
     module = _load_module(path)
     schema = getattr(module, name, None)
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
@@ -65,6 +71,21 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
     return _with_run_keys(schema)
 
 
+def schema_of(config_class: type) -> type[BaseModel]:
+    """The schema of a dataclass that is loaded, for a file of values without a script's block."""
+    return _with_run_keys(pydantic_class(config_class), any_input=True)
+
+
+@functools.cache  # what the script says of it does not change while a command runs
+def _of_dataclass(script: Path, name: str) -> type[BaseModel]:
+    return _with_run_keys(_load(script, lambda module: class_in(script, name, module)), any_input=True)
+
+
+def reads_no_run(schema: type[BaseModel]) -> bool:
+    """Whether the script has a dataclass, and so gets no `run` group: it reads an input by `${art:…}` alone."""
+    return getattr(run_group(schema), "of_a_dataclass", False)
+
+
 def _load_module(path: Path) -> ModuleType:
     # The script itself may have imported its schema already: then the config is an instance of that very class.
     for loaded in list(sys.modules.values()):
@@ -72,18 +93,35 @@ def _load_module(path: Path) -> ModuleType:
             return loaded
     if not path.is_file():
         raise UserError(f"cannot read {shown(path)}: no such file")
+
+    def run(module: ModuleType) -> ModuleType:
+        assert module.__spec__ is not None
+        assert module.__spec__.loader is not None
+        module.__spec__.loader.exec_module(module)
+        return module
+
+    return _load(path, run)
+
+
+Made = typing.TypeVar("Made")
+
+
+def _load(path: Path, run: Callable[[ModuleType], Made]) -> Made:
+    """What `run` makes in a new module for the file at `path`."""
     loaded_before = set(sys.modules)
     name = f"_runspec_schema_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
-    module_object = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module_object  # pydantic looks annotations up there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pydantic looks annotations up there
     try:
-        spec.loader.exec_module(module_object)
+        made = run(module)
     except SyntaxError as error:
         del sys.modules[name]
         raise UserError(f"{shown(Path(error.filename or path))}:{error.lineno}: {error.msg}") from None
+    except UserError:
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         raise UserError(
@@ -95,24 +133,34 @@ def _load_module(path: Path) -> ModuleType:
             f"{shown(path)}: it, or a module that it imports, imports {slow[0]}",
             "a schema and what it imports must load in a moment, so that a dry run does",
         )
-    return module_object
+    return made
 
 
-def _with_run_keys(schema: type[BaseModel]) -> type[BaseModel]:
+def _with_run_keys(schema: type[BaseModel], *, any_input: bool = False) -> type[BaseModel]:
     """A subclass of `schema` whose `run` group also has the reserved keys, which every config has.
 
     So a schema declares only what is its own, the input artifacts, and the validated config still tells its script
     which config it is, and where it runs.
+
+    Args:
+        any_input: an input artifact need not be declared, as that of a dataclass, which has no `run` group.
     """
     from pydantic import BaseModel, ConfigDict, Field, create_model
 
     class Run(BaseModel):
         """The `run` group of a schema that declares none."""
 
-        model_config = ConfigDict(extra="forbid")
+        model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    class RunOfAny(BaseModel):
+        """The `run` group of a dataclass."""
+
+        of_a_dataclass: typing.ClassVar = True
+        model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+        __pydantic_extra__: dict[str, str | None]
 
     field = schema.model_fields.get("run")
-    group = (None if field is None else optional_group(field.annotation)) or Run
+    group = (None if field is None else optional_group(field.annotation)) or (RunOfAny if any_input else Run)
     fields: dict[str, Any] = {key: (str | None, None) for key in RESERVED_RUN_KEYS if key not in group.model_fields}
     if "env" in fields:
         fields["env"] = (dict[str, Any] | None, None)

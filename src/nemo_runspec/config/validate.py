@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.explain import data_path, first_fault, unknown_key
@@ -160,10 +161,10 @@ def _locations(
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from _locations(item, item_of(annotation), (), (*path, key))
-    elif isinstance(value, str):
+    elif isinstance(value, str | Path):
         marks = [mark for mark in (*metadata, *_metadata(annotation)) if isinstance(mark, UserFiles)]
         if marks:
-            yield path, value, marks[-1]
+            yield path, str(value), marks[-1]
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:

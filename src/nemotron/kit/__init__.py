@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nemotron.kit.artifact import RLPrompts as RLPrompts
     from nemotron.kit.artifact import SFTPack as SFTPack
     from nemotron.kit.artifact import Source as Source
+    from nemotron.kit.lineage import MlflowTracker as MlflowTracker
+    from nemotron.kit.lineage import WandbTracker as WandbTracker
     from nemotron.kit.lineage import set_lineage_tracker as set_lineage_tracker
     from nemotron.kit.metrics import MetricsLog as MetricsLog
     from nemotron.kit.metrics import Progress as Progress
@@ -30,14 +32,17 @@ if TYPE_CHECKING:
     from nemotron.kit.run import open_run as open_run
     from nemotron.kit.scale import apply_scale as apply_scale
     from nemotron.kit.scale import share_of as share_of
+    from nemotron.kit.schemas.group import Seed as Seed
+    from nemotron.kit.schemas.group import UserPath as UserPath
 
 _HOMES = {
     "artifact": "Artifact Checkpoint Dataset Model Preferences PretrainBlend Producer Results RLPrompts SFTPack Source",
-    "lineage": "set_lineage_tracker",
+    "lineage": "MlflowTracker WandbTracker set_lineage_tracker",
     "metrics": "MetricsLog Progress",
     "pipes": "print_complete read_pipe",
     "run": "Run current_run open_run",
     "scale": "apply_scale share_of",
+    "schemas.group": "Seed UserPath",
 }
 
 

@@ -83,6 +83,11 @@ def script_scope(script: Path) -> Iterator[None]:
         _scripts.pop()
 
 
+def _in_step() -> bool:
+    """Whether a step saves (`script_scope`): what it loads means the same in a run of its own as without one."""
+    return _scripts[-1].file is not None
+
+
 def _source(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
@@ -247,7 +252,7 @@ class Artifact(BaseModel):
         root = registry.local_root
         inputs = self._inputs(registry, run)
         payloads = [version.path for version in inputs.values()]
-        sources = self.sources + ([] if run else [*_scripts[-1].folders.values()])
+        sources = self.sources + ([] if run and not _in_step() else [*_scripts[-1].folders.values()])
         raw = [source for source in sources if not any(map(Path(source.name).is_relative_to, payloads))]
         paths = {field: encode_path(path, base, root) for field, path in self._paths().items()}
         fields = self.model_dump(mode="json", exclude={"metrics", "sources"}) | paths
@@ -295,7 +300,7 @@ class Artifact(BaseModel):
             )
         run = current_run()
         if run is not None:
-            run.add_input(version)
+            run.add_input(version, cls.role() if _in_step() and cls.role() not in run.inputs else None)
         else:
             version.registry.resolve_verified(version.ref)
         kind: type[Self] = next((sub for sub in _subclasses(cls) if type_name(sub) == record["type"]), cls)
@@ -350,8 +355,9 @@ class Dataset(Artifact):
 
     @classmethod
     def _at(cls, path: Path) -> Self:
-        """Also, outside a run, a folder that was never published: it is noted as raw material, with its digest."""
-        if cls is not Dataset or current_run() is not None or not path.is_dir() or _published_at(path):
+        """Also, outside a run or in a step, a folder that was never published: raw material, noted with its digest."""
+        strict = current_run() is not None and not _in_step()
+        if cls is not Dataset or strict or not path.is_dir() or _published_at(path):
             return super()._at(path)
         folder = path.absolute()
         files = {name: sha256_file(folder / name) for name in list_files(folder)}

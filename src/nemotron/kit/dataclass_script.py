@@ -10,27 +10,36 @@
     if __name__ == "__main__":
         run_step(main, Config)
 
-tyro makes the flags from the dataclass; what it lacks is a file of defaults (`--config`) that is checked like them.
+tyro makes the flags from the dataclass. What it lacks is a file of values (`--config`), which `nemo_runspec` checks and
+resolves as that of every recipe: its schema is the same dataclass. A script that a launcher started with such a file is
+a run, with a folder of its own and the artifact names of the config; one that a user starts is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
-from nemo_runspec.config.yaml_text import read_yaml
+from nemo_runspec.artifacts.aside import aside_directory
+from nemo_runspec.config import load_script_config
+from nemo_runspec.config.dataclass_schema import pydantic_class
+from nemo_runspec.config.loader import load_config
+from nemo_runspec.config.schema import schema_of
+from nemo_runspec.config.validate import check_keys, validate
 from nemo_runspec.env import output_root
-from nemo_runspec.errors import UserError, did_you_mean, run_main
+from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.fingerprint import plain
+from nemo_runspec.runspec import parse
 from nemotron.kit.artifact import Artifact, script_scope
 from nemotron.kit.commands import command_hint
-from nemotron.kit.pipes import print_complete
+from nemotron.kit.lineage import use_configured_tracker
+from nemotron.kit.pipes import print_complete, stdout_kept_for_the_map
+from nemotron.kit.run import Run, open_run
 from nemotron.kit.stop import stop_at_once
 
 
@@ -65,7 +74,10 @@ def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigC
     """
 
     def work() -> None:
-        made = main(read_config(config_class))
+        config = read_config(config_class)
+        with stdout_kept_for_the_map(), _run_of_launcher(config_class) or contextlib.nullcontext():
+            use_configured_tracker()
+            made = main(config)
         print(f"{made.ref}: {made.path}", file=sys.stderr)
         inputs = {role: f"art://{pinned.partition('@')[0]}" for role, pinned in made.inputs.items()}
         print_complete(inputs | {made.role(): made})
@@ -75,9 +87,9 @@ def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigC
 
 
 def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) -> ConfigClass:
-    """An instance of the dataclass from `--config FILE` (YAML), over which the flags of the command line win.
+    """An instance of the dataclass from `--config NAME|FILE` (YAML), over which the flags of the command line win.
 
-    A file's group `run`, which a launcher writes, is left out: it says where the script runs, not what it does.
+    The file's group `run` says where the script runs and what its artifacts are called; the dataclass has none.
 
     Raises:
         UserError: the file cannot be read, has a key that is no field, or a value that does not fit it; a flag whose
@@ -91,9 +103,8 @@ def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) 
     adapter = TypeAdapter(config_class)
 
     def checked(values: dict[str, Any], where: str) -> ConfigClass:
-        _check_names(config_class, values, where)
         try:
-            return adapter.validate_python(values)
+            return adapter.validate_python(pydantic_class(config_class).model_validate(values).model_dump())
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
@@ -103,40 +114,53 @@ def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) 
     if file is None:
         parsed = tyro.cli(config_class, args=args, config=options)
     else:
-        parsed = tyro.cli(config_class, args=args, default=checked(_read_file(file), str(file)), config=options)
+        from_file = checked(_values_of(config_class, file), file)
+        parsed = tyro.cli(config_class, args=args, default=from_file, config=options)
     return checked(asdict(parsed), "command line")
 
 
-def _take_config(args: list[str]) -> Path | None:
+def _take_config(args: list[str]) -> str | None:
     """Take `--config FILE` or `--config=FILE` out of `args`."""
     for i, argument in enumerate(args):
         if argument == "--config" and i + 1 < len(args):
             del args[i]
-            return Path(args.pop(i))
+            return args.pop(i)
         if argument.startswith("--config="):
-            return Path(args.pop(i).partition("=")[2])
+            return args.pop(i).partition("=")[2]
     return None
 
 
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        values, _ = read_yaml(file.read_text("utf-8"), str(file))
-    except OSError as error:
-        raise UserError(f"--config {file}: {error.strerror}") from None
-    if not isinstance(values or {}, dict):
-        raise UserError(f"{file}: not a mapping of keys to values")
-    return {key: value for key, value in (values or {}).items() if key != "run"}
+def _values_of(config_class: type, file: str) -> dict[str, Any]:
+    """The values of a file, by its schema. That of a script with a block may be a name, and its `${…}` are resolved."""
+    script = _script_of(config_class)
+    if _has_block(script):
+        config = load_script_config(script, ["--config", file])
+    else:
+        schema = schema_of(config_class)
+        loaded = load_config(Path(), file)
+        check_keys(loaded, schema)
+        config = validate(loaded.data, loaded, schema)
+    return {key: value for key, value in plain(config).items() if key != "run"}
 
 
-def _check_names(config_class: type, values: dict[str, Any], where: str, prefix: str = "") -> None:
-    """UserError for a key that is no field of the dataclass, however deep."""
-    known = {field.name: field for field in fields(config_class)}
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}", did_you_mean(key, known, "keys"))
-        factory = known[key].default_factory
-        if isinstance(value, dict) and isinstance(factory, type) and is_dataclass(factory):
-            _check_names(factory, value, where, f"{prefix}{key}.")
+def _has_block(script: Path) -> bool:
+    return "# /// script" in script.read_text(encoding="utf-8").splitlines()
+
+
+def _script_of(config_class: type) -> Path:
+    return Path(str(sys.modules[config_class.__module__].__file__))
+
+
+def _run_of_launcher(config_class: type) -> Run | None:
+    """The run of a launcher's job, which has a `job.yaml` beside its config; None for what a user starts.
+
+    None, too, for a script without a schema: what calls the steps of other scripts has no one artifact.
+    """
+    args, script = sys.argv[1:], _script_of(config_class)
+    file = _take_config(args)
+    if file is None or args or not Path(file).with_name("job.yaml").is_file() or parse(script).schema_ref is None:
+        return None
+    return open_run(load_script_config(script, ["--config", file]), script)
 
 
 @contextlib.contextmanager
@@ -151,9 +175,5 @@ def output_folder(chosen: Path | None) -> Iterator[Path]:
         chosen.mkdir(parents=True, exist_ok=True)
         yield chosen
         return
-    output_root().mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="step-", dir=output_root()))
-    try:
+    with aside_directory(output_root()) as folder:  # also removes what killed processes left
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -24,6 +24,7 @@ from nemo_runspec.installation import install_line
 from nemo_runspec.rules import TEXT, choice
 
 JOURNAL_FILE = "lineage.jsonl"
+PROJECT = "nemotron"  # of W&B, and experiment of MLflow, where none is named
 _TRACKER_SECONDS = 60.0
 
 
@@ -64,11 +65,11 @@ class FileTracker:
 class WandbTracker:
     """Mirrors each version as a W&B artifact that refers to the files where they are; inputs become its inputs.
 
-    Uses the W&B run that is open, else opens one in `project`; `mode` is W&B's: online, offline or disabled.
-    Needs the extra wandb.
+    Uses the W&B run that is open, else opens one in `project`; `mode` is W&B's: online, offline or disabled, where it
+    is None that of WANDB_MODE. Needs the extra wandb.
     """
 
-    def __init__(self, project: str, entity: str | None = None, mode: str | None = None) -> None:
+    def __init__(self, project: str = PROJECT, entity: str | None = None, mode: str | None = None) -> None:
         self.options = {"project": project, "entity": entity, "mode": mode}
 
     def saved(self, version: Version) -> None:
@@ -94,10 +95,11 @@ class WandbTracker:
 class MlflowTracker:
     """Mirrors each version as an MLflow run: identity and inputs as tags, metrics as metrics, the record as a file.
 
-    Needs the extra mlflow. `tracking_uri` as in MLflow (a SQLite store works offline).
+    Needs the extra mlflow. `tracking_uri` as in MLflow, where it is None that of MLFLOW_TRACKING_URI. A store on this
+    machine needs no server: `sqlite:///mlflow.db`, with all of mlflow installed.
     """
 
-    def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
+    def __init__(self, experiment: str = PROJECT, tracking_uri: str | None = None) -> None:
         self.experiment = experiment
         self.tracking_uri = tracking_uri
 
@@ -123,7 +125,10 @@ _trackers: tuple[LineageTracker, ...] | None = None  # None: not set by the scri
 
 
 def set_lineage_tracker(*trackers: LineageTracker) -> None:
-    """Set the trackers that get every save from now on beside the journal file; none of them: the journal alone."""
+    """Set the trackers that get every save from now on, in the place of those set before: all of them in one call.
+
+    `set_lineage_tracker(WandbTracker(), MlflowTracker())`. None of them: the journal file alone, which is always kept.
+    """
     global _trackers
     _trackers = trackers
 
@@ -131,7 +136,7 @@ def set_lineage_tracker(*trackers: LineageTracker) -> None:
 def wandb_settings() -> dict[str, Any] | None:
     """`project`, `entity` and `mode` of W&B as env.toml has them in [tool.wandb]; None where it has no such table."""
     settings = tool_table("wandb", _WANDB_KEYS)
-    return None if settings is None else {"project": "nemotron", "entity": None, "mode": None} | settings
+    return None if settings is None else {"project": PROJECT, "entity": None, "mode": None} | settings
 
 
 def use_configured_tracker() -> None:

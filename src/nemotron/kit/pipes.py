@@ -7,11 +7,12 @@ script prints goes to stderr. The next script finds its inputs there if its comm
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from nemo_runspec.artifacts.naming import parse_reference
@@ -42,6 +43,23 @@ def print_complete(artifacts: Mapping[str, Saved | str]) -> None:
         print(json.dumps(references), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def stdout_kept_for_the_map() -> Iterator[None]:
+    """What is printed inside goes to stderr, also by programs that begin there: that of W&B prints after all others."""
+    try:
+        stdout = os.dup(1)
+    except OSError:  # closed: nobody reads
+        yield
+        return
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def piped() -> bool:

@@ -11,7 +11,7 @@ import pytest
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 
 REFUSALS = [
-    ("nano4", "No such command 'nano4'. Did you mean 'nano3'?"),
+    ("nano4", "No such command 'nano4'. Did you mean 'nano3', 'nano2'?"),
     ("nano3 pretrian", "No such command 'pretrian'. Did you mean 'pretrain'?"),
     ("nano3 pretrain", "choose one with -c NAME: small, smoke, tiny"),
     ("nano3 pretrain -c tinny", "did you mean tiny?"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from pydantic import Field
 from tests.nemotron.kit.test_artifact import write_model
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint, Dataset
 from nemotron.kit.dataclass_script import output_folder, read_config, step
@@ -40,11 +44,12 @@ def test_flags_win_over_the_file_which_wins_over_defaults(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step: 7", "unknown key step"),
-        ("inner: {lrr: 1}", "unknown key inner.lrr"),
-        ("steps: 0", "steps = 0: Input should be greater than or equal to 1"),
-        ("inner: {lr: x}", "inner.lr = 'x'"),
-        ("- 1", "not a mapping"),
+        ("step: 7", "c.yaml:1: unknown key step = 7"),
+        ("steps: 7\ninner: {lrr: 1}", "c.yaml:2: unknown key inner.lrr = 1"),
+        ("steps: 0", "c.yaml:1: steps = 0: must be an integer >= 1"),
+        ("inner: {lr: x}", "c.yaml:1: inner.lr = 'x': must be a number > 0"),
+        ("inner: {lr: .inf}", "c.yaml:1: inner.lr = inf: must be a finite number"),
+        ("- 1", "c.yaml:1: a config is a mapping of keys, not a list"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -52,12 +57,14 @@ def test_a_file_that_does_not_fit_is_refused_with_file_and_key(tmp_path: Path, t
     file.write_text(text)
     with pytest.raises(UserError) as refused:
         read_config(Config, ["--config", str(file)])
-    assert message in refused.value.message and str(file) in refused.value.message
+    assert refused.value.message.endswith(message)
 
 
 def test_a_flag_out_of_range_and_an_unknown_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"command line: inner.lr = -1.0: Input should be greater than 0"):
         read_config(Config, ["--inner.lr", "-1"])
+    with pytest.raises(UserError, match=r"command line: inner.lr = inf: Input should be a finite number"):
+        read_config(Config, ["--inner.lr", "inf"])
     with pytest.raises(SystemExit) as left:
         read_config(Config, ["--stepss", "1"])
     assert left.value.code == 2 and "--stepss" in capsys.readouterr().err
@@ -100,6 +107,93 @@ def test_the_lines_of_the_tutorial_work_as_they_are_written(tmp_path: Path, monk
     assert again.dataset_path == dataset.path and again.created_at == checkpoint.created_at
     (raw,) = [s for s in checkpoint.version.record["sources"] if s["name"] == str(plain.path)]
     assert len(raw["sha256"]) == 64
+
+
+def test_what_a_killed_script_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    work = (
+        "import sys\nfrom nemotron.kit.dataclass_script import output_folder\n"
+        "with output_folder(None) as folder:\n"
+        "    (folder / 'x').write_text('')\n    print(folder, flush=True)\n    sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "RUNSPEC_OUTPUT_ROOT": str(tmp_path / "output")}
+
+    def begin() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    killed, left = begin()
+    living, kept = begin()
+    assert left.is_dir() and kept.is_dir()  # a process that works loses nothing
+    killed.kill()
+    killed.communicate()
+    last, own = begin()
+    assert not left.exists() and kept.is_dir() and own.is_dir()
+    for process in (living, last):
+        process.communicate()
+    assert not kept.exists() and list((tmp_path / "output").rglob("x")) == []
+
+
+CURATION = """# /// script
+# [tool.runspec]
+# name = "toy/pretrain"
+# setup = "none"
+# config = {default = "tiny", schema = "curation.py:Config"}
+# ///
+import subprocess
+from dataclasses import dataclass
+
+from nemotron.kit import Dataset
+from nemotron.kit.dataclass_script import output_folder, run_step, step
+
+
+@dataclass
+class Config:
+    text: str = "a"  # what to write
+
+
+@step
+def main(config: Config) -> Dataset:
+    print("what a library prints")
+    subprocess.Popen(["sh", "-c", "sleep 0.5; echo what its server prints"])
+    with output_folder(None) as folder:
+        (folder / "train.jsonl").write_text(config.text)
+        return Dataset(path=folder, num_examples=1).save()
+
+
+if __name__ == "__main__":
+    run_step(main, Config)
+"""
+
+
+def test_a_launcher_makes_a_run_of_it_and_a_shell_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "tiny.yaml").write_text("run: {output: toy-corpus}\ntext: b\n")
+    script = tmp_path / "curation.py"
+    script.write_text(CURATION)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    by_hand = run("curation.py", "--config", "tiny", "--text", "c")
+    assert by_hand.stdout == '{"data": "art://toy-pretrain-data:1"}\n', by_hand.stderr
+    assert "what its server prints" in by_hand.stderr
+    assert sorted(path.name for path in (tmp_path / "output").glob("[a-z]*")) == ["artifacts"]
+    launched = run("-m", "nemo_runspec", "run", "curation.py", "text=d")
+    assert launched.returncode == 0, launched.stderr
+    version = Registry(tmp_path / "output" / "artifacts").resolve("toy-corpus")
+    assert (version.path / "train.jsonl").read_text() == "d"
+    (folder,) = (tmp_path / "output" / "toy" / "pretrain").iterdir()
+    assert folder.name == f"tiny-{version.record['producer']['fingerprint']}"
+    assert json.loads((folder / "run.json").read_text())["state"] == "finished"
+    refused = run("-m", "nemo_runspec", "run", "curation.py", "txt=d")
+    assert (refused.returncode, refused.stderr) == (
+        2, "error: command line: unknown key txt = 'd'\ndid you mean text?\n"
+    )  # fmt: skip
 
 
 def test_a_chosen_folder_stays_and_one_in_use_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ RECIPES = Path(nemotron.recipes.__file__).parent
 SCRIPTS = sorted(
     path
     for path in RECIPES.rglob("*.py")
-    if "\n# [tool.runspec]" in path.read_text() and "nano2" not in path.relative_to(RECIPES).parts  # no schema files
+    if "\n# [tool.runspec]" in path.read_text()
+    # Nano 2's `training.py` of a stage with several algorithms calls their scripts, whose configs it nests.
+    and not (path.name == "training.py" and list(path.parent.glob("training_*.py")))
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_runspec.config.inputs import ArtifactInput, FieldOfArtifact
+from nemo_runspec.user_files import UserFiles
 
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Registry, Version
@@ -35,6 +36,8 @@ ModelPath: TypeAlias = Annotated[
 ]
 
 Scale = Literal["tiny", "small", "medium", "full"]
+# The user's own file or folder: it has to exist, and what is in it is part of a run's identity.
+UserPath: TypeAlias = Annotated[Path, UserFiles()]
 # What every generator of random numbers takes, an offset for a rank or an epoch included.
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1)]
 

@@ -5,7 +5,7 @@
 # name = "nano2/pretrain"
 # setup = "nemotron-cookbook"
 # run.launch = "direct"
-# config = {dir = "./config/data_curation", default = "tiny"}
+# config = {dir = "./config/data_curation", default = "tiny", schema = "data_curation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 0, step 1 of 3: from raw text to token streams.
@@ -39,7 +39,7 @@ from nemotron.data_prep.sources.documents import normalise, split_of, stable_has
 from nemotron.data_prep.sources.reader import read_texts
 from nemotron.data_prep.tokens.blend import Blend, Phase, add_shares, write_blend_file, write_source
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, save_tokenizer, train_tokenizer
-from nemotron.kit import Dataset, PretrainBlend, Source, apply_scale
+from nemotron.kit import Dataset, PretrainBlend, Seed, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.kit.schemas.limits import LimitConfig
@@ -65,12 +65,12 @@ class Config:
     """What to curate, and how much of it."""
 
     scale: Scale = "tiny"  # 1, 10, 30 or 100 % of each source; tiny takes at most 10,000 documents
-    sources: tuple[Path, ...] = ()  # your files and folders: .txt, .jsonl with "text", ...
+    sources: tuple[UserPath, ...] = ()  # your files and folders: .txt, .jsonl with "text", ...
     source_weight: Annotated[float, Field(gt=0, lt=1)] = 0.3  # of all tokens, where there are such
     tasks_per_family: Annotated[int, Field(ge=100)] = 200_000  # worked tasks, at full scale
-    vocab_size: Annotated[int, Field(ge=300, le=65_000)] = 2048
+    vocab_size: Annotated[int, Field(ge=300, le=65_000)] = 2048  # of the tokenizer
     held_out: Annotated[int, Field(ge=2)] = 100  # documents of each source, at most, whatever the scale
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there
 
 

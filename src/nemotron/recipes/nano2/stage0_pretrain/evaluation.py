@@ -5,7 +5,7 @@
 # name = "nano2/pretrain"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/evaluation", default = "tiny"}
+# config = {dir = "./config/evaluation", default = "tiny", schema = "evaluation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 0, step 3 of 3: what the base model has learnt.
@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Dataset, Results
+from nemotron.kit import Checkpoint, Dataset, Results, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.scale import apply_scale
 from nemotron.kit.schemas.group import Scale
@@ -46,10 +46,10 @@ from nemotron.stack.training.loaders import BlendLoader, held_out_documents
 class Config:
     """What to evaluate."""
 
-    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
+    checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale | None = None  # of num_documents; default: all that are held out
     num_documents: Annotated[int, Field(ge=2)] = 10_000  # held-out documents of each source, at full scale
-    batch_size: Annotated[int, Field(ge=1)] = 16
+    batch_size: Annotated[int, Field(ge=1)] = 16  # windows of text at once
     trigram: bool = True  # also count the trigram model
     threads: Annotated[int, Field(ge=1)] = 1  # of the processor
     output_dir: Path | None = None  # also leave results.json there

@@ -5,7 +5,7 @@
 # name = "nano2/pretrain"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training", default = "tiny"}
+# config = {dir = "./config/training", default = "tiny", schema = "training.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 0, step 2 of 3: from token streams to a base model.
@@ -36,7 +36,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, apply_scale
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
@@ -51,19 +51,19 @@ from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 class Config:
     """What to train on, how long and how fast."""
 
-    dataset_path: Path | None = None  # default: what the script before in the pipe made
+    dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale | None = None  # default: that of the data
     num_sequences: Annotated[int, Field(ge=1)] = 1_000_000  # at full scale
     seq_length: Annotated[int, Field(ge=8)] = 128  # tokens
     batch_size: Annotated[int, Field(ge=1)] = 8  # sequences; the paper's is 768 of 8,192 tokens
     lr: Annotated[float, Field(gt=0)] = 4e-3  # the smaller the model, the larger; the paper's is 4.5e-4
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.01  # of lr, at the end (4.5e-6)
-    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    warmup_steps: Annotated[int, Field(ge=0)] = 50  # in which lr rises from 0
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.18  # the last 3.6 T of 20 T tokens
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

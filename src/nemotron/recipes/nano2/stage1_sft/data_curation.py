@@ -5,7 +5,7 @@
 # name = "nano2/sft"
 # setup = "nemotron-cookbook"
 # run.launch = "direct"
-# config = {dir = "./config/data_curation", default = "tiny"}
+# config = {dir = "./config/data_curation", default = "tiny", schema = "data_curation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 1, step 1 of 3: from tasks to masked rows of tokens.
@@ -41,7 +41,7 @@ from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.sources.documents import split_of, stable_hash
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
-from nemotron.kit import Checkpoint, Dataset, SFTPack, Source, apply_scale
+from nemotron.kit import Checkpoint, Dataset, Seed, SFTPack, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.stack.environments import generate_tasks, make_difficulty, prompt_tools, to_messages
@@ -60,13 +60,13 @@ SHARES = {
 class Config:
     """Which conversations, and how many."""
 
-    base_path: Path | None = None  # the model that will be trained; default: nano2-pretrain-model, its latest version
+    base_path: UserPath | None = None  # the model that will be trained; default: the latest nano2-pretrain-model
     scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the conversations, tiny at most 10,000
     num_conversations: Annotated[int, Field(ge=1000)] = 1_000_000  # of all stages, at full scale
     stripped_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of `mixed`, without its reasoning: reasoning off
     truncated_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # of `truncated`, that is 5 % of all
     seq_length: Annotated[int, Field(ge=32)] = 672  # tokens of a row: the longest conversation with tools has 650
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/sft"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/evaluation", default = "tiny"}
+# config = {dir = "./config/evaluation", default = "tiny", schema = "evaluation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 1, step 3 of 3: what the model can do.
@@ -33,7 +33,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Results, apply_scale
+from nemotron.kit import Checkpoint, Results, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import Scale
@@ -47,12 +47,12 @@ FAMILIES = ["math", "multiple_choice", "instruction_following", "structured_outp
 class Config:
     """What to evaluate."""
 
-    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
+    checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale = "tiny"  # of num_tasks
     num_tasks: Annotated[int, Field(ge=1)] = 6_400  # of each family, at full scale
     samples: Annotated[int, Field(ge=0)] = 2  # beside the greedy answer
     threads: Annotated[int, Field(ge=1)] = 1  # of the processor
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0  # of every random choice
     output_dir: Path | None = None  # also leave results.json there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/sft"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training", default = "tiny"}
+# config = {dir = "./config/training", default = "tiny", schema = "training.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 1, step 2 of 3: from the base model to one that answers.
@@ -36,7 +36,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.models import NemotronH
@@ -51,17 +51,17 @@ STAGES = ("mixed", "tools", "truncated")
 class Config:
     """What to train on, how long and how fast."""
 
-    dataset_path: Path | None = None  # default: what the script before in the pipe made
-    base_path: Path | None = None  # default: the model with whose tokenizer the data was made
+    dataset_path: UserPath | None = None  # default: what the script before in the pipe made
+    base_path: UserPath | None = None  # default: the model with whose tokenizer the data was made
     epochs: tuple[int, int, int] = (2, 1, 1)  # of `mixed`, `tools`, `truncated`
     seq_length: Annotated[int, Field(ge=32)] = 672  # tokens of a row, as the data has them
     batch_size: Annotated[int, Field(ge=1)] = 2  # rows
     lr: Annotated[float, Field(gt=0)] = 4e-3  # the smaller the model, the larger
-    warmup_steps: Annotated[int, Field(ge=0)] = 30
+    warmup_steps: Annotated[int, Field(ge=0)] = 30  # in which lr rises from 0
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.4  # of the steps, to 0
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/compressed"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/data_curation", default = "tiny"}
+# config = {dir = "./config/data_curation", default = "tiny", schema = "data_curation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 3, step 1 of 3: what the small model learns from the large one on.
@@ -42,7 +42,7 @@ from pydantic import Field
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
-from nemotron.kit import Checkpoint, Dataset, PretrainBlend, SFTPack, apply_scale
+from nemotron.kit import Checkpoint, Dataset, PretrainBlend, Seed, SFTPack, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.stack.training.blend import Blend, read_blend
@@ -53,15 +53,15 @@ from nemotron.stack.training.loaders import BlendLoader, validation_batches
 class Config:
     """What to mix, and how much of it."""
 
-    teacher_path: Path | None = None  # default: the latest nano2-rl-model, or nano2-sft-model where there is none
-    sft_path: Path | None = None  # default: nano2-sft-data, its latest version
-    pretrain_path: Path | None = None  # default: nano2-pretrain-data, its latest version
+    teacher_path: UserPath | None = None  # default: the latest nano2-rl-model, or nano2-sft-model where there is none
+    sft_path: UserPath | None = None  # default: nano2-sft-data, its latest version
+    pretrain_path: UserPath | None = None  # default: nano2-pretrain-data, its latest version
     scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the rows, tiny at most 10,000
     num_rows: Annotated[int, Field(ge=100)] = 60_000  # at full scale; fewer where SFT has fewer
     sft_share: Annotated[float, Field(gt=0, lt=1)] = 0.7  # of the rows
     valid_rows: Annotated[int, Field(ge=4)] = 16  # held out, whatever the scale
     calibration_rows: Annotated[int, Field(ge=1)] = 64  # the paper's are 1,024 samples
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/compressed"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/evaluation", default = "tiny"}
+# config = {dir = "./config/evaluation", default = "tiny", schema = "evaluation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 3, step 3 of 3: what the small model kept.
@@ -32,7 +32,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from nemotron.kit import Checkpoint, Results, apply_scale
+from nemotron.kit import Checkpoint, Results, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import Scale
@@ -52,12 +52,12 @@ PUBLISHED = {"2.5 B": 59.8 / 66.1, "80 B": 65.1 / 66.1}
 class Config:
     """What to evaluate."""
 
-    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
+    checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale = "tiny"  # of num_tasks
     num_tasks: Annotated[int, Field(ge=1)] = 6_400  # of each family, at full scale
     memory_tokens: Annotated[int, Field(ge=1)] = 1024  # at which memory is compared
-    threads: Annotated[int, Field(ge=1)] = 2
-    seed: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    seed: Seed = 0  # of every random choice
     output_dir: Path | None = None  # also leave results.json there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/compressed"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training_distil", default = "tiny"}
+# config = {dir = "./config/training_distil", default = "tiny", schema = "training_distil.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 3, step 2 of 3, second half: the pruned model learns to predict what the large one predicts.
@@ -38,7 +38,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.compression.distillation import forward_kl_sum, measure_recovery
@@ -54,16 +54,16 @@ MEASURED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the tokens after which the reco
 class Config:
     """What to distil, how long and how fast."""
 
-    student_path: Path | None = None  # default: the pruned model of the script before in the pipe
+    student_path: UserPath | None = None  # default: the pruned model of the script before in the pipe
     epochs: Annotated[int, Field(ge=1)] = 1  # of the mixture
     batch_size: Annotated[int, Field(ge=1)] = 3  # rows; the paper's is 768
     lr: Annotated[float, Field(gt=0)] = 2e-3  # the smaller the model, the larger
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lr, where the cosine ends
-    warmup_steps: Annotated[int, Field(ge=0)] = 10
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
-    threads: Annotated[int, Field(ge=1)] = 2
-    seed: Annotated[int, Field(ge=0)] = 1234
+    warmup_steps: Annotated[int, Field(ge=0)] = 10  # in which lr rises from 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
+    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

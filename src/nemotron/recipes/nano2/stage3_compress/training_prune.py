@@ -5,7 +5,7 @@
 # name = "nano2/pruned"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training_prune", default = "tiny"}
+# config = {dir = "./config/training_prune", default = "tiny", schema = "training_prune.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 3, step 2 of 3, first half: which parts of the large model stay.
@@ -40,7 +40,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Dataset, Model
+from nemotron.kit import Checkpoint, Dataset, Model, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.recipes.nano2.stage3_compress import training_distil
 from nemotron.stack.compression import importance, search
@@ -56,8 +56,8 @@ say = partial(print, file=sys.stderr)
 class Config:
     """How small, and how the shape is chosen."""
 
-    dataset_path: Path | None = None  # default: what the script before in the pipe made
-    teacher_path: Path | None = None  # default: the model with whose tokenizer the data was made
+    dataset_path: UserPath | None = None  # default: what the script before in the pipe made
+    teacher_path: UserPath | None = None  # default: the model with whose tokenizer the data was made
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.75  # of the bytes: 19.66 GiB of 26.07 at 131,072 tokens
     memory_tokens: Annotated[int, Field(ge=1)] = 1024  # where caches take about a tenth of the bytes, as there
     parameter_share: Annotated[float, Field(gt=0, le=1)] = 0.72  # candidates are near to it: 8.89 B of 12.31 B
@@ -66,8 +66,8 @@ class Config:
     candidates: Annotated[int, Field(ge=1)] = 10  # that are pruned
     trials: Annotated[int, Field(ge=1)] = 3  # of them that are distilled
     trial_steps: Annotated[int, Field(ge=1)] = 15  # the paper's are 19 B tokens
-    threads: Annotated[int, Field(ge=1)] = 2
-    seed: Annotated[int, Field(ge=0)] = 1234
+    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

@@ -1,0 +1,1 @@
+"""Commands of the nano2 family; `app.py` puts them together."""

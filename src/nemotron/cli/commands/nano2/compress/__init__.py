@@ -1,0 +1,1 @@
+"""nemotron nano2 compress: one file an algorithm."""

@@ -1,0 +1,1 @@
+"""nemotron nano2 data: what the stages eat."""

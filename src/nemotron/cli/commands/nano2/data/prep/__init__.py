@@ -1,0 +1,1 @@
+"""nemotron nano2 data prep: one file a stage."""

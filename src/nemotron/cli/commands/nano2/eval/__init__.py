@@ -1,0 +1,1 @@
+"""nemotron nano2 eval: one file a stage."""

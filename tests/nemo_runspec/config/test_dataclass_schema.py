@@ -1,0 +1,134 @@
+"""A script's own dataclass as the schema of its configs: read from the text, whatever else the script imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_runspec.config import load_script_config
+from nemo_runspec.config.help import key_lines
+from nemo_runspec.config.schema import load_schema
+from nemo_runspec.errors import UserError
+from nemo_runspec.runspec import parse
+
+BLOCK = """# /// script
+# [tool.runspec]
+# name = "garden/beds"
+# setup = "none"
+# config = {default = "tiny", schema = "dig.py:Config"}
+# ///
+"""
+SCRIPT = (
+    BLOCK
+    + '''"""Dig."""
+from __future__ import annotations
+
+import os.path
+import a_library_that_takes_seconds
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from nemo_runspec.user_files import UserFiles
+
+DEPTHS = (1, 2)
+Size = Literal["small", "large"]
+OTHER = a_library_that_takes_seconds.start()
+
+
+def deepest() -> list[int]:
+    return [max(DEPTHS)]
+
+
+@dataclass
+class Config:
+    plan: Annotated[Path, UserFiles()] | None = None  # where to dig
+    depths: tuple[int, ...] = DEPTHS  # in cm, größer: tiefer
+    more: list[int] = field(default_factory=deepest)
+    width: Annotated[float, Field(gt=0)] = 0.5  # in m
+    size: Size = "small"
+
+
+raise RuntimeError("the script ran")
+'''
+)
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+
+    def write(text: str = SCRIPT, config: str = "") -> Path:
+        (tmp_path / "config" / "tiny.yaml").write_text(config)
+        (tmp_path / "dig.py").write_text(text, encoding="utf-8")
+        load_schema.__globals__["_of_dataclass"].cache_clear()
+        return tmp_path / "dig.py"
+
+    return write
+
+
+def test_fields_with_their_comments_defaults_and_limits_without_running_the_script(script: Write) -> None:
+    assert [" ".join(line.split()) for line in key_lines(parse(script()))] == [
+        "plan a path or null: where to dig",
+        "depths a list, each item an integer: in cm, größer: tiefer",
+        "more a list, each item an integer",
+        "width a number > 0: in m",
+        "size one of 'small', 'large'",
+    ]
+    config = load_script_config(script(config="size: large\n"), ["width=2"])
+    assert (config.depths, config.more, config.width, config.size) == ((1, 2), [2], 2.0, "large")
+
+
+def test_files_that_change_make_another_run(script: Write, tmp_path: Path) -> None:
+    (tmp_path / "plan.txt").write_text("here")
+    path = script(config="plan: plan.txt\n")
+    before = load_script_config(path, []).run.files
+    (tmp_path / "plan.txt").write_text("there, rather")
+    assert before is not None and load_script_config(path, []).run.files != before
+    with pytest.raises(UserError, match=r"no such file: pln\.txt"):
+        load_script_config(path, ["plan=pln.txt"])
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        ("widht=1", "command line: unknown key widht = 1", "did you mean width?"),
+        ("width=-1", "command line: width = -1: must be a number > 0", "width: in m"),
+        ("size=lage", "command line: size = 'lage': must be one of 'small', 'large'", None),
+        (
+            "run.soil=x",
+            "command line: run.soil = 'x': no key of the config reads this input",
+            None,
+        ),
+    ],
+)
+def test_what_is_refused(script: Write, word: str, message: str, hint: str | None) -> None:
+    with pytest.raises(UserError) as refused:
+        load_script_config(script(), [word])
+    assert (refused.value.message, refused.value.hint) == (message, hint)
+
+
+def test_an_input_is_what_a_key_reads(script: Write, tmp_path: Path) -> None:
+    path = script(config="run: {map: a-map}\nplan: ${art:map,path}\n")
+    with pytest.raises(UserError, match=r"run.map = a-map: no artifact 'a-map'"):
+        load_script_config(path, [])
+    (tmp_path / "plan.txt").touch()
+    assert load_script_config(path, ["plan=plan.txt"]).plan == Path("plan.txt")  # a path in its place
+    with pytest.raises(UserError) as refused:
+        load_script_config(path, ["run.mpa=b-map"])
+    assert refused.value.hint == "did you mean run.map?"
+
+
+def test_a_script_without_the_class_or_with_a_broken_one_is_refused(script: Write) -> None:
+    with pytest.raises(UserError, match="has no dataclass 'Config'") as refused:
+        load_schema(parse(script(SCRIPT.replace("class Config", "class Confg"))))
+    assert refused.value.hint == "did you mean Confg?"
+    with pytest.raises(UserError, match=r"dig\.py fails to load: NameError: name 'heavy'"):
+        load_schema(parse(script(SCRIPT.replace("= DEPTHS ", "= heavy "))))
+    with pytest.raises(UserError, match=r"dig\.py:\d+: "):
+        load_schema(parse(script(SCRIPT.replace("class Config:", "class Config"))))

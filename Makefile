@@ -97,5 +97,5 @@ $(SKYPILOT)/installed: | $(VENV)/created
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SKYPILOT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SKYPILOT) .venv-mlflow build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -122,6 +122,7 @@ class MlflowTracker:
 
 _WANDB_KEYS = {"project": TEXT, "entity": TEXT, "mode": choice("online", "offline", "disabled")}
 _trackers: tuple[LineageTracker, ...] | None = None  # None: not set by the script, so env.toml decides
+_silent: list[LineageTracker] = []  # those that did not answer: a job of many saves waits for them once
 
 
 def set_lineage_tracker(*trackers: LineageTracker) -> None:
@@ -154,9 +155,11 @@ def use_configured_tracker() -> None:
 
 
 def track(version: Version, root: Path) -> None:
-    """Tell the journal under `root`, then every tracker, that `version` was published. Never raises, never hangs."""
+    """Tell the journal under `root`, then every tracker, that `version` was published. Never raises, never hangs: a
+    tracker that has not answered within a minute is not asked again."""
     for tracker in (FileTracker(root / JOURNAL_FILE), *(_trackers or ())):
-        _best_effort(tracker, version)
+        if tracker not in _silent:
+            _best_effort(tracker, version)
 
 
 def _best_effort(tracker: LineageTracker, version: Version) -> None:
@@ -172,7 +175,8 @@ def _best_effort(tracker: LineageTracker, version: Version) -> None:
     thread.start()
     thread.join(_TRACKER_SECONDS)
     if thread.is_alive():
-        failure.append(TimeoutError(f"no answer for {_TRACKER_SECONDS:.0f} s"))
+        failure.append(TimeoutError(f"no answer for {_TRACKER_SECONDS:.0f} s, it is left out from now on"))
+        _silent.append(tracker)
     if failure:
         reason = str(failure[0]).split("\n")[0] or type(failure[0]).__name__
         warn(f"{type(tracker).__name__} failed: {reason}; {version.ref} is recorded locally")

@@ -155,6 +155,8 @@ def test_a_tracker_that_hangs_is_left_behind(out, monkeypatch, capsys):
     set_lineage_tracker(Hanging())
     assert Dataset(path=out, num_examples=1).save("data").ref == "data:1"
     assert "Hanging failed: no answer" in capsys.readouterr().err
+    assert Dataset(path=out, num_examples=2).save("data").ref == "data:2"
+    assert capsys.readouterr().err == ""  # waited for once
 
 
 def test_an_unwritable_journal_does_not_lose_the_version(out, registry, capsys):

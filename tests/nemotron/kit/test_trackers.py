@@ -5,9 +5,16 @@ Where a tracker's library is installed it is the real one, offline or on a datab
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import socket
+import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,6 +23,7 @@ from typing import Any
 import pytest
 from wandb_server import running_wandb
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
 from nemotron.kit import Dataset, Run, metrics, open_run
 from nemotron.kit.trackers import Mirror, open_mirrors
@@ -235,3 +243,105 @@ def test_the_real_wandb_client_sends_metrics_and_goes_on(
     assert len(server.runs) == 1 and server.unknown == set()
     losses = {line["_step"]: line["loss"] for line in server.history}
     assert losses == {1: 4.0, 2: 2.0, 3: 4 / 3, 4: 1.0}
+
+
+TRACKED = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemotron.kit import Dataset, MlflowTracker, WandbTracker, set_lineage_tracker
+from nemotron.kit.dataclass_script import output_folder, run_step, step
+
+
+@dataclass
+class Config:
+    wandb: bool = True
+
+
+@step
+def main(config: Config) -> Dataset:
+    set_lineage_tracker(*([WandbTracker()] if config.wandb else []), MlflowTracker())
+    with output_folder(None) as folder:
+        (folder / "train.jsonl").write_text("{}")
+        return Dataset(path=folder, num_examples=1, metrics={"kept": 0.5}).save("corpus")
+
+
+if __name__ == "__main__":
+    run_step(main, Config)
+"""
+
+
+def tracked(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A script that a shell has started, whose saves go to W&B and MLflow."""
+    (folder / "curation.py").write_text(TRACKED)
+    environment = {**os.environ, "WANDB_MODE": "offline", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", **env}
+    command = [sys.executable, "curation.py", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_lineage_goes_to_wandb_offline_and_a_store_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    mlflow = pytest.importorskip("mlflow")
+    uri = (tmp_path / "mlruns").as_uri()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    done = tracked(tmp_path, MLFLOW_TRACKING_URI=uri)
+    assert done.stdout == '{"data": "art://corpus:1"}\n', done.stderr  # both print, W&B after everybody else
+    assert "Tracker failed" not in done.stderr
+    (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"corpus" in log.read_bytes() and b"registry-1" in log.read_bytes()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("nemotron").experiment_id])
+    assert (run.info.run_name, run.data.metrics) == ("corpus:1", {"kept": 0.5})
+
+
+SERVER = Path(__file__).resolve().parents[3] / ".venv-mlflow/bin/mlflow"  # needs another pyarrow than the recipes
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.skipif(not SERVER.exists(), reason="no MLflow server in .venv-mlflow: python -m venv, pip install mlflow")
+def test_a_real_mlflow_server_gets_the_record_and_its_end_costs_a_warning(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    words = ["server", "--port", uri.rpartition(":")[2], "--workers", "1"]
+    words += ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db", "--artifacts-destination", f"{tmp_path}/files"]
+    environment = {**os.environ, "PATH": f"{SERVER.parent}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            [str(SERVER), *words], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        wait_for(f"{uri}/health", seconds=180)
+        done = tracked(tmp_path, "--wandb", "False", MLFLOW_TRACKING_URI=uri)
+        assert (done.stdout, done.returncode) == ('{"data": "art://corpus:1"}\n', 0), done.stderr
+        version = Registry(tmp_path / "output" / "artifacts").resolve("corpus:1")
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        (run,) = client.search_runs([client.get_experiment_by_name("nemotron").experiment_id])
+        assert (run.data.tags["artifact"], run.data.metrics) == (version.pinned, {"kept": 0.5})
+        address = f"{uri}/get-artifact?run_id={run.info.run_id}&path=artifact.json"
+        with urllib.request.urlopen(address) as answer:
+            assert json.load(answer)["digest"] == version.digest
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    alone = tracked(tmp_path, "--wandb", "False", MLFLOW_TRACKING_URI=uri)
+    assert (alone.stdout, alone.returncode) == ('{"data": "art://corpus:2"}\n', 0), alone.stderr
+    assert "warning: MlflowTracker failed: " in alone.stderr and "Traceback" not in alone.stderr
+    journal = (tmp_path / "output" / "artifacts" / "lineage.jsonl").read_text().splitlines()
+    assert [json.loads(line)["saved"].partition("@")[0] for line in journal] == ["corpus:1", "corpus:2"]
+
+
+def wait_for(address: str, seconds: float) -> None:
+    """Until something answers there."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(address).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, f"nobody answers at {address}"
+            time.sleep(0.2)

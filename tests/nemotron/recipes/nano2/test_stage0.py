@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,14 +124,14 @@ def test_a_shell_joins_the_steps(tmp_path: Path) -> None:
         assert (
             registry.resolve(f"nano2-pretrain-{name}:1").digest == registry.resolve(f"nano2-pretrain-{name}:2").digest
         )
-    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["artifacts"]
-    # One process, by path of the data, and two pipes at once in one folder.
+    assert sorted(path.name for path in (tmp_path / "output").glob("[!.]*")) == ["artifacts"]
+    assert list((tmp_path / "output" / ".aside").iterdir()) == []
+    # By path of the data, also of a folder that no artifact stands behind, which evaluation finds again.
     by_path = run(f"{train} --dataset-path output/artifacts/nano2-pretrain-data/1/payload", tmp_path)
     assert by_path.returncode == 0 and json.loads(by_path.stdout)["model"] == "art://nano2-pretrain-model:3"
-    both = run(f"({train} < dataset.json > a.json) & ({train} < dataset.json > b.json); wait", tmp_path)
-    assert both.returncode == 0, both.stderr
-    models = {json.loads((tmp_path / name).read_text())["model"] for name in ("a.json", "b.json")}
-    assert models == {"art://nano2-pretrain-model:4", "art://nano2-pretrain-model:5"}
+    plain = f"cp -r output/artifacts/nano2-pretrain-data/1/payload plain && {train} --dataset-path plain | {evaluate}"
+    assert json.loads(run(plain, tmp_path).stdout)["model"] == "art://nano2-pretrain-model:4"
+    assert registry.resolve("nano2-pretrain-results:3").digest == registry.resolve("nano2-pretrain-results:1").digest
 
 
 @pytest.mark.e2e
@@ -157,6 +160,66 @@ def test_what_fails_upstream_fails_the_pipe_in_one_line_each(tmp_path: Path) -> 
     assert "Traceback" not in failed.stderr
     broken = run(f"echo not json | {train}", tmp_path)
     assert broken.returncode == 2 and "not a JSON map of artifact references: not json" in broken.stderr
-    moved = run('echo \'{"data": "art://gone:3"}\' | ' + train, tmp_path)
-    assert moved.returncode == 2 and "gone" in moved.stderr and "Traceback" not in moved.stderr
+    empty = run(f"echo | {train}", tmp_path)
+    assert empty.returncode == 2 and "no Dataset came through the pipe" in empty.stderr
+    gone = run('echo \'{"data": "art://gone:3"}\' | ' + train, tmp_path)
+    assert gone.returncode == 2 and "gone" in gone.stderr and "Traceback" not in gone.stderr
     assert not (tmp_path / "output" / "artifacts" / "nano2-pretrain-model").exists()
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of stage 0 in it, and dataset.json."""
+    folder = tmp_path_factory.mktemp("curated")
+    done = run(f"python {STAGE}/data_curation.py --scale tiny {SMALL} > dataset.json", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_pipes_at_once_a_reader_that_left_and_artifacts_that_moved(curated: Path, tmp_path: Path) -> None:
+    shutil.copytree(curated, tmp_path, dirs_exist_ok=True)
+    train, evaluate = f"python {STAGE}/training.py {SHORT}", f"python {STAGE}/evaluation.py --trigram False"
+    pipes = [f"(cat dataset.json | {train} --seed {seed} | {evaluate} > {seed}.json)" for seed in (1, 2)]
+    both = run(f"{pipes[0]} & {pipes[1]} & wait", tmp_path)
+    registry = Registry(tmp_path / "output" / "artifacts")
+    lines = [json.loads((tmp_path / f"{seed}.json").read_text()) for seed in (1, 2)]
+    for seed, line in zip((1, 2), lines, strict=True):  # each went on with its own
+        assert registry.resolve(line["model"]).record["metrics"]["seed"] == seed, both.stderr
+        assert registry.resolve(line["results"]).record["inputs"]["model"] == registry.resolve(line["model"]).pinned
+    left = run(f"{train} < dataset.json | true", tmp_path)
+    assert left.returncode == 0 and "Broken pipe" not in left.stderr
+    assert registry.resolve("nano2-pretrain-model").version == 3
+    (tmp_path / "checkpoint.json").write_text('{"model": "art://nano2-pretrain-model:3"}')
+    (tmp_path / "output").rename(tmp_path / "moved")
+    lost = run(f"{evaluate} < checkpoint.json", tmp_path)
+    assert lost.returncode == 2 and "no artifact 'nano2-pretrain-model'" in lost.stderr
+    assert "Traceback" not in lost.stderr
+    found = run(f"export RUNSPEC_ARTIFACTS_ROOT={tmp_path}/moved/artifacts; {evaluate} < checkpoint.json", tmp_path)
+    assert found.returncode == 0, found.stderr  # the data, too, which the checkpoint names
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_ctrl_c_ends_the_whole_pipe_and_publishes_nothing(curated: Path, tmp_path: Path) -> None:
+    shutil.copytree(curated, tmp_path, dirs_exist_ok=True)
+    training = f"{sys.executable} {STAGE}/training.py {SHORT} --num-sequences 100000000"
+    pipe = f"cat dataset.json | {training} 2> log | {sys.executable} {STAGE}/evaluation.py"
+    environment = {**os.environ, "PYTHONPATH": str(STAGE.parents[3])}
+    process = subprocess.Popen(
+        ["bash", "-c", f"set -o pipefail; {pipe}"], cwd=tmp_path, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = tmp_path / "log"
+    while not log.exists() or "loss" not in log.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT) and out == ""
+    for said in (errors, log.read_text()):
+        assert "error: interrupted" in said and "Traceback" not in said
+    assert sorted(path.name for path in (tmp_path / "output" / "artifacts").glob("[!.]*")) == [
+        "lineage.jsonl", "nano2-pretrain-data",
+    ]  # fmt: skip

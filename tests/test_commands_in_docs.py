@@ -121,7 +121,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "my-model",
         *(
             f"nano2-{stage}-{kind}"
-            for stage in ("pretrain", "sft", "compressed")
+            for stage in ("pretrain", "sft", "rl", "compressed")
             for kind in ("data", "model", "results")
         ),
         "nano2-pruned-model",

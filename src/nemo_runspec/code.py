@@ -66,6 +66,11 @@ def code_of(script: Path, config: Any = None, schema: Path | None = None) -> dic
     return dict(sorted(code.items()))
 
 
+def module_file(script: Path, name: str) -> Path | None:
+    """The file of a module of the project that `script` is in; None for one that is not the project's."""
+    return next(iter(_Roots(script).find(name)), None)
+
+
 class _Roots:
     """The folders in which modules of the project of a script are looked up, in order."""
 

@@ -1,28 +1,41 @@
 """A dataclass at the top of a script as the schema of its configs: there is no second list of its knobs.
 
 It is taken from the script's text, with those imports and constants that it needs; the script itself is not run, since
-what it imports (torch) takes seconds to load. A field's description is the comment behind it.
+what it imports (torch) takes seconds to load. Nor is another script of the project whose dataclass it nests or extends.
+A field's description is the comment behind it.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
+import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from nemo_runspec.code import module_file
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+_DESCRIPTIONS = "__descriptions__"  # of the fields that a dataclass itself declares
 
-def class_in(script: Path, name: str, module: ModuleType) -> type[BaseModel]:
-    """The pydantic class for the dataclass `name` in `script`; the statements that it needs run in `module`.
+
+def module_for(path: Path) -> ModuleType:
+    """A new, empty module for what is taken from a file. In `sys.modules`, where pydantic looks annotations up."""
+    module = ModuleType(f"_runspec_schema_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}")
+    sys.modules[module.__name__] = module
+    return module
+
+
+def dataclass_in(script: Path, name: str, module: ModuleType) -> type:
+    """The dataclass `name` of `script`; the statements that it needs run in `module`.
 
     Raises:
         UserError: the script has no such dataclass.
@@ -33,23 +46,33 @@ def class_in(script: Path, name: str, module: ModuleType) -> type[BaseModel]:
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and _is_dataclass(node)}
     if name not in classes:
         raise UserError(f"{shown(script)} has no dataclass {name!r}", did_you_mean(name, classes, "dataclasses"))
-    needed = ast.Module(_needed(tree, classes[name]), [])
-    exec(compile(needed, str(script), "exec"), vars(module))
-    return pydantic_class(vars(module)[name], _comments(classes[name], text))
+    needed = _needed(tree, classes[name])
+    for statement in [each for each in needed if isinstance(each, ast.ImportFrom) and not each.level]:
+        for imported in list(statement.names):
+            other = module_file(script, f"{statement.module}.{imported.name}")
+            if other is not None and "# /// script" in other.read_text(encoding="utf-8").splitlines():
+                used = [node.attr for node in ast.walk(classes[name]) if _is_of(node, _bound(imported))]
+                found = {attr: dataclass_in(other, attr, module_for(other)) for attr in dict.fromkeys(used)}
+                setattr(module, _bound(imported), SimpleNamespace(**found))
+                statement.names.remove(imported)
+    statements = [each for each in needed if not isinstance(each, ast.ImportFrom) or each.names]
+    exec(compile(ast.Module(statements, []), str(script), "exec"), vars(module))
+    config_class: type = vars(module)[name]
+    setattr(config_class, _DESCRIPTIONS, _comments(classes[name], text))
+    return config_class
 
 
-def pydantic_class(config_class: type, comments: Mapping[str, str] | None = None) -> type[BaseModel]:
-    """A pydantic class with the fields of a dataclass, those of dataclasses in it included.
-
-    Args:
-        comments: the description of each field.
-    """
+def pydantic_class(config_class: type) -> type[BaseModel]:
+    """A pydantic class with the fields of a dataclass, those of dataclasses in it included."""
     from pydantic import ConfigDict, Field, create_model
 
     fields: dict[str, Any] = {}
+    comments: dict[str, str] = {}
+    for base in reversed(config_class.__mro__):
+        comments |= vars(base).get(_DESCRIPTIONS, {})
     hints = typing.get_type_hints(config_class, include_extras=True)
     for field in dataclasses.fields(config_class):
-        annotation, about = hints[field.name], (comments or {}).get(field.name)
+        annotation, about = hints[field.name], comments.get(field.name)
         if dataclasses.is_dataclass(annotation):
             annotation = pydantic_class(typing.cast(type, annotation))
             fields[field.name] = (annotation, Field(default_factory=annotation, description=about))
@@ -84,6 +107,11 @@ def _needed(tree: ast.Module, wanted: ast.ClassDef) -> list[ast.stmt]:
 
 def _is_future(statement: ast.Import | ast.ImportFrom) -> bool:
     return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def _is_of(node: ast.AST, name: str) -> typing.TypeGuard[ast.Attribute]:
+    """Whether this is `name.attribute`."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
 
 
 def _bound(name: ast.alias) -> str:

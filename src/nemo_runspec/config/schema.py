@@ -7,7 +7,6 @@ script names a dataclass of its own, `dataclass_schema` makes a pydantic class o
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import sys
 import types
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config.dataclass_schema import class_in, pydantic_class
+from nemo_runspec.config.dataclass_schema import dataclass_in, module_for, pydantic_class
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
@@ -78,7 +77,7 @@ def schema_of(config_class: type) -> type[BaseModel]:
 
 @functools.cache  # what the script says of it does not change while a command runs
 def _of_dataclass(script: Path, name: str) -> type[BaseModel]:
-    return _with_run_keys(_load(script, lambda module: class_in(script, name, module)), any_input=True)
+    return _load(script, lambda module: schema_of(dataclass_in(script, name, module)))
 
 
 def reads_no_run(schema: type[BaseModel]) -> bool:
@@ -95,9 +94,11 @@ def _load_module(path: Path) -> ModuleType:
         raise UserError(f"cannot read {shown(path)}: no such file")
 
     def run(module: ModuleType) -> ModuleType:
-        assert module.__spec__ is not None
-        assert module.__spec__.loader is not None
-        module.__spec__.loader.exec_module(module)
+        spec = importlib.util.spec_from_file_location(module.__name__, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module.__file__, module.__spec__ = str(path), spec
+        spec.loader.exec_module(module)
         return module
 
     return _load(path, run)
@@ -109,11 +110,8 @@ Made = typing.TypeVar("Made")
 def _load(path: Path, run: Callable[[ModuleType], Made]) -> Made:
     """What `run` makes in a new module for the file at `path`."""
     loaded_before = set(sys.modules)
-    name = f"_runspec_schema_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pydantic looks annotations up there
+    module = module_for(path)
+    name = module.__name__
     try:
         made = run(module)
     except SyntaxError as error:

@@ -88,6 +88,12 @@ def _in_step() -> bool:
     return _scripts[-1].file is not None
 
 
+def _run_here() -> Run | None:
+    """The open run, unless this is a step of another script than the run's, which that one calls: it is in none."""
+    run = current_run()
+    return None if run is None or _scripts[-1].file not in (None, run.spec.script_path) else run
+
+
 def _source(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
@@ -132,7 +138,7 @@ class Artifact(BaseModel):
         Raises UserError when there is no payload, or one that is not of this type (weights that are not finite, data
         without a record), or a path field names nothing; RunFailed on a full disk.
         """
-        run = run or current_run()
+        run = run or _run_here()
         if run is not None and run.rank != 0:
             raise RuntimeError(f"rank {run.rank} saves an artifact; only rank 0 may, or there are as many as processes")
         name = name or (run.artifact_name(isinstance(self, Results)) if run else _default_name(self.role()))
@@ -298,7 +304,7 @@ class Artifact(BaseModel):
                 f"{version.ref} is of type {record.get('type')}, not {cls.__name__}",
                 f"give one of {', '.join(others)}" if others else None,
             )
-        run = current_run()
+        run = _run_here()
         if run is not None:
             run.add_input(version, cls.role() if _in_step() and cls.role() not in run.inputs else None)
         else:
@@ -356,7 +362,7 @@ class Dataset(Artifact):
     @classmethod
     def _at(cls, path: Path) -> Self:
         """Also, outside a run or in a step, a folder that was never published: raw material, noted with its digest."""
-        strict = current_run() is not None and not _in_step()
+        strict = _run_here() is not None and not _in_step()
         if cls is not Dataset or strict or not path.is_dir() or _published_at(path):
             return super()._at(path)
         folder = path.absolute()

@@ -34,7 +34,6 @@ from nemo_runspec.config.validate import check_keys, validate
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.fingerprint import plain
-from nemo_runspec.runspec import parse
 from nemotron.kit.artifact import Artifact, script_scope
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import use_configured_tracker
@@ -152,13 +151,10 @@ def _script_of(config_class: type) -> Path:
 
 
 def _run_of_launcher(config_class: type) -> Run | None:
-    """The run of a launcher's job, which has a `job.yaml` beside its config; None for what a user starts.
-
-    None, too, for a script without a schema: what calls the steps of other scripts has no one artifact.
-    """
+    """The run of a launcher's job, which has a `job.yaml` beside its config; None for what a user starts."""
     args, script = sys.argv[1:], _script_of(config_class)
     file = _take_config(args)
-    if file is None or args or not Path(file).with_name("job.yaml").is_file() or parse(script).schema_ref is None:
+    if file is None or args or not Path(file).with_name("job.yaml").is_file():
         return None
     return open_run(load_script_config(script, ["--config", file]), script)
 

@@ -12,18 +12,13 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.cli.main import _run
 
-STEPS = [
-    "data-pretrain",
-    "pretrain",
-    "eval-pretrain",
-    "data-sft",
-    "sft",
-    "eval-sft",
-    "data-compress",
-    "prune",
-    "distil",
-    "eval-compress",
-]
+STAGES = {
+    "pretrain": ["pretrain"],
+    "sft": ["sft"],
+    "rl": ["rl"],
+    "compress": ["prune", "distil"],
+}
+STEPS = [step for stage, steps in STAGES.items() for step in (f"data-{stage}", *steps, f"eval-{stage}")]
 SMALL = (
     "data-pretrain:tasks_per_family=2000 data-pretrain:vocab_size=300 data-pretrain:held_out=12 "
     "pretrain:num_sequences=4000 pretrain:seq_length=32 pretrain:warmup_steps=1"
@@ -74,7 +69,7 @@ def test_the_pipe_has_all_steps_in_order(
 ) -> None:
     assert say(monkeypatch, "nano2 pipe --dry-run pretrain:lr=1e-3") == 0
     out = capsys.readouterr().out
-    assert re.findall(r"^\[\d+/10\] (\S+)", out, re.MULTILINE) == STEPS
+    assert re.findall(r"^\[\d+/13\] (\S+)", out, re.MULTILINE) == STEPS
     read = re.findall(r"reads     (\w+) = (\S+)", out)
     assert read == [
         ("data", "nano2-pretrain-data:latest"),
@@ -84,14 +79,18 @@ def test_the_pipe_has_all_steps_in_order(
         ("model", "nano2-pretrain-model:latest"),  # its weights: the data's digest does not depend on them
         ("model", "nano2-sft-model:latest"),
         ("model", "nano2-sft-model:latest"),
+        ("data", "nano2-rl-data:latest"),
+        ("model", "nano2-sft-model:latest"),
+        ("model", "nano2-rl-model:latest"),
+        ("model", "nano2-rl-model:latest"),
         ("sft", "nano2-sft-data:latest"),
         ("pretrain", "nano2-pretrain-data:latest"),
         ("data", "nano2-compressed-data:latest"),
-        ("model", "nano2-sft-model:latest"),
+        ("model", "nano2-rl-model:latest"),
         ("model", "nano2-pruned-model:latest"),
         ("model", "nano2-compressed-model:latest"),
     ]
-    assert len(set(re.findall(r"run dir   output/nano2/(\S+)/tiny-", out))) == 10
+    assert len(set(re.findall(r"run dir   output/nano2/(\S+)/tiny-", out))) == 13
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,13 +16,7 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 
 RECIPES = Path(nemotron.recipes.__file__).parent
-SCRIPTS = sorted(
-    path
-    for path in RECIPES.rglob("*.py")
-    if "\n# [tool.runspec]" in path.read_text()
-    # Nano 2's `training.py` of a stage with several algorithms calls their scripts, whose configs it nests.
-    and not (path.name == "training.py" and list(path.parent.glob("training_*.py")))
-)
+SCRIPTS = sorted(path for path in RECIPES.rglob("*.py") if "\n# [tool.runspec]" in path.read_text())
 
 
 def undescribed(group: type[BaseModel], prefix: str = "") -> Iterator[str]:

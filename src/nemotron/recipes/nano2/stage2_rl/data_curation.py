@@ -5,7 +5,7 @@
 # name = "nano2/rl"
 # setup = "nemotron-cookbook"
 # run.launch = "direct"
-# config = {dir = "./config/data_curation", default = "tiny"}
+# config = {dir = "./config/data_curation", default = "tiny", schema = "data_curation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 2, step 1 of 3: prompts, and what it takes to verify an answer.
@@ -41,7 +41,7 @@ from pydantic import Field
 
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.kit import Checkpoint, Dataset, RLPrompts, Source, apply_scale
+from nemotron.kit import Checkpoint, Dataset, RLPrompts, Seed, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.stack.environments import Split, Task, generate_tasks, prompt_messages, prompt_tools
@@ -54,14 +54,14 @@ CONTEXTS = ("math", "multiple_choice", "instruction_following", "structured_outp
 class Config:
     """How many prompts."""
 
-    base_path: Path | None = None  # the model that will be trained; default: nano2-sft-model, its latest version
+    base_path: UserPath | None = None  # the model that will be trained; default: nano2-sft-model, its latest version
     scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the prompts
     num_instructions: Annotated[int, Field(ge=100)] = 16_000  # at full scale, as published
-    num_tools: Annotated[int, Field(ge=100)] = 9_600
-    num_preferences: Annotated[int, Field(ge=100)] = 16_000
-    num_contexts: Annotated[int, Field(ge=100)] = 16_000
+    num_tools: Annotated[int, Field(ge=100)] = 9_600  # requests that take calls of tools
+    num_preferences: Annotated[int, Field(ge=100)] = 16_000  # contexts to learn the reward on
+    num_contexts: Annotated[int, Field(ge=100)] = 16_000  # contexts of RLHF
     num_held_out: Annotated[int, Field(ge=100)] = 6_400  # contexts
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there
 
 

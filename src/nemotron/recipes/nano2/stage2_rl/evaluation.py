@@ -5,7 +5,7 @@
 # name = "nano2/rl"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/evaluation", default = "tiny"}
+# config = {dir = "./config/evaluation", default = "tiny", schema = "evaluation.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 2, step 3 of 3: what RL has changed.
@@ -30,9 +30,10 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint, Dataset, Results
@@ -47,7 +48,7 @@ from nemotron.stack.rl.rollouts import Rollout
 class Config(stage1.Config):
     """What to evaluate: the knobs of stage 1."""
 
-    threads: int = 2
+    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
 
 
 @step

@@ -5,7 +5,7 @@
 # name = "nano2/rl"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training", default = "tiny"}
+# config = {dir = "./config/training", default = "tiny", schema = "training.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 2, step 2 of 3: the four trainings in their order, and the merge of the last two policies.
@@ -33,7 +33,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from nemotron.kit import Checkpoint, Dataset, Model
+from nemotron.kit import Checkpoint, Dataset, Model, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.recipes.nano2.stage2_rl import training_dpo, training_ifeval, training_reward, training_rlhf
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel
@@ -44,11 +44,11 @@ from nemotron.recipes.nano2.stage2_rl.sampling import load_policy, save_policy
 class Config:
     """The configs of the four trainings."""
 
-    dataset_path: Path | None = None  # default: what the script before in the pipe made
-    ifeval: training_ifeval.Config = field(default_factory=training_ifeval.Config)
-    dpo: training_dpo.Config = field(default_factory=training_dpo.Config)
-    reward: training_reward.Config = field(default_factory=training_reward.Config)
-    rlhf: training_rlhf.Config = field(default_factory=training_rlhf.Config)
+    dataset_path: UserPath | None = None  # default: what the script before in the pipe made
+    ifeval: training_ifeval.Config = field(default_factory=training_ifeval.Config)  # of training_ifeval.py
+    dpo: training_dpo.Config = field(default_factory=training_dpo.Config)  # of training_dpo.py
+    reward: training_reward.Config = field(default_factory=training_reward.Config)  # of training_reward.py
+    rlhf: training_rlhf.Config = field(default_factory=training_rlhf.Config)  # of training_rlhf.py
     merge_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # a: 0 is the policy after DPO, 1 that after RLHF
     output_dir: Path | None = None  # also leave the model there
 

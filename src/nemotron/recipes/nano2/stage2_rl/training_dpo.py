@@ -5,7 +5,7 @@
 # name = "nano2/rl-dpo"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training_dpo", default = "tiny"}
+# config = {dir = "./config/training_dpo", default = "tiny", schema = "training_dpo.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 2, training 2 of 4: a model that calls tools more reliably.
@@ -44,7 +44,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed
-from nemotron.kit import Checkpoint, Dataset, Model, Progress
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import DPOLossConfig
@@ -59,18 +59,18 @@ from nemotron.stack.training.optim import build_optimizer
 class Config:
     """What to train on, how long and how fast."""
 
-    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
-    dataset_path: Path | None = None  # default: what that was trained on
+    checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
+    dataset_path: UserPath | None = None  # default: what that was trained on
     rounds: Annotated[int, Field(ge=1)] = 2  # each on its share of the requests
     samples: Annotated[int, Field(ge=2)] = 6  # attempts at each request
     pairs_per_request: Annotated[int, Field(ge=1)] = 2  # at most
-    pairs_per_step: Annotated[int, Field(ge=1)] = 8
+    pairs_per_step: Annotated[int, Field(ge=1)] = 8  # that make one gradient
     lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
     beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
     sft_weight: Annotated[float, Field(ge=0)] = 0.2  # of the chosen attempt's likelihood
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/rl-ifeval"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training_ifeval", default = "tiny"}
+# config = {dir = "./config/training_ifeval", default = "tiny", schema = "training_ifeval.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 2, training 1 of 4: a model that follows instructions more reliably.
@@ -38,7 +38,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import ClippedPGLossConfig
@@ -53,15 +53,15 @@ from nemotron.stack.training.optim import build_optimizer
 class Config:
     """What to train on, how long and how fast."""
 
-    dataset_path: Path | None = None  # default: what the script before in the pipe made
-    base_path: Path | None = None  # default: the model that the prompts were made for
-    prompts_per_step: Annotated[int, Field(ge=1)] = 16
+    dataset_path: UserPath | None = None  # default: what the script before in the pipe made
+    base_path: UserPath | None = None  # default: the model that the prompts were made for
+    prompts_per_step: Annotated[int, Field(ge=1)] = 16  # of which every one has `samples` answers
     samples: Annotated[int, Field(ge=2)] = 16  # answers to each prompt
     lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
     kl_penalty: Annotated[float, Field(ge=0)] = 1e-3  # how strongly the policy is held to the model that it began as
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/rl"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training_reward", default = "tiny"}
+# config = {dir = "./config/training_reward", default = "tiny", schema = "training_reward.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 2, training 3 of 4: a model that says how good an answer is, for RLHF.
@@ -39,7 +39,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from nemotron.kit import Checkpoint, Dataset, Progress
+from nemotron.kit import Checkpoint, Dataset, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, better_first, reward_id, rewards_of
@@ -65,15 +65,15 @@ Group = tuple[list[Rollout], list[tuple[int, int]]]
 class Config:
     """What to train on, how long and how fast."""
 
-    checkpoint_path: Path | None = None  # default: what the script before in the pipe made
-    dataset_path: Path | None = None  # default: what that was trained on
+    checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
+    dataset_path: UserPath | None = None  # default: what that was trained on
     samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt; every two of them may be a pair
-    prompts_per_step: Annotated[int, Field(ge=1)] = 8
-    epochs: Annotated[int, Field(ge=1)] = 2
+    prompts_per_step: Annotated[int, Field(ge=1)] = 8  # of which every one has `samples` answers
+    epochs: Annotated[int, Field(ge=1)] = 2  # of the pairs
     lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
 

@@ -5,7 +5,7 @@
 # name = "nano2/compressed"
 # setup = "nemotron-cookbook[train]"
 # run.launch = "direct"
-# config = {dir = "./config/training", default = "tiny"}
+# config = {dir = "./config/training", default = "tiny", schema = "training.py:Config"}
 # resources.gpus_per_node = 0
 # ///
 """Stage 3, step 2 of 3: from the large model to a small one.
@@ -26,7 +26,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nemotron.kit import Checkpoint
+from nemotron.kit import Checkpoint, UserPath
 from nemotron.kit.dataclass_script import run_step
 from nemotron.recipes.nano2.stage3_compress import training_distil, training_prune
 
@@ -35,10 +35,10 @@ from nemotron.recipes.nano2.stage3_compress import training_distil, training_pru
 class Config:
     """The configs of the two."""
 
-    dataset_path: Path | None = None  # default: what the script before in the pipe made
+    dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     output_dir: Path | None = None  # also leave the model there
-    prune: training_prune.Config = field(default_factory=training_prune.Config)
-    distil: training_distil.Config = field(default_factory=training_distil.Config)
+    prune: training_prune.Config = field(default_factory=training_prune.Config)  # of training_prune.py
+    distil: training_distil.Config = field(default_factory=training_distil.Config)  # of training_distil.py
 
 
 def main(config: Config) -> Checkpoint:

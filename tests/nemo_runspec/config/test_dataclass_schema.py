@@ -84,6 +84,25 @@ def test_fields_with_their_comments_defaults_and_limits_without_running_the_scri
     assert (config.depths, config.more, config.width, config.size) == ((1, 2), [2], 2.0, "large")
 
 
+def test_a_dataclass_of_another_script_is_nested_and_extended_without_running_that(
+    script: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "garden").mkdir()
+    (tmp_path / "garden" / "water.py").write_text(SCRIPT.replace("= 0.5  # in m", "= 3.0  # in l"))
+    text = SCRIPT.replace("class Config:", "class Config(water.Config):").replace(
+        "    size: Size", "    again: water.Config = field(default_factory=water.Config)  # for later\n    size: Size"
+    )
+    text = text.replace("import a_library", "from garden import water\nimport a_library")
+    text = text.replace("    width: Annotated[float, Field(gt=0)] = 0.5  # in m\n", "")
+    config = load_script_config(script(text), ["again.width=2"])
+    assert (config.width, config.again.width, config.again.size) == (3.0, 2.0, "small")
+    lines = [" ".join(line.split()) for line in key_lines(parse(tmp_path / "dig.py"))]
+    assert "width a number > 0: in l" in lines and "again.width a number > 0: in l" in lines
+    with pytest.raises(UserError) as refused:
+        load_script_config(tmp_path / "dig.py", ["again.widht=2"])
+    assert refused.value.hint == "did you mean again.width?"
+
+
 def test_files_that_change_make_another_run(script: Write, tmp_path: Path) -> None:
     (tmp_path / "plan.txt").write_text("here")
     path = script(config="plan: plan.txt\n")

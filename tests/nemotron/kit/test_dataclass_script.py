@@ -168,6 +168,37 @@ if __name__ == "__main__":
 """
 
 
+def test_a_step_that_another_script_calls_is_no_part_of_its_run(tmp_path: Path) -> None:
+    for name in ("curation", "all"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tiny.yaml").write_text("run: {output: toy-model}\n" if name == "all" else "{}\n")
+    (tmp_path / "curation.py").write_text(CURATION.replace("config = {", 'config = {dir = "./curation", '))
+    whole = CURATION.replace("toy/pretrain", "toy/all").replace("curation.py:", "all.py:")
+    whole = whole.replace("config = {", 'config = {dir = "./all", ').replace("import Dataset\n", "import Checkpoint\n")
+    head, _, _ = whole.partition("@dataclass")
+    (tmp_path / "all.py").write_text(
+        head.replace("from dataclasses", "import curation\nfrom dataclasses").replace(
+            "dataclass\n", "dataclass, field\n"
+        )
+        + "@dataclass\nclass Config:\n    data: curation.Config = field(default_factory=curation.Config)\n\n\n"
+        "@step\ndef main(config: Config) -> Checkpoint:\n"
+        "    data = curation.main(config.data)\n"
+        "    with output_folder(None) as folder:\n"
+        "        (folder / 'weights').write_text('0')\n"
+        "        return Checkpoint(path=folder, num_steps=1, dataset_path=data.path).save()\n\n\n"
+        'if __name__ == "__main__":\n    run_step(main, Config)\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3] / 'src'}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, "-m", "nemo_runspec", "run", "all.py", "data.text=x"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    registry = Registry(tmp_path / "output" / "artifacts")
+    data, model = registry.resolve("toy-pretrain-data:1"), registry.resolve("toy-model:1")
+    assert (data.path / "train.jsonl").read_text() == "x" and data.record["producer"]["fingerprint"] is None
+    assert model.record["producer"]["fingerprint"] is not None
+    assert model.record["inputs"] == {"dataset": data.pinned}
+
+
 def test_a_launcher_makes_a_run_of_it_and_a_shell_one_line(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "tiny.yaml").write_text("run: {output: toy-corpus}\ntext: b\n")

@@ -62,7 +62,10 @@ def large(tmp_path: Path) -> Checkpoint:
         "nano2-pretrain-data"
     )
     torch.manual_seed(0)
-    NemotronH(SMALL).save_pretrained(model)
+    network = NemotronH(SMALL)
+    with torch.no_grad():
+        network.lm_head.weight.mul_(20)  # opinions that pruning changes: initial weights are near to uniform
+    network.save_pretrained(model)
     save_tokenizer(tokenizer, model, model_max_length=1024, template="nano2")
     checkpoint = Model(path=model, num_steps=0, tokenizer_path=model, chat_template="nano2", reasoning=True)
     checkpoint.save("nano2-sft-model")
@@ -136,23 +139,29 @@ def test_the_pruned_model_fits_and_is_distilled(large: Checkpoint) -> None:
     kept, whole = small.backbone.embeddings.weight, full.backbone.embeddings.weight
     assert all((whole == kept[:, i : i + 1]).all(0).any() for i in range(kept.shape[1]))
 
-    config = training_distil.Config(student_path=pruned.path, batch_size=4, warmup_steps=2, threads=1, lr=5e-3)
+    config = training_distil.Config(student_path=pruned.path, epochs=2, batch_size=4, warmup_steps=2, threads=1)
     checkpoint = training_distil.main(config)
     recovery = checkpoint.metrics["recovery"]
     assert [at["tokens"] for at in recovery][-1] == checkpoint.tokens == checkpoint.num_steps * 4 * LENGTH
-    assert len(recovery) == 5 and recovery[-1]["kl"] < recovery[0]["kl"]
+    assert len(recovery) == 5 and recovery[-1]["kl"] < 0.8 * recovery[0]["kl"]
     assert Checkpoint.input_of(checkpoint).ref == pruned.ref
-    assert training_distil.main(config).digest == checkpoint.digest
 
 
 def test_a_student_equal_to_its_teacher_has_no_loss_and_learns_labels_without_one(large: Checkpoint) -> None:
-    rows = PackedLoader(curate().path / "train.parquet", None, 0)
+    file = curate().path / "train.parquet"
+    rows = PackedLoader(file, None, 0)
     model, config = NemotronH.from_pretrained(large.path), training_distil.Config(batch_size=4, warmup_steps=1, lr=3e-3)
     twin = NemotronH.from_pretrained(large.path)
     assert rows.seq_len == LENGTH
     assert next(training_distil.distil(twin, model, rows, config, 1)) == pytest.approx(0, abs=1e-5)
-    losses = list(training_distil.distil(twin, None, rows, config, 20))
-    assert losses[0] == pytest.approx(np.log(400), abs=0.3) and losses[-1] < losses[0] - 0.2
+    batch = PackedLoader(file, None, 1).next_batch(4)
+    trained_BL = batch.loss_mask_BL.bool()
+    with torch.no_grad():
+        log_q_TV = model(batch.input_ids_BL, batch.seq_idx_BL, trained_BL).logits.log_softmax(-1)
+    labels_T = batch.labels_BL[trained_BL]
+    losses = list(training_distil.distil(model, None, PackedLoader(file, None, 1), config, 20))
+    assert losses[0] == pytest.approx(-log_q_TV[torch.arange(len(labels_T)), labels_T].mean().item(), rel=1e-5)
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.slow

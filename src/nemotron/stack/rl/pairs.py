@@ -17,15 +17,10 @@ from nemotron.stack.rl.rollouts import Rollout, first_fit
 
 @dataclass(frozen=True)
 class Answer:
-    """A prompt with one answer to it. predicts: where the *next* token is one that the model would write.
-
-    documents: where the turns of an answer are sequences of their own, one after another in `ids`, the number of that
-    of each token, from 0; None: all is one sequence.
-    """
+    """A prompt with one answer to it. predicts: where the *next* token is one that the model would write."""
 
     ids: list[int]
     predicts: list[bool]
-    documents: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +36,10 @@ class Pair:
         return len(self.chosen.ids) + len(self.rejected.ids)
 
 
-def answer_in_turns(turns: Sequence[Rollout]) -> Answer:
-    """The turns of an answer (`one_turn_each`), each a sequence of its own: the context, and what the model wrote."""
-    ids = [token for turn in turns for token in (*turn.prompt_ids, *turn.completion_ids)]
-    sizes = [(len(turn.prompt_ids), len(turn.completion_ids)) for turn in turns]
-    predicts = [on for n, m in sizes for on in [False] * (n - 1) + [True] * m + [False]]
-    return Answer(ids, predicts, [i for i, (n, m) in enumerate(sizes) for _ in range(n + m)])
+def answer_of(turn: Rollout) -> Answer:
+    """A rollout of one turn behind its prompt; what the policy wrote is learned."""
+    predicts = [False] * (len(turn.prompt_ids) - 1) + [True] * len(turn.completion_ids) + [False]
+    return Answer([*turn.prompt_ids, *turn.completion_ids], predicts)
 
 
 @dataclass
@@ -90,18 +83,16 @@ def _pair_batch(rows: list[list[int]], pairs: Sequence[Pair]) -> PairBatch:
     targets: list[int] = []
     lengths: list[int] = []
     for b, row in enumerate(rows):
-        start = document = 0
-        for answer in (a for i in row for a in (pairs[i].chosen, pairs[i].rejected)):
+        start = 0
+        for document, answer in enumerate(a for i in row for a in (pairs[i].chosen, pairs[i].rejected)):
             end = start + len(answer.ids)
             input_ids[b, start:end] = torch.tensor(answer.ids)
-            documents = answer.documents or [0] * len(answer.ids)
-            seq_idx[b, start:end] = document + torch.tensor(documents)
-            document += documents[-1] + 1
+            seq_idx[b, start:end] = document
             predicts[b, start:end] = torch.tensor(answer.predicts)
             targets += compress(answer.ids[1:], answer.predicts)
             lengths.append(sum(answer.predicts))
             start = end
-        seq_idx[b, start:] = document
+        seq_idx[b, start:] = 2 * len(row)
     return PairBatch(
         input_ids, seq_idx, predicts, torch.tensor(targets), lengths, [index for row in rows for index in row]
     )

@@ -16,7 +16,7 @@ from nemotron.kit.metrics import Progress
 from nemotron.recipes.nano3.stage2_rl.dpo import reference_logprobs, update, validate
 from nemotron.recipes.nano3.stage2_rl.dpo_schema import DPORunConfig
 from nemotron.stack.models import NemotronH
-from nemotron.stack.rl.pairs import Answer, Pair, pack_pairs, pair_logprobs
+from nemotron.stack.rl.pairs import Answer, Pair, pack_pairs
 from nemotron.stack.rl.prompts import shuffled
 from nemotron.stack.training.distributed import ALONE
 
@@ -106,20 +106,6 @@ def test_a_packed_step_is_the_gradient_of_the_formula(
     assert norm == pytest.approx(
         torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None]).norm().item(), rel=1e-4
     )
-
-
-def test_turns_that_are_sequences_of_their_own_do_not_see_each_other(model: NemotronH) -> None:
-    first, second = answer(PROMPTS[0], [7, 9, 11]), answer(PROMPTS[2], [2, 11])
-    documents = [0] * len(first.ids) + [1] * len(second.ids)
-    turns = Answer(first.ids + second.ids, first.predicts + second.predicts, documents)
-    (batch,) = pack_pairs([Pair(turns, PAIRS[1].rejected), PAIRS[3]], 60, 1)
-    (longer, shorter) = [pair_logprobs(model, batch, nullcontext())[index] for index in (0, 1)]
-    with torch.no_grad():
-        parts = [alone(model.eval(), a) for a in (first, second, PAIRS[1].rejected)]
-        others = [alone(model, a) for a in (PAIRS[3].chosen, PAIRS[3].rejected)]
-    assert longer.sum().item() == pytest.approx(sum(part.item() for part in parts), abs=1e-9)
-    assert shorter.sum().item() == pytest.approx(sum(other.item() for other in others), abs=1e-9)
-    assert batch.lengths_S == [5, 2, 3, 2]
 
 
 def test_the_model_has_gained_nothing_on_itself(model: NemotronH) -> None:

@@ -17,8 +17,8 @@ DPO (Rafailov et al. 2023), iterative and on-policy: in each round the policy, a
 several times; where one attempt left the databases as it should and another did not, they are a pair; an epoch on the
 pairs of the round follows, with the model that began it as the reference.
 
-An attempt has several turns, and the template shows earlier ones without their reasoning: each turn is a sequence of
-its own. Turns that both attempts of a pair begin with are left out: their log-probabilities cancel in the preference.
+A pair is the turn in which two attempts part: the same context, what a right attempt wrote there, and what a wrong one
+did. The template shows earlier turns without their reasoning, so that an attempt is not one sequence anyway.
 
 Shapes: T sampled tokens of the pairs of a micro-batch.
 
@@ -33,6 +33,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
     begin_script()
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -49,7 +50,7 @@ from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import DPOLossConfig
 from nemotron.recipes.nano2.stage2_rl.sampling import load_policy, read_prompts, sample, save_policy
-from nemotron.stack.rl.pairs import Pair, answer_in_turns, answer_logprobs, pack_pairs, pair_logprobs
+from nemotron.stack.rl.pairs import Pair, answer_logprobs, answer_of, pack_pairs, pair_logprobs
 from nemotron.stack.rl.preferences import dpo_loss
 from nemotron.stack.rl.rollouts import Rollout, one_turn_each
 from nemotron.stack.training.optim import build_optimizer
@@ -63,11 +64,11 @@ class Config:
     dataset_path: UserPath | None = None  # default: what that was trained on
     rounds: Annotated[int, Field(ge=1)] = 2  # each on its share of the requests
     samples: Annotated[int, Field(ge=2)] = 6  # attempts at each request
-    pairs_per_request: Annotated[int, Field(ge=1)] = 2  # at most
+    pairs_per_request: Annotated[int, Field(ge=1)] = 3  # at most
     pairs_per_step: Annotated[int, Field(ge=1)] = 8  # that make one gradient
-    lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
+    lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
     beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
-    sft_weight: Annotated[float, Field(ge=0)] = 0.2  # of the chosen attempt's likelihood
+    sft_weight: Annotated[float, Field(ge=0)] = 0.5  # of the chosen turn's likelihood
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor
     seed: Seed = 1234  # of every random choice
@@ -131,17 +132,15 @@ def main(config: Config) -> Checkpoint:
 
 
 def make_pairs(attempts: Sequence[Rollout], most: int) -> list[Pair]:
-    """A right attempt and a wrong one at the same request, at most `most` times, no attempt twice."""
-    right, wrong = ([attempt for attempt in attempts if attempt.reward == reward] for reward in (1, 0))
-    pairs = []
-    for chosen, rejected in list(zip(right, wrong, strict=False))[:most]:
-        turns = one_turn_each(chosen), one_turn_each(rejected)
-        same = 0  # turns that both begin with
-        while same < min(map(len, turns)) and turns[0][same].completion_ids == turns[1][same].completion_ids:
-            same += 1
-        if same < min(map(len, turns)):
-            pairs.append(Pair(answer_in_turns(turns[0][same:]), answer_in_turns(turns[1][same:])))
-    return pairs
+    """The turns in which a right attempt and a wrong one at the same request part, at most `most`; no two are equal."""
+    right, wrong = ([one_turn_each(attempt) for attempt in attempts if attempt.reward == reward] for reward in (1, 0))
+    pairs: list[Pair] = []
+    for chosen, rejected in itertools.product(right, wrong):
+        turns = (Pair(answer_of(a), answer_of(b)) for a, b in zip(chosen, rejected, strict=False))
+        parting = next((pair for pair in turns if pair.chosen != pair.rejected), None)
+        if parting is not None and parting not in pairs:
+            pairs.append(parting)
+    return pairs[:most]
 
 
 if __name__ == "__main__":

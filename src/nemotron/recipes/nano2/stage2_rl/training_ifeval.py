@@ -18,7 +18,7 @@ less likely by how much better it is than the others to the same instruction.
 
 Shapes: P prompts of a step, N answers to each, T sampled tokens of all of them.
 
-Simplified against the paper (arXiv 2508.14444, section 3.2): one process, fp32, 160 instructions in place of 16,000.
+Simplified against the paper (arXiv 2508.14444, section 3.2): one process, fp32, 320 instructions in place of 16,000.
 """
 
 from __future__ import annotations

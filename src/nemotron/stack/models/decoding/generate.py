@@ -78,7 +78,7 @@ def generate(
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose probability reaches it (Holtzman et al. 2020).
         stop_token_ids: end a row after one of these.
-        samples_per_prompt: every prompt is read once and its cache copied for each sample.
+        samples_per_prompt: every prompt is read once and its cache copied for each sample; so are equal prompts.
         generator: source of randomness; the same generator state gives the same tokens.
         poll: called after every step; raises to stop (a signal arrived).
         budget: of prompts that open reasoning. Tokens put by it stand among the others, log-probability included.
@@ -91,7 +91,9 @@ def generate(
     total = len(prompts) * samples_per_prompt
     device = model.lm_head.weight.device
     result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
-    input_ids_BL, is_token_BL = pad_left(prompts, device)
+    # Equal prompts are read once, as those of a later turn are where earlier samples of a prompt said the same.
+    unique = list(dict.fromkeys(map(tuple, prompts)))
+    input_ids_BL, is_token_BL = pad_left(unique, device)
     if not prompts or max_new_tokens <= 0:
         return result
 
@@ -100,8 +102,10 @@ def generate(
     try:
         stop = torch.tensor(list(stop_token_ids), device=device)
         logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, input_ids_BL.shape[1] + max_new_tokens)
-        if samples_per_prompt > 1:
-            copies = torch.arange(len(prompts), device=device).repeat_interleave(samples_per_prompt)
+        if total > len(unique):
+            place = {prompt: row for row, prompt in enumerate(unique)}
+            rows_of_prompts = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)
+            copies = rows_of_prompts.repeat_interleave(samples_per_prompt)
             cache.keep_rows(copies)
             logits_BV = logits_BV[copies]
         rows = torch.arange(total, device=device)  # which completion each row of the batch is

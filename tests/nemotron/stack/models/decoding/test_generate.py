@@ -109,6 +109,28 @@ def test_samples_of_a_prompt_stand_together_and_each_continues_it(model: Nemotro
         assert drawn.logprobs[row] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+def test_equal_prompts_are_read_once(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they stand, and with the same draws as samples of one prompt."""
+    first, second = PROMPTS[:2]
+    greedy = generate(model, PROMPTS, 8, temperature=0, stop_token_ids=()).tokens
+    read: list[int] = []
+    prefill = generate_module.prefill
+
+    def recorded(model: NemotronH, input_ids_BL: torch.Tensor, *args: object) -> object:
+        read.append(len(input_ids_BL))
+        return prefill(model, input_ids_BL, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generate_module, "prefill", recorded)
+    mixed = generate(model, [second, first, second, first], 8, temperature=0, stop_token_ids=()).tokens
+    assert mixed == [greedy[1], greedy[0], greedy[1], greedy[0]]
+    twice = generate(model, [first, first], 8, stop_token_ids=(), generator=torch.Generator().manual_seed(1))
+    samples = generate(
+        model, [first], 8, stop_token_ids=(), generator=torch.Generator().manual_seed(1), samples_per_prompt=2
+    )
+    assert twice.tokens == samples.tokens and twice.logprobs == samples.logprobs
+    assert read == [2, 1, 1]
+
+
 def test_the_same_generator_state_gives_the_same_tokens(model: NemotronH) -> None:
     def draw(seed: int) -> list[list[int]]:
         return generate(model, PROMPTS, 10, generator=torch.Generator().manual_seed(seed)).tokens

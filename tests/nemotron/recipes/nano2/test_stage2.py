@@ -153,7 +153,9 @@ def test_grpo_learns_what_it_is_rewarded_for(sft: Checkpoint, monkeypatch: pytes
 
     monkeypatch.setattr(training_ifeval, "sample", rewarded)
     dataset = curate(num_instructions=128)
-    checkpoint = training_ifeval.main(training_ifeval.Config(dataset_path=dataset.path, samples=8, lr=3e-2, threads=1))
+    checkpoint = training_ifeval.main(
+        training_ifeval.Config(dataset_path=dataset.path, samples=8, lr=3e-2, kl_penalty=1e-3, threads=1)
+    )
     rewards = checkpoint.metrics["reward"]
     assert len(rewards) == checkpoint.num_steps == 8
     assert 0.35 < rewards[0] < 0.65 and rewards[-1] > 0.75
@@ -185,7 +187,10 @@ def test_the_four_trainings_follow_each_other_and_the_last_two_are_merged(
     assert any((b != c).any() for b, c in zip(weights[1].values(), weights[2].values(), strict=True))
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, 0.75 * weights[1][name] + 0.25 * weights[2][name])
-    results = evaluation.main(evaluation.Config(checkpoint_path=merged.path, num_tasks=200, samples=1, threads=1))
+    # What comes through a pipe: the inputs of what was made, and that itself.
+    through_pipe = {role: f"art://{pinned.partition('@')[0]}" for role, pinned in merged.inputs.items()}
+    monkeypatch.setattr(pipes, "_read", {**through_pipe, "model": merged.uri})
+    results = evaluation.main(evaluation.Config(num_tasks=200, samples=1, threads=1))
     assert set(results.metrics["tasks"]) == {"before", "after"}
     assert 0 <= results.metrics["preferences"]["reward_model_win_rate"] <= 1
     assert Checkpoint.input_of(results).ref == merged.ref  # what stage 3 goes on from

@@ -54,7 +54,7 @@ class Config(stage1.Config):
 @step
 def main(config: Config) -> Results:
     """Ask both, verify, compare."""
-    checkpoint = Checkpoint.load(path=config.checkpoint_path)
+    checkpoint = Checkpoint.load(path=config.checkpoint_path, key="model")
     if checkpoint.dataset_path is None:
         raise UserError(f"{checkpoint.ref} does not say what it was trained on", "training.py of this folder makes one")
     dataset = Dataset.load(path=checkpoint.dataset_path)

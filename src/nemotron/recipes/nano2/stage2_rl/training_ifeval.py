@@ -58,7 +58,7 @@ class Config:
     prompts_per_step: Annotated[int, Field(ge=1)] = 16  # of which every one has `samples` answers
     samples: Annotated[int, Field(ge=2)] = 16  # answers to each prompt
     lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
-    kl_penalty: Annotated[float, Field(ge=0)] = 1e-3  # how strongly the policy is held to the model that it began as
+    kl_penalty: Annotated[float, Field(ge=0)] = 2e-2  # holds the policy to what it began as: other families stay
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor
     seed: Seed = 1234  # of every random choice

@@ -59,8 +59,8 @@ class Config:
     dataset_path: UserPath | None = None  # default: what that was trained on
     prompts_per_step: Annotated[int, Field(ge=1)] = 16  # of which every one has `samples` answers
     samples: Annotated[int, Field(ge=2)] = 16  # answers to each prompt
-    lr: Annotated[float, Field(gt=0)] = 3e-4  # the smaller the model, the larger
-    kl_penalty: Annotated[float, Field(ge=0)] = 1e-2  # against answers that only the reward model likes
+    lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
+    kl_penalty: Annotated[float, Field(ge=0)] = 5e-2  # against answers that only the reward model likes
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor
     seed: Seed = 1234  # of every random choice

@@ -62,7 +62,7 @@ class Config:
     lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
     kl_penalty: Annotated[float, Field(ge=0)] = 5e-2  # against answers that only the reward model likes
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 

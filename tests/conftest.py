@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from hypothesis import settings
 for _name in ("RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ENV_FILE", "RAY_ADDRESS"):
     os.environ.pop(_name, None)  # before any module of tests copies the environment for its subprocesses
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
+
+# Hundreds of tests start a process, which would compile all that it imports of this checkout, and so would each worker
+# of pytest-xdist with the tests, where the environment says to keep no bytecode (as images of containers do).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Where a shell started the tests in the background, they and their subprocesses would ignore Ctrl-C, which some test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -56,12 +56,15 @@ def commands_in(text: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if not SCHEMATIC.search(line)]
 
 
-# `place: command` -> file and command, of all files above.
-COMMANDS = {
-    f"{path.relative_to(ROOT)}: {command}": (path, command)
-    for path in [*PAGES, *SCRIPTS]
-    for command in commands_in(path.read_text(encoding="utf-8"))
-}
+# `place: command` -> file and command, of all files above. One of `nemotron` means the same wherever it stands, and so
+# counts where it stands first; which script `python` finds depends on the place.
+COMMANDS: dict[str, tuple[Path, str]] = {}
+_tried: set[str] = set()
+for _path in [*PAGES, *SCRIPTS]:
+    for _command in commands_in(_path.read_text(encoding="utf-8")):
+        if _command.startswith("python ") or _command not in _tried:
+            COMMANDS[f"{_path.relative_to(ROOT)}: {_command}"] = _path, _command
+        _tried.add(_command)
 
 
 def runs_steps(words: list[str]) -> bool:

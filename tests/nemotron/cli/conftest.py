@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import OF_COMMANDS, run_forked
 
 from nemotron.cli.main import _run
 
@@ -24,20 +24,9 @@ def nemotron(tmp_path: Path) -> Nemotron:
     """`nemotron("nano3 pretrain -c tiny")` as a user would type it; extra words that hold blanks follow one by one."""
 
     def run(line: str, *words: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        code = "from nemotron.cli.main import main; main()"
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("RUNSPEC_", "NEMOTRON_"))}
         environment |= {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "120", **env}
-        command = [sys.executable, "-c", code, *line.split(), *words]
-        return subprocess.run(
-            command,
-            input=stdin,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return run_forked(OF_COMMANDS, ["-m", "nemotron", *line.split(), *words], tmp_path, environment, stdin)
 
     return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from forked import OF_MODELS, run_forked
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
@@ -196,8 +198,7 @@ def test_the_pieces_are_the_text_that_evaluation_would_read(model_dir: Path, tem
 
 
 def run(options: dict[str, Any], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, chat.__file__, json.dumps(options)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return run_forked(OF_MODELS, [chat.__file__, json.dumps(options)], Path.cwd(), os.environ, stdin)
 
 
 def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> None:

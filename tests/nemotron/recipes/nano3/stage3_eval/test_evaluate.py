@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import OF_MODELS, run_forked
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.loader import load_config
@@ -69,13 +70,7 @@ def evaluate(environment: dict[str, str], *words: str) -> subprocess.CompletedPr
 
 
 def evaluate_with(environment: dict[str, str], config: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), "--config", config, *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    return run_forked(OF_MODELS, [str(SCRIPT), "--config", config, *words], Path.cwd(), environment)
 
 
 def test_untrained_models_are_published_and_outside_the_bands(environment: dict[str, str]) -> None:

@@ -114,7 +114,7 @@ def prose_documents(
         yield from _documents(file, chunks, source, "prose")
 
 
-def passages(documents: Iterable[Mapping[str, str]], max_chars: int = 1000) -> Iterator[tuple[str, str]]:
+def passages(documents: Iterable[Mapping[str, str]], max_chars: int = 4000) -> Iterator[tuple[str, str]]:
     """Text and split of what follows each blank line, in whole lines of up to `max_chars` characters together.
 
     Neighbours overlap: of few passages drawn at random hardly any do, so that 1 % of them is text enough to train on.

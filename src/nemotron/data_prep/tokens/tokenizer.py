@@ -12,16 +12,17 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
-from nemotron.kit.chat import required_tokens
+from nemotron.kit.chat import render, required_tokens
 from nemotron.kit.chat_template import has_template, load_template, special_token
 from nemotron.kit.chat_templates import OF_TOKENIZER, TEMPLATES
 from nemotron.kit.hub import download_hint, what_failed
@@ -51,6 +52,15 @@ _SPLIT = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r
 def special_tokens(template: str) -> tuple[str, ...]:
     """The first NUM_SPECIAL tokens of a tokenizer that is trained here for a chat template."""
     return NANO2_SPECIAL_TOKENS if template == "nano2" else SPECIAL_TOKENS
+
+
+def chat_texts(
+    conversations: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]], template: str
+) -> Iterator[str]:
+    """What a template makes of messages and tools, without special tokens: the words of chat, for `train_tokenizer`."""
+    special = re.compile("|".join(map(re.escape, special_tokens(template))))
+    for messages, tools in conversations:
+        yield from filter(None, special.split(render(messages, tools=tools, template=template)))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 2048, template: str = "nano3") -> Tokenizer:

@@ -50,6 +50,16 @@ class Batch:
             seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL[rows]
             yield Batch(self.input_ids_BL[rows], self.labels_BL[rows], self.loss_mask_BL[rows], seq_idx)
 
+    def trimmed(self, multiple: int = 32) -> Batch:
+        """The same batch without its last columns, where no row has a label to learn; a `multiple` of them stays.
+
+        What stands behind the last label changes nothing before it.
+        """
+        length = int(self.loss_mask_BL.ne(0).any(0).nonzero()[-1]) + 1
+        columns = (slice(None), slice(min(-(-length // multiple) * multiple, self.input_ids_BL.shape[1])))
+        seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL[columns]
+        return Batch(self.input_ids_BL[columns], self.labels_BL[columns], self.loss_mask_BL[columns], seq_idx)
+
 
 class TokenStream:
     """An endless, shuffled sequence of windows of `seq_len`+1 tokens from one source.

@@ -69,6 +69,18 @@ def has_fixed_gradients(model: NemotronH, shape: tuple[int, int], packed: bool, 
     return len(digests) == 1
 
 
+def choose_threads(model: NemotronH, shape: tuple[int, int], most: int, packed: bool = False) -> Threads:
+    """For a loop of one process in fp32: at most `most` threads, or 1 where the number would change an update's bits.
+
+    Called in training mode and before the process's first matrix product; else as `has_fixed_gradients`.
+    """
+    fix_order_of_sums()
+    torch.set_num_threads(most)
+    if most > 1 and not has_fixed_gradients(model, shape, packed, torch.autocast("cpu", enabled=False)):
+        torch.set_num_threads(1)
+    return Threads(torch.get_num_threads())
+
+
 class Threads:
     """The number of threads of the updates of a training loop on a CPU: a power of two, at most `at_start`.
 

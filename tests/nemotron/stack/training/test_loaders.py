@@ -220,6 +220,15 @@ def test_packed_rows_carry_labels_masks_and_sequence_indices(tmp_path: Path) -> 
     assert loader.trained_tokens == len(trained)
 
 
+def test_trimmed_rows_end_behind_the_last_label(tmp_path: Path) -> None:
+    write_pack(tmp_path / "pack.parquet", ROWS[:1])  # labels at 0, 1 and 3, padding from 5 on
+    (batch,) = PackedLoader(tmp_path / "pack.parquet", seq_len=8, seed=0).all_batches(1)
+    for multiple, length in ((1, 4), (3, 6), (32, 8)):
+        trimmed = batch.trimmed(multiple)
+        for name, tensor in vars(trimmed).items():
+            assert tensor.equal(getattr(batch, name)[:, :length]), (multiple, name)
+
+
 def masked_pack(path: Path, kind: pa.DataType, mask: list[float | None]) -> Path:
     values = {"input_ids": list(range(len(mask))), "loss_mask": mask, "seq_start_id": [0]}
     types = [("input_ids", pa.int32()), ("loss_mask", kind), ("seq_start_id", pa.int32())]

@@ -12,7 +12,7 @@ import torch
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.training import threads as module
-from nemotron.stack.training.threads import PERIOD, Threads, has_fixed_gradients
+from nemotron.stack.training.threads import PERIOD, Threads, choose_threads, has_fixed_gradients
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def test_a_model_whose_gradients_depend_on_threads_is_noticed_and_left_as_it_was
         torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
         assert all(p.grad is None for p in model.parameters())
         assert not any(moe.gate.expert_load.any() for moe in model.moe_blocks())
+        assert choose_threads(model, (2, 32), 2, packed=True).most == torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 

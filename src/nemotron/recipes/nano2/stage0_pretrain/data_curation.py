@@ -26,6 +26,7 @@ if __name__ == "__main__":  # imports take a second: Ctrl-C in them is one line
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -38,21 +39,20 @@ from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.sources.documents import normalise, split_of, stable_hash
 from nemotron.data_prep.sources.reader import read_texts
 from nemotron.data_prep.tokens.blend import Blend, Phase, add_shares, write_blend_file, write_source
-from nemotron.data_prep.tokens.tokenizer import EOS_ID, save_tokenizer, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import EOS_ID, chat_texts, save_tokenizer, train_tokenizer
 from nemotron.kit import Dataset, PretrainBlend, Seed, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.kit.schemas.limits import LimitConfig
-from nemotron.stack.environments import generate_tasks, make_difficulty, plain_text
+from nemotron.stack.environments import Task, generate_tasks, make_difficulty, plain_text, prompt_tools, to_messages
 
 WHOLE = 10**9  # characters: more than any module has
 FAMILIES = ("math", "multiple_choice", "instruction_following", "structured_output", "code_generation")
-# Three phases that switch at 60 % and 90 % of the tokens, ever more of what is best (section 2.3). Here the best is a
-# worked task: few bytes, every one of which can be known.
+# Three phases that switch at 60 % and 90 % of the tokens, ever more of what is best (section 2.3): here worked tasks.
 PHASES: tuple[Phase, ...] = (
-    {"name": "diversity", "until": 0.6, "weights": {"code": 0.20, "docs": 0.05, "tasks": 0.75}},
-    {"name": "quality", "until": 0.9, "weights": {"code": 0.15, "docs": 0.05, "tasks": 0.80}},
-    {"name": "best", "until": 1.0, "weights": {"code": 0.10, "docs": 0.05, "tasks": 0.85}},
+    {"name": "diversity", "until": 0.6, "weights": {"code": 0.60, "docs": 0.20, "tasks": 0.20}},
+    {"name": "quality", "until": 0.9, "weights": {"code": 0.45, "docs": 0.20, "tasks": 0.35}},
+    {"name": "best", "until": 1.0, "weights": {"code": 0.30, "docs": 0.20, "tasks": 0.50}},
 )
 FILTERS = {  # a document outside one of these is dropped (Gopher's names, arXiv 2112.11446, table A1)
     "docs": {"word_count": LimitConfig(low=10), "alphabetic_words": LimitConfig(low=0.6)},
@@ -69,7 +69,7 @@ class Config:
     source_weight: Annotated[float, Field(gt=0, lt=1)] = 0.3  # of all tokens, where there are such
     tasks_per_family: Annotated[int, Field(ge=100)] = 200_000  # worked tasks, at full scale
     vocab_size: Annotated[int, Field(ge=300, le=65_000)] = 2048  # of the tokenizer
-    held_out: Annotated[int, Field(ge=2)] = 100  # documents of each source, at most, whatever the scale
+    held_out: Annotated[int, Field(ge=2)] = 50  # documents of each source, at most, whatever the scale
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there
 
@@ -78,13 +78,14 @@ class Config:
 def main(config: Config) -> Dataset:
     """Read, filter, remove duplicates, train the tokenizer, write the streams."""
     texts = {source: curate(source, documents, config) for source, documents in read_sources(config).items()}
-    for source, by_split in texts.items():
-        if not by_split["train"]:
-            raise UserError(f"source {source}: no document is left to train on", "--scale small takes more of it")
+    if empty := [source for source, by_split in texts.items() if not by_split["train"]]:
+        raise UserError(f"source {empty[0]}: no document is left to train on", "--scale small takes more of it")
 
-    # --- Tokenizer: byte-level BPE on what it will be used for
-    sample = (text for by_split in texts.values() for text in by_split["train"])
-    tokenizer = train_tokenizer(sample, config.vocab_size, template="nano2")
+    # --- Tokenizer: byte-level BPE on what it will be used for, conversations of later stages included
+    tasks = tasks_of((*FAMILIES, "workplace_assistant"), 400, config)
+    chats = chat_texts(((to_messages(task), prompt_tools(task)) for task in tasks), "nano2")
+    documents = chain(chats, *(by_split["train"] for by_split in texts.values()))
+    tokenizer = train_tokenizer(documents, config.vocab_size, template="nano2")
 
     # --- Token streams, one for each source and split, as Megatron-Core reads them; and how they are to be mixed
     with output_folder(config.output_dir) as folder:
@@ -116,15 +117,16 @@ def read_sources(config: Config) -> dict[str, Iterator[tuple[str, str]]]:
     sources = {
         "code": stdlib.passages(stdlib.code_documents(modules, WHOLE)),
         "docs": stdlib.passages(stdlib.prose_documents(modules, WHOLE)),
-        "tasks": (  # question, steps and answer as plain text
-            (plain_text(task), "")
-            for family in FAMILIES
-            for task in generate_tasks(family, "train", each, config.seed, make_difficulty(family, None))
-        ),
+        "tasks": ((plain_text(task), "") for task in tasks_of(FAMILIES, each, config)),  # question, steps, answer
     }
-    if config.sources:
-        sources["own"] = ((text, "") for text in read_texts([str(path) for path in config.sources]))
-    return sources
+    own = ((text, "") for text in read_texts([str(path) for path in config.sources]))
+    return sources | ({"own": own} if config.sources else {})
+
+
+def tasks_of(families: tuple[str, ...], count: int, config: Config) -> Iterator[Task]:
+    """Generated tasks, `count` of each family."""
+    for family in families:
+        yield from generate_tasks(family, "train", count, config.seed, make_difficulty(family, None))
 
 
 def curate(source: str, documents: Iterator[tuple[str, str]], config: Config) -> dict[str, list[str]]:

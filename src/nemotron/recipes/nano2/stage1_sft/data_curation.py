@@ -61,11 +61,11 @@ class Config:
     """Which conversations, and how many."""
 
     base_path: UserPath | None = None  # the model that will be trained; default: the latest nano2-pretrain-model
-    scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the conversations, tiny at most 10,000
+    scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the conversations, tiny at most 10,000 of a family
     num_conversations: Annotated[int, Field(ge=1000)] = 1_000_000  # of all stages, at full scale
     stripped_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of `mixed`, without its reasoning: reasoning off
     truncated_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # of `truncated`, that is 5 % of all
-    seq_length: Annotated[int, Field(ge=32)] = 672  # tokens of a row: the longest conversation with tools has 650
+    seq_length: Annotated[int, Field(ge=32)] = 384  # tokens of a row: the longest conversation with tools has some 320
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there
 
@@ -75,11 +75,10 @@ def main(config: Config) -> Dataset:
     """Generate, control the reasoning, render, tokenise, pack."""
     base = Checkpoint.load(path=config.base_path) if config.base_path else Checkpoint.load("nano2-pretrain-model")
     tokenizer = tokenizer_from(find_tokenizer(str(base.tokenizer_path or base.path)).json_text())
-    total = apply_scale(config.num_conversations, config.scale)
     stages = {
-        "mixed": control(mixed(config, round(0.85 * total), "mixed"), config, off_share=config.stripped_share),
-        "tools": conversations("workplace_assistant", round(0.05 * total), config, "tools"),
-        "truncated": control(mixed(config, round(0.1 * total), "cut"), config, cut_share=config.truncated_share),
+        "mixed": control(mixed(config, 0.88, "mixed"), config, off_share=config.stripped_share),
+        "tools": conversations("workplace_assistant", 0.02, config, "tools"),
+        "truncated": control(mixed(config, 0.1, "cut"), config, cut_share=config.truncated_share),
     }
     with output_folder(config.output_dir) as folder:
         counts = dict.fromkeys(("sequences", "tokens", "trained_tokens"), 0)
@@ -116,16 +115,17 @@ def main(config: Config) -> Dataset:
         return dataset.save()
 
 
-def mixed(config: Config, count: int, name: str) -> Iterator[Conversation]:
-    """Conversations of all families by their shares."""
-    for family, share in SHARES.items():
-        yield from conversations(family, round(share * count), config, name)
+def mixed(config: Config, share: float, name: str) -> Iterator[Conversation]:
+    """A share of all conversations, of every family its own share of them."""
+    for family, of_family in SHARES.items():
+        yield from conversations(family, share * of_family, config, name)
 
 
-def conversations(family: str, count: int, config: Config, name: str) -> Iterator[Conversation]:
-    """Tasks with their reasoning and answer; another `name` draws others."""
+def conversations(family: str, share: float, config: Config, name: str) -> Iterator[Conversation]:
+    """Tasks with their reasoning and answer, a share of all conversations; another `name` draws others."""
+    count = apply_scale(round(share * config.num_conversations), config.scale)
     seed = stable_hash(name, str(config.seed)) % 2**31
-    for task in generate_tasks(family, "train", max(1, count), seed, make_difficulty(family, None)):
+    for task in generate_tasks(family, "train", count, seed, make_difficulty(family, None)):
         messages, tools = to_messages(task), prompt_tools(task)
         split = split_of(task.canonical, 0.03, config.seed)
         yield Conversation(family, messages, split, tools=tools or None)

@@ -48,7 +48,7 @@ from nemotron.stack.rl.rollouts import Rollout
 class Config(stage1.Config):
     """What to evaluate: the knobs of stage 1."""
 
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    threads: Annotated[int, Field(ge=1)] = 1  # of the processor
 
 
 @step

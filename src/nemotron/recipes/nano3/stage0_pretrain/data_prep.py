@@ -39,12 +39,11 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 
 import hashlib
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
@@ -83,7 +82,6 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete, share_of
-from nemotron.kit.chat import render
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
 from nemotron.kit.schemas.difficulty import Difficulty
@@ -214,7 +212,8 @@ def main() -> None:
         with run.phase("tokenizer"):
             shares = blend.average_weights(phases)
             sample = blend.sample_texts(curated, tables, shares, cfg.tokenizer.sample_bytes, cfg.seed)
-            sample = chain(sample, _conversations(cfg, difficulties))
+            conversations = _conversations(cfg, difficulties)
+            sample = chain(sample, bpe.chat_texts(conversations, cfg.tokenizer.chat_template))
             tokenizer_dir = work / "tokenizer"
             tokenizer = bpe.train_tokenizer(sample, cfg.tokenizer.vocab_size, cfg.tokenizer.chat_template)
             bpe.save_tokenizer(
@@ -294,13 +293,13 @@ def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
     return blend.resolve_phases(blend.add_shares(requested, {s.name: s.weight for s in cfg.sources}), names)
 
 
-def _conversations(cfg: PretrainDataConfig, difficulties: Mapping[str, Difficulty]) -> Iterator[str]:
-    """Conversations of all families, without special tokens: the words of the chat template, of tools and tasks."""
-    special = re.compile("|".join(map(re.escape, bpe.special_tokens(cfg.tokenizer.chat_template))))
+def _conversations(
+    cfg: PretrainDataConfig, difficulties: Mapping[str, Difficulty]
+) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """Messages and tools of all families' tasks."""
     for family in FAMILIES:
         for task in generate_tasks(family, "train", cfg.tokenizer.conversations, cfg.tasks.seed, difficulties[family]):
-            text = render(to_messages(task), tools=prompt_tools(task), template=cfg.tokenizer.chat_template)
-            yield from filter(None, special.split(text))
+            yield to_messages(task), prompt_tools(task)
 
 
 def _check_own(source: DocumentSource, table: StepTable, filters: Mapping[str, Iterable[str]]) -> None:

@@ -30,6 +30,7 @@ def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Call
     return tmp_path / "artifacts"
 
 
+@pytest.mark.slow
 def test_out_and_in_again_and_it_answers(artifacts: Path, nemotron: Nemotron, tmp_path: Path) -> None:
     done = nemotron("nano3 model export nano3-sft-model-tiny -o out", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
     assert done.returncode == 0, done.stderr

@@ -131,6 +131,7 @@ def as_megatron(ours: dict[str, Tensor], config: NemotronHConfig) -> dict[str, T
     return out
 
 
+@pytest.mark.slow  # to import Megatron-Core
 @pytest.mark.parametrize("pattern", ["*E", "*-"])
 def test_hidden_states_losses_and_gradients_equal_megatron_core(
     make_model: Callable[..., NemotronH], megatron: Any, pattern: str
@@ -179,6 +180,7 @@ def test_hidden_states_losses_and_gradients_equal_megatron_core(
         assert (by_name[name] - grad).norm() <= 1e-5 * grad.norm() and grad.norm() > 0, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_shifting_equals_megatron_rolls_within_documents(megatron: Any, depth: int) -> None:
     ends = torch.tensor(DOCUMENTS).cumsum(0)

@@ -140,6 +140,7 @@ def test_a_fresh_run_drops_the_records_of_one_that_was_killed_before_its_first_c
     assert session.run.metrics.read() == []
 
 
+@pytest.mark.slow
 def test_all_ranks_leave_dealt_out_work_together(tmp_path: Path) -> None:
     """The signal reaches rank 1 in the middle of its share; rank 0 does all of its own."""
     script = tmp_path / "ranks.py"

@@ -88,6 +88,11 @@ def test_no_prompt_is_one_of_sft_or_of_evaluation(sft: Checkpoint) -> None:
     assert len(asked[0] & asked[1]) < 10  # drawn apart
     steps = batches(read_prompts(dataset, "contexts"), 8)
     assert [step[0][1] for step in steps] == [True, False] * 6 and all(len({t for _, t in step}) == 1 for step in steps)
+    assert [len(step) for step in batches(read_prompts(dataset, "contexts"), 32)] == [32, 32]
+    kept = batches(read_prompts(dataset, "contexts"), 32, keep_rest=True)
+    assert [(len(step), step[0][1]) for step in kept] == [(32, True), (32, False), (18, True), (18, False)]
+    with pytest.raises(UserError, match="not one batch of 51"):
+        batches(read_prompts(dataset, "contexts"), 51)
     assert curate().digest == dataset.digest
     with pytest.raises(UserError, match="has no nothing"):
         read_prompts(dataset, "nothing")

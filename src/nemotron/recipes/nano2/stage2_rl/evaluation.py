@@ -99,7 +99,11 @@ def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Promp
 
 def answers_of(policy: Policy, prompts: Sequence[Prompt]) -> list[Rollout]:
     """An answer to each prompt, of both kinds, in an order that depends on the prompts alone."""
-    return [answer for batch in batches(prompts, 32) for answer in sample(policy, batch, 1, 1, [0, len(batch)])]
+    return [
+        answer
+        for batch in batches(prompts, 32, keep_rest=True)
+        for answer in sample(policy, batch, 1, 1, [0, len(batch)])
+    ]
 
 
 if __name__ == "__main__":

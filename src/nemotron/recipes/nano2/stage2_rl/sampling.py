@@ -71,10 +71,18 @@ def read_prompts(dataset: Dataset, name: str) -> list[Prompt]:
         return [(Task.from_dict(row["task"]), row["thinking"]) for row in map(json.loads, lines)]
 
 
-def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Whole batches of prompts in their order; with and without reasoning by turns, as far as there are both."""
+def batches(prompts: Sequence[Prompt], size: int, keep_rest: bool = False) -> list[list[Prompt]]:
+    """Batches of prompts in their order, with and without reasoning by turns, as far as there are both.
+
+    What is left of either kind and fills no batch is kept as a smaller one, or not. UserError if there is no batch.
+    """
     of_kind = [[prompt for prompt in prompts if prompt[1] is thinking] for thinking in (True, False)]
-    cut = [[kind[i : i + size] for i in range(0, len(kind) - size + 1, size)] for kind in of_kind]
+    spare = 0 if keep_rest else size - 1
+    cut = [[kind[i : i + size] for i in range(0, len(kind) - spare, size)] for kind in of_kind]
+    if not any(cut):
+        raise UserError(
+            f"{len(prompts)} prompts are not one batch of {size}, with reasoning or without", "make the batches smaller"
+        )
     shared = min(map(len, cut))
     by_turns = [batch for pair in zip(*cut, strict=False) for batch in pair]
     return [*by_turns, *cut[0][shared:], *cut[1][shared:]]

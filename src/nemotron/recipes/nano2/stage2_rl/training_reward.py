@@ -116,7 +116,7 @@ def main(config: Config) -> RewardModel:
 def preferences(policy: Policy, prompts: list[Prompt], config: Config) -> list[Group]:
     """The policy's answers to each prompt, and which two are a pair; without the prompts that have none."""
     groups = []
-    for i, batch in enumerate(batches(prompts, 32)):
+    for i, batch in enumerate(batches(prompts, 32, keep_rest=True)):
         for answers in in_groups(sample(policy, batch, config.samples, 1, [config.seed, i]), config.samples):
             if pairs := better_first(answers, policy):
                 groups.append((answers, pairs))

@@ -12,6 +12,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,12 +65,15 @@ def test_nothing_in_an_extra_is_unused(extra: str) -> None:
 def test_torch_is_in_the_extra_train_alone() -> None:
     assert modules(EXTRAS["train"]) == {"torch"}
     assert "torch" not in modules(PROJECT["dependencies"])
+    imports = grimp.build_graph("nemotron", include_external_packages=True, cache_dir=None)
     for script in (ROOT / "src/nemotron/recipes").rglob("*.py"):
         text = script.read_text(encoding="utf-8")
         setup = re.search(r'^# setup = "nemotron-cookbook(\[\w+\])?"$', text, re.MULTILINE)
         assert ("# [tool.runspec]" in text) == (setup is not None), script
         if setup is not None:
-            assert (setup[1] == "[train]") == ("\nimport torch\n" in text), script
+            module = ".".join(script.relative_to(ROOT / "src").with_suffix("").parts)
+            chain = imports.find_shortest_chain(importer=module, imported="torch")
+            assert (setup[1] == "[train]") == (chain is not None), (script, chain)
             assert setup[1] is None or setup[1].strip("[]") in EXTRAS, script
 
 

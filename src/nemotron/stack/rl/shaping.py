@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nemotron.kit.chat import END_THINK, THINK
 from nemotron.kit.schemas.rl import EffortConfig
 
-_CALL_MARKS = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>", "<TOOLCALL>", "</TOOLCALL>")
+_CALL_MARKS = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>")  # not <TOOLCALL>, as recorded
 
 
 def effort_reward(reward: float, num_tokens: int, effort: EffortConfig) -> float:

@@ -23,7 +23,7 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
-from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, SPECIAL_TOKENS, chat_texts, train_tokenizer
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Family
 from nemotron.recipes.nano3.stage0_pretrain.data_prep import _conversations
@@ -86,7 +86,8 @@ def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
 
 def test_the_tokenizer_learns_the_words_of_chat_and_tools() -> None:
     cfg = load_script_config(RECIPE / PRETRAIN / "data_prep.py", ["--config", "tiny", "tokenizer.conversations=30"])
-    texts = list(_conversations(cfg, {family: make_difficulty(family) for family in FAMILIES}))
+    conversations = _conversations(cfg, {family: make_difficulty(family) for family in FAMILIES})
+    texts = list(chat_texts(conversations, "nano3"))
     assert not any(token in text for text in texts for token in SPECIAL_TOKENS)
     tokenizer = train_tokenizer(texts, 1000)
     call = "<function=email_delete_email>\n<parameter=email_id>\n"

@@ -8,18 +8,20 @@ from pathlib import Path
 from types import TracebackType
 
 from nemo_runspec.errors import EXIT_CODE_FILE, end_on_signals, run_main
+from nemo_runspec.execution.local import CPU_SETTINGS, die_with_parent
 
 
 def begin_script() -> None:
     """Make Ctrl-C, the signals of `end_on_signals` and a missing library end this script in one or two lines.
 
-    Called before everything else that the script imports: its libraries take seconds, and some come with an extra.
+    Called before everything else that the script imports: its libraries take seconds, and some come with an extra. So
+    OpenMP still reads what a launcher would have set; C's memory allocator has read its variables already.
     """
     end_on_signals()
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        os.environ.setdefault(name, CPU_SETTINGS[name])
     sys.excepthook = _uncaught
     if EXIT_CODE_FILE in os.environ:  # one of torchrun's workers, which would outlive a `kill -9` of the command
-        from nemo_runspec.execution.local import die_with_parent
-
         die_with_parent()
 
 

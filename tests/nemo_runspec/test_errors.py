@@ -24,6 +24,7 @@ from nemo_runspec.errors import (
     nearest,
     run_main,
 )
+from nemo_runspec.execution.local import CPU_SETTINGS
 
 
 def raising(error: BaseException) -> int:
@@ -243,6 +244,20 @@ def test_a_library_of_an_extra_that_is_missing_is_two_lines_and_any_other_a_trac
             assert second.startswith("pip install -c") and second.endswith("[train]'")
             assert done.returncode == 2 and (tmp_path / "code").read_text() == "2\n"
     assert done.returncode == 1 and done.stderr.startswith("Traceback")
+
+
+def test_threads_of_a_script_that_nobody_launched_wait_as_those_of_a_launched_one(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from nemo_runspec.script import begin_script\nbegin_script()\nimport os\n"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in CPU_SETTINGS}
+    for own, expected in (({}, "PASSIVE 5000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE 5000")):
+        done = subprocess.run([sys.executable, script], env=env | own, capture_output=True, text=True)
+        assert done.stdout.strip() == expected, done.stderr
 
 
 def test_another_rank_does_not_leave_before_rank_0_has_saved(tmp_path: Path) -> None:

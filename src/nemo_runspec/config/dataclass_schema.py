@@ -34,6 +34,12 @@ def module_for(path: Path) -> ModuleType:
     return module
 
 
+def is_other_class(script: Path, name: str) -> bool:
+    """Whether the class `name` of `script` is no dataclass: a pydantic class, beside what it configures."""
+    tree = ast.parse(script.read_text(encoding="utf-8"), str(script))
+    return any(isinstance(node, ast.ClassDef) and node.name == name and not _is_dataclass(node) for node in tree.body)
+
+
 def dataclass_in(script: Path, name: str, module: ModuleType) -> type:
     """The dataclass `name` of `script`; the statements that it needs run in `module`.
 

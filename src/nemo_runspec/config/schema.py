@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config.dataclass_schema import dataclass_in, module_for, pydantic_class
+from nemo_runspec.config.dataclass_schema import dataclass_in, is_other_class, module_for, pydantic_class
 from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
@@ -49,7 +49,7 @@ _SLOW_TO_IMPORT = ("torch", "tensorflow", "jax")
 def load_schema(spec: Runspec) -> type[BaseModel] | None:
     """The pydantic class that `spec` names, loaded by file path, its `run` group completed by the reserved keys.
 
-    None where the script declares no schema. A class in the script itself is a dataclass.
+    None where the script declares no schema. A dataclass of the script itself is read without running the script.
 
     Raises:
         UserError: the file imports a library that is slow to load (torch), fails to load, or lacks the class.
@@ -59,7 +59,7 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
     from pydantic import BaseModel
 
     path, name = spec.schema_path, spec.schema_ref.partition(":")[2]
-    if path == spec.script_path:
+    if path == spec.script_path and not _load(path, lambda _: is_other_class(path, name)):
         return _of_dataclass(path, name)
     module = _load_module(path)
     schema = getattr(module, name, None)

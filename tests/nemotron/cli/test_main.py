@@ -14,7 +14,7 @@ from nemotron.cli import main as nemotron
 
 
 @pytest.mark.parametrize(("words", "word", "completions"), [
-    ("nemotron na", 1, ["nano2", "nano3"]),
+    ("nemotron na", 1, ["nano3", "nano2"]),
     ("nemotron nano3 data prep ", 4, ["pretrain", "sft", "rl", "dpo"]),
     ("nemotron data curate p", 3, ["pii"]),
     ("nemotron nano3 rl ", 3, ["rlvr", "genrm", "rlhf", "dpo"]),

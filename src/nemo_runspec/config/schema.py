@@ -59,8 +59,8 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
     from pydantic import BaseModel
 
     path, name = spec.schema_path, spec.schema_ref.partition(":")[2]
-    if path == spec.script_path and not _load(path, lambda _: is_other_class(path, name)):
-        return _of_dataclass(path, name)
+    if path == spec.script_path and (of_dataclass := _of_dataclass(path, name)) is not None:
+        return of_dataclass
     module = _load_module(path)
     schema = getattr(module, name, None)
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
@@ -76,8 +76,13 @@ def schema_of(config_class: type) -> type[BaseModel]:
 
 
 @functools.cache  # what the script says of it does not change while a command runs
-def _of_dataclass(script: Path, name: str) -> type[BaseModel]:
-    return _load(script, lambda module: schema_of(dataclass_in(script, name, module)))
+def _of_dataclass(script: Path, name: str) -> type[BaseModel] | None:
+    """None where the class is of another kind: a pydantic class beside what it configures."""
+
+    def read(module: ModuleType) -> type[BaseModel] | None:
+        return None if is_other_class(script, name) else schema_of(dataclass_in(script, name, module))
+
+    return _load(script, read)
 
 
 def reads_no_run(schema: type[BaseModel]) -> bool:

@@ -90,7 +90,8 @@ class Recovery:
 @torch.no_grad()
 def measure_recovery(student: NemotronH, teacher: NemotronH, batches: Iterable[Batch]) -> Recovery:
     """`Recovery` over the tokens that `loss_mask_BL` marks. ValueError: it marks none. Leaves both in eval mode."""
-    student.eval(), teacher.eval()
+    student.eval()
+    teacher.eval()
     kl = right = teacher_right = num_tokens = 0.0
     for batch in batches:
         trained_BL = batch.loss_mask_BL.bool()

@@ -53,7 +53,7 @@ class Batch:
     def trimmed(self, multiple: int = 32) -> Batch:
         """The same batch without its last columns, where no row has a label to learn; a `multiple` of them stays.
 
-        What stands behind the last label changes nothing before it.
+        What stands behind the last label changes nothing before it. IndexError: there is no label.
         """
         length = int(self.loss_mask_BL.ne(0).any(0).nonzero()[-1]) + 1
         columns = (slice(None), slice(min(-(-length // multiple) * multiple, self.input_ids_BL.shape[1])))

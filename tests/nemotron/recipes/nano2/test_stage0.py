@@ -17,23 +17,13 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemotron.kit import Dataset, artifact, pipes
+from nemotron.kit import Dataset
 from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training
 from nemotron.stack.evaluation.model import load_tokenizer
 
 STAGE = Path(data_curation.__file__).parent
 SMALL = "--tasks-per-family 2000 --vocab-size 300 --held-out 12"
 SHORT = "--num-sequences 4000 --seq-length 32 --warmup-steps 1"
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    artifact._scripts[:] = [artifact._Script()]
-    pipes._read = None
 
 
 @pytest.fixture

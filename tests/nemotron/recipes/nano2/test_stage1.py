@@ -15,21 +15,12 @@ import torch
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
-from nemotron.kit import Checkpoint, Dataset, Model, artifact, pipes
+from nemotron.kit import Checkpoint, Dataset, Model
 from nemotron.recipes.nano2.stage0_pretrain.training import ARCHITECTURE
 from nemotron.recipes.nano2.stage1_sft import data_curation, evaluation, training
 from nemotron.stack.environments import generate_tasks, make_difficulty, plain_text
 from nemotron.stack.evaluation.model import load_tokenizer
 from nemotron.stack.models import NemotronH
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    artifact._scripts[:] = [artifact._Script()]
-    pipes._read = None
 
 
 @pytest.fixture

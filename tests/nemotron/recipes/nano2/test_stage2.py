@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
-from nemotron.kit import Checkpoint, Dataset, Model, artifact, pipes
+from nemotron.kit import Checkpoint, Dataset, Model, pipes
 from nemotron.kit.chat import render
 from nemotron.recipes.nano2.stage0_pretrain.training import ARCHITECTURE
 from nemotron.recipes.nano2.stage2_rl import (
@@ -38,15 +38,6 @@ SMALL = replace(
     ARCHITECTURE, hybrid_override_pattern="M-*-", hidden_size=32, intermediate_size=64, mamba_head_dim=8,
     ssm_state_size=8, head_dim=8,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    artifact._scripts[:] = [artifact._Script()]
-    pipes._read = None
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.tokens.blend import Blend, write_blend_file, write_source
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, save_tokenizer, train_tokenizer
-from nemotron.kit import Checkpoint, Dataset, Model, PretrainBlend, SFTPack, artifact, pipes
+from nemotron.kit import Checkpoint, Dataset, Model, PretrainBlend, SFTPack
 from nemotron.recipes.nano2.stage0_pretrain.training import ARCHITECTURE
 from nemotron.recipes.nano2.stage3_compress import data_curation, evaluation, training, training_distil, training_prune
 from nemotron.stack.environments import generate_tasks, make_difficulty, plain_text
@@ -29,15 +29,6 @@ SMALL = replace(
     ARCHITECTURE, hybrid_override_pattern="M-M*-M-", vocab_size=400, hidden_size=64, intermediate_size=128,
     mamba_head_dim=8, ssm_state_size=8, head_dim=8,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    artifact._scripts[:] = [artifact._Script()]
-    pipes._read = None
 
 
 @pytest.fixture

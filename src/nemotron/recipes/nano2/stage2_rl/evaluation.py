@@ -88,9 +88,9 @@ def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Promp
     results = {"prompts": len(wins), "win_rate": sum(wins) / len(wins)}
     for name, answers in (("before", old), ("after", new)):
         results[f"tokens_{name}"] = sum(len(answer.completion_ids) for answer in answers) / len(answers)
-    if judge := checkpoint.inputs.get("reward"):
+    if RewardModel.role() in checkpoint.inputs:
         with torch.no_grad():
-            policy = RewardModel.from_uri(f"art://{judge.partition('@')[0]}").load_judge()
+            policy = RewardModel.input_of(checkpoint).load_judge()
             new_S, old_S = rewards_of(policy, both).view(-1, 2).unbind(-1)
             results["reward_model_win_rate"] = (new_S > old_S).float().mean().item()
     print(", ".join(f"{name} {value:.3f}" for name, value in results.items()), file=sys.stderr)

@@ -30,12 +30,14 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
@@ -43,9 +45,10 @@ from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import ClippedPGLossConfig
 from nemotron.recipes.nano2.stage2_rl.sampling import batches, load_policy, read_prompts, sample, save_policy
+from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.advantages import group_advantages
 from nemotron.stack.rl.losses import grpo_loss
-from nemotron.stack.rl.rollouts import pack_rollouts
+from nemotron.stack.rl.rollouts import Rollout, pack_rollouts
 from nemotron.stack.training.optim import build_optimizer
 
 
@@ -77,28 +80,14 @@ def main(config: Config) -> Checkpoint:
     model, reference = policy.model, copy.deepcopy(policy.model)
     steps = batches(read_prompts(dataset, "instructions"), config.prompts_per_step)
     optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
-    clipped = ClippedPGLossConfig(ratio_clip_max=0.28, reference_policy_kl_penalty=config.kl_penalty)
 
     progress, rewards = Progress(len(steps), label="ifeval-rl"), list[float]()
     for i, prompts in enumerate(steps):
         # --- 1. Answers, sampled from the policy as it is now, and what the verifier says of them
         rollouts = sample(policy, prompts, config.samples, 1, [config.seed, i])
         rewards_PN = torch.tensor([math.nan if r.reward is None else r.reward for r in rollouts]).view(len(prompts), -1)
-        # --- 2. Advantages: how much better than the other answers to the same prompt
-        advantages_PN = group_advantages(rewards_PN, ~rewards_PN.isnan())
-        of_tokens = [
-            [a] * len(r.completion_ids) for a, r in zip(advantages_PN.flatten().tolist(), rollouts, strict=True)
-        ]
-        # --- 3. One update. Loss: mean over the sampled tokens of the batch
-        num_tokens = sum(len(rollout.logprobs) for rollout in rollouts)
-        model.train()
-        for micro in pack_rollouts(rollouts, of_tokens, 512, 4, keep_zero_advantage=config.kl_penalty > 0):
-            logp_T = micro.logprobs(model)
-            with torch.no_grad():
-                reference_T = micro.logprobs(reference)
-            # One update a batch: the policy that sampled is the policy that is updated, and the ratio begins at 1.
-            loss = grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, clipped, reference_T)
-            (loss.loss / num_tokens).backward()
+        # --- 2. One update: the gradient of GRPO, clipped
+        num_tokens = grpo_gradient(model, reference, rollouts, rewards_PN, config.kl_penalty)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         if not math.isfinite(grad_norm.item()):  # before it reaches a weight
             raise RunFailed(f"gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")
@@ -122,6 +111,29 @@ def main(config: Config) -> Checkpoint:
             metrics={"reward": rewards},
         )
         return checkpoint.save()
+
+
+def grpo_gradient(
+    model: NemotronH, reference: NemotronH, rollouts: Sequence[Rollout], rewards_PN: Tensor, kl_penalty: float
+) -> int:
+    """Add the gradient of GRPO's loss, mean over all sampled tokens, to that of `model`; returns how many there are.
+
+    rewards_PN: of N answers to each of P prompts, NaN where one has none. RLHF learns by it, too.
+    """
+    # --- Advantages: how much better than the other answers to the same prompt
+    advantages_PN = group_advantages(rewards_PN, ~rewards_PN.isnan())
+    of_tokens = [[a] * len(r.completion_ids) for a, r in zip(advantages_PN.flatten().tolist(), rollouts, strict=True)]
+    # --- Loss. One update a batch: the policy that sampled is the policy that is updated, and the ratio begins at 1.
+    clipped = ClippedPGLossConfig(ratio_clip_max=0.28, reference_policy_kl_penalty=kl_penalty)
+    num_tokens = sum(len(rollout.logprobs) for rollout in rollouts)
+    model.train()
+    for micro in pack_rollouts(rollouts, of_tokens, 512, 4, keep_zero_advantage=kl_penalty > 0):
+        logp_T = micro.logprobs(model)
+        with torch.no_grad():
+            reference_T = micro.logprobs(reference)
+        loss = grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, clipped, reference_T)
+        (loss.loss / num_tokens).backward()
+    return num_tokens
 
 
 if __name__ == "__main__":

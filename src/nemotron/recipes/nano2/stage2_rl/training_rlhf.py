@@ -41,12 +41,9 @@ from nemo_runspec.errors import RunFailed
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
-from nemotron.kit.schemas.rl import ClippedPGLossConfig
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, rewards_of
 from nemotron.recipes.nano2.stage2_rl.sampling import batches, in_groups, load_policy, read_prompts, sample, save_policy
-from nemotron.stack.rl.advantages import group_advantages
-from nemotron.stack.rl.losses import grpo_loss
-from nemotron.stack.rl.rollouts import pack_rollouts
+from nemotron.recipes.nano2.stage2_rl.training_ifeval import grpo_gradient
 from nemotron.stack.training.optim import build_optimizer
 
 
@@ -78,7 +75,6 @@ def main(config: Config) -> Checkpoint:
     model, reference = policy.model, copy.deepcopy(policy.model)
     steps = batches(read_prompts(dataset, "contexts"), config.prompts_per_step)
     optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
-    clipped = ClippedPGLossConfig(ratio_clip_max=0.28, reference_policy_kl_penalty=config.kl_penalty)
 
     progress, rewards, right = Progress(len(steps), label="rlhf"), list[float](), list[float]()
     for i, prompts in enumerate(steps):
@@ -86,20 +82,8 @@ def main(config: Config) -> Checkpoint:
         rollouts = sample(policy, prompts, config.samples, 1, [config.seed, i])
         with torch.no_grad():
             rewards_PN = rewards_of(judge, in_groups(rollouts, config.samples)).view(len(prompts), -1)
-        # --- 2. Advantages: how much better than the other answers to the same prompt
-        advantages_PN = group_advantages(rewards_PN, torch.ones_like(rewards_PN, dtype=torch.bool))
-        of_tokens = [
-            [a] * len(r.completion_ids) for a, r in zip(advantages_PN.flatten().tolist(), rollouts, strict=True)
-        ]
-        # --- 3. One update. Loss: mean over the sampled tokens of the batch
-        num_tokens = sum(len(rollout.logprobs) for rollout in rollouts)
-        model.train()
-        for micro in pack_rollouts(rollouts, of_tokens, 512, 4, keep_zero_advantage=True):
-            logp_T = micro.logprobs(model)
-            with torch.no_grad():
-                reference_T = micro.logprobs(reference)
-            loss = grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, clipped, reference_T)
-            (loss.loss / num_tokens).backward()
+        # --- 2. One update: the gradient of GRPO, clipped
+        num_tokens = grpo_gradient(model, reference, rollouts, rewards_PN, config.kl_penalty)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         if not math.isfinite(grad_norm.item()):  # before it reaches a weight
             raise RunFailed(f"gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")

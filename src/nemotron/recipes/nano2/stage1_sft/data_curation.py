@@ -14,8 +14,12 @@
     python data_curation.py --base-path MODEL > dataset.json
 
 Three stages, as published (arXiv 2508.14444, section 3.1): `mixed`, all families with the reasoning stripped from a
-tenth, conversations concatenated into rows; `tools`, calls of tools, one conversation a row, since concatenation had
-hurt them; `truncated`, all families again, the reasoning of a share cut off, so that a budget can be obeyed.
+tenth, sequences concatenated into rows; `tools`, calls of tools, one sequence a row, since concatenation had hurt
+them; `truncated`, all families again, the reasoning of a share cut off and the answer kept, so that a budget can be
+obeyed (`evaluation.py` sets none).
+
+A sequence is a turn of the assistant behind all that came before it, where the template shows earlier turns without
+their reasoning. Trained is that turn alone, from behind `<think>` (`<think></think>` without reasoning) to its end.
 
 Simplified against the paper: generated tasks in place of 80 B tokens, and no long context.
 """
@@ -44,7 +48,7 @@ from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import Checkpoint, Dataset, Seed, SFTPack, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
-from nemotron.stack.environments import generate_tasks, make_difficulty, prompt_tools, to_messages
+from nemotron.stack.environments import generate_tasks, prompt_tools, to_messages
 
 # Family -> its share of the conversations of `mixed` and `truncated`: fewer of what is learned soon or is long.
 SHARES = {
@@ -84,11 +88,11 @@ def main(config: Config) -> Dataset:
         counts = dict.fromkeys(("sequences", "tokens", "trained_tokens"), 0)
         for stage, stream in stages.items():
             by_split: dict[str, list[Conversation]] = {"train": [], "valid": []}
-            for conversation in stream:
+            for conversation in stream:  # each one sequence, or, with tools, one a turn of the assistant
                 by_split[conversation.split] += training_spans(conversation, "nano2")
-            for split, spans in by_split.items():
-                spans.sort(key=lambda span: stable_hash(str(config.seed), span.key("nano2")))
-                encoded = encode_conversations(spans, tokenizer, "nano2")
+            for split, sequences in by_split.items():
+                sequences.sort(key=lambda sequence: stable_hash(str(config.seed), sequence.key("nano2")))
+                encoded = encode_conversations(sequences, tokenizer, "nano2")  # mask: 1 where the NEXT token is trained
                 fitting = [(ids, mask) for ids, mask in encoded if len(ids) <= config.seq_length and mask.any()]
                 if not fitting:
                     raise UserError(f"{stage}: no {split} conversation of at most {config.seq_length} tokens")
@@ -122,19 +126,22 @@ def mixed(config: Config, share: float, name: str) -> Iterator[Conversation]:
 
 
 def conversations(family: str, share: float, config: Config, name: str) -> Iterator[Conversation]:
-    """Tasks with their reasoning and answer, a share of all conversations; another `name` draws others."""
+    """Tasks with their reasoning and answer, a share of all conversations; another `name` draws others.
+
+    All are of the generators' split `train`, with repetitions: RL has `valid`, evaluation has `eval`.
+    """
     count = apply_scale(round(share * config.num_conversations), config.scale)
     seed = stable_hash(name, str(config.seed)) % 2**31
-    for task in generate_tasks(family, "train", count, seed, make_difficulty(family, None)):
+    for task in generate_tasks(family, "train", count, seed):
         messages, tools = to_messages(task), prompt_tools(task)
-        split = split_of(task.canonical, 0.03, config.seed)
+        split = split_of(task.canonical, 0.03, config.seed)  # 3 % of the tasks are for the held-out loss
         yield Conversation(family, messages, split, tools=tools or None)
 
 
 def control(
     stream: Iterator[Conversation], config: Config, off_share: float = 0.0, cut_share: float = 0.0
 ) -> Iterator[Conversation]:
-    """Strip the reasoning of a share of the conversations, cut that of another at a random word."""
+    """Strip the reasoning of a share of the conversations, cut that of another at a random word; answers stay."""
     return control_reasoning(stream, off_share=off_share, truncated_share=cut_share, seed=config.seed)
 
 

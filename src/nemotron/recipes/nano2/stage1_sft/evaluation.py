@@ -13,8 +13,10 @@
     python data_curation.py --scale tiny | python training.py | python evaluation.py
     python evaluation.py < checkpoint.json
 
-Held-out tasks of every family, each answered greedily and `samples` times at temperature 1: once with reasoning on
-(`/think`), once with it off (`/no_think`). Answers are verified, not judged; tools answer in several turns.
+Held-out tasks of every family, of the generators' split `eval`, which nothing is trained on. Each is answered greedily
+and `samples` times at temperature 1: once with reasoning on (the prompt ends with `<think>`, as a user's `/think` makes
+it), once with it off (`<think></think>`, as `/no_think` does). Answers are verified, not judged; tasks with tools take
+several turns.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ def main(config: Config) -> Results:
 
 
 def score(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-    """pass@1 of a model on the held-out tasks, with reasoning and without, as `score_tasks` counts it."""
+    """pass@1 of a model on the held-out tasks, with reasoning and without: greedy, and beside it the samples' mean.
+
+    The best constant answer, which needs no model, is there to compare with (`score_tasks`).
+    """
     if checkpoint.template is None:
         raise UserError(f"{checkpoint.ref} is a base model: it has no chat template", "training.py makes one of it")
     model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
@@ -76,6 +81,7 @@ def score(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         families=FAMILIES,
         tasks_per_family=apply_scale(config.num_tasks, config.scale),
         samples=config.samples,
+        max_new_tokens=64,  # of a turn, whose rest is cut off
         max_turns=4,
         seed=config.seed,
     )

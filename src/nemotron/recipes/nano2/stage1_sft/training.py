@@ -58,7 +58,7 @@ class Config:
     batch_size: Annotated[int, Field(ge=1)] = 2  # rows
     lr: Annotated[float, Field(gt=0)] = 2.5e-3  # the smaller the model, the larger
     warmup_steps: Annotated[int, Field(ge=0)] = 30  # in which lr rises from 0
-    decay_share: Annotated[float, Field(ge=0, le=1)] = 0.4  # of the steps, to 0
+    decay_share: Annotated[float, Field(ge=0, le=1)] = 0.4  # the last of the steps, in which lr falls to 0
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 2  # of the processor, at most; measured as it trains: as many as are faster
     seed: Seed = 1234  # of every random choice
@@ -85,10 +85,10 @@ def main(config: Config) -> Checkpoint:
     model = NemotronH.from_pretrained(base.checkpoint_path or base.path)
     settings = OptimizerConfig(lr=config.lr, min_lr=0.0, adam_beta2=0.95, weight_decay=0.1)
     decay_steps = min(round(len(order) * config.decay_share), len(order) - config.warmup_steps)
-    schedule = SchedulerConfig(lr_warmup_iters=config.warmup_steps, lr_wsd_decay_iters=decay_steps)
-    optimizer = build_optimizer(model, settings)
+    schedule = SchedulerConfig(lr_warmup_iters=config.warmup_steps, lr_wsd_decay_iters=decay_steps)  # linear, both
+    optimizer = build_optimizer(model, settings)  # AdamW
 
-    # --- The loop. Loss: mean over the trained tokens of the batch: what the model itself is to write
+    # --- The loop. Loss: cross-entropy, mean over the trained tokens of the batch: what the model itself is to write
     model.train()
     threads = choose_threads(model, (config.batch_size, config.seq_length), config.threads, packed=True)
     progress, losses = Progress(len(order), label="sft"), list[float]()
@@ -97,7 +97,7 @@ def main(config: Config) -> Checkpoint:
         set_lr(optimizer, lr)
         batch = train[stage].next_batch(config.batch_size).trimmed()  # rows of `tools` are not full
         threads.begin()
-        answers_BL = batch.loss_mask_BL.bool()
+        answers_BL = batch.loss_mask_BL.bool()  # where the NEXT token, the label, is trained
         logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
         loss = selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]) / answers_BL.sum()
         loss.backward()
@@ -127,7 +127,7 @@ def main(config: Config) -> Checkpoint:
             tokenizer_path=folder,
             chat_template="nano2",
             reasoning=True,
-            tokens=len(order) * config.batch_size * config.seq_length,
+            tokens=len(order) * config.batch_size * config.seq_length,  # of whole rows, padding included
             num_parameters=model.num_parameters()[0],
             metrics={"valid_loss": valid_loss},
         )

@@ -18,8 +18,9 @@ to write under constraints that a program checks; `tools.jsonl` for DPO, request
 turns; `preferences.jsonl` for the reward model and `contexts.jsonl` for RLHF, of four families. `thinking` says whether
 the model is to reason: in half of the prompts, and in all with tools. `held_out.jsonl` has contexts for evaluation.
 
-SFT drew its tasks from the split `train`; these are of `valid`, and the held-out ones of `eval`. The split of a task
-follows from a hash of what is asked, so that no prompt of SFT occurs here, whatever the seeds.
+SFT drew its tasks, those of its held-out loss too, from the generators' split `train`; these are of `valid`, and the
+held-out ones of `eval`. The split of a task follows from a hash of what is asked, so that no prompt of SFT occurs here,
+whatever the seeds.
 
 Simplified against the paper: generated tasks in place of LMSYS prompts, WorkBench and HelpSteer3.
 """
@@ -103,7 +104,10 @@ def write_prompts(folder: Path, config: Config, name: str, families: Sequence[st
 
 
 def record(task: Task, thinking: bool) -> dict[str, Any]:
-    """A line: the conversation up to where the model answers, and what its answer is verified against."""
+    """A line: the conversation up to where the model answers, for readers; `thinking` and `task`, for the trainings.
+
+    The task holds the prompt again, and what an answer to it is verified against.
+    """
     tools = {"tools": declared} if (declared := prompt_tools(task)) else {}
     return {"messages": prompt_messages(task), **tools, "thinking": thinking, "task": task.to_dict()}
 

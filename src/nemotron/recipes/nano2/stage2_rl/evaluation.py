@@ -15,9 +15,9 @@
 
 Both models come from the checkpoint: it knows its prompts, and those know the model that they were made for.
 
-`tasks`: pass@1 on held-out tasks of every family, verified, as in stage 1. `preferences`: answers to held-out contexts
-side by side. How often that of the new model is better by the rule that the reward model learned (right, then brief; a
-tie is half a win), how often by the reward model, and how long either's answers are.
+`tasks`: pass@1 on held-out tasks of every family, verified, as in stage 1. `preferences`: one sampled answer of each
+model to every held-out context, side by side: how often the new model's is better by the rule that the reward model
+learned (right, then brief; a tie is half a win), how often by the reward model, and how long either's are.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Promp
         results[f"tokens_{name}"] = sum(len(answer.completion_ids) for answer in answers) / len(answers)
     if RewardModel.role() in checkpoint.inputs:
         with torch.no_grad():
-            policy = RewardModel.input_of(checkpoint).load_judge()
-            new_S, old_S = rewards_of(policy, both).view(-1, 2).unbind(-1)
+            judge = RewardModel.input_of(checkpoint).load_judge()
+            new_S, old_S = rewards_of(judge, both).view(-1, 2).unbind(-1)
             results["reward_model_win_rate"] = (new_S > old_S).float().mean().item()
     print(", ".join(f"{name} {value:.3f}" for name, value in results.items()), file=sys.stderr)
     return results
 
 
 def answers_of(policy: Policy, prompts: Sequence[Prompt]) -> list[Rollout]:
-    """An answer to each prompt, of both kinds, in an order that depends on the prompts alone."""
+    """A sampled answer to each prompt, with reasoning or without, in an order that depends on the prompts alone."""
     return [
         answer
         for batch in batches(prompts, 32, keep_rest=True)
-        for answer in sample(policy, batch, 1, 1, [0, len(batch)])
+        for answer in sample(policy, batch, samples=1, max_turns=1, seed=[0, len(batch)])  # not `config.seed`
     ]
 
 

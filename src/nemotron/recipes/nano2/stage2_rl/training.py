@@ -57,13 +57,14 @@ class Config:
 def main(config: Config) -> Checkpoint:
     """Train four times, merge, save."""
     dataset = Dataset.load(path=config.dataset_path)
-    followed = training_ifeval.main(replace(config.ifeval, dataset_path=dataset.path))
-    called = training_dpo.main(replace(config.dpo, checkpoint_path=followed.path))
-    judge = training_reward.main(replace(config.reward, checkpoint_path=called.path))
-    liked = training_rlhf.main(replace(config.rlhf, reward_path=judge.path))
+    after_ifeval = training_ifeval.main(replace(config.ifeval, dataset_path=dataset.path))
+    after_dpo = training_dpo.main(replace(config.dpo, checkpoint_path=after_ifeval.path))
+    judge = training_reward.main(replace(config.reward, checkpoint_path=after_dpo.path))
+    after_rlhf = training_rlhf.main(replace(config.rlhf, reward_path=judge.path))
 
-    RewardModel.load(path=judge.path)  # among what the merged model was made from, for evaluation
-    first, second = (Checkpoint.load(path=checkpoint.path) for checkpoint in (called, liked))
+    # --- Load what the merged model is made from: its record names what is loaded; evaluation finds the judge there
+    RewardModel.load(path=judge.path)
+    first, second = (Checkpoint.load(path=checkpoint.path) for checkpoint in (after_dpo, after_rlhf))
     model = load_policy(first).model
     with torch.no_grad():
         for weight, other in zip(model.parameters(), load_policy(second).model.parameters(), strict=True):
@@ -72,7 +73,7 @@ def main(config: Config) -> Checkpoint:
         save_policy(model, second, folder)
         checkpoint = Model(
             path=folder,
-            num_steps=followed.num_steps + called.num_steps + liked.num_steps,
+            num_steps=after_ifeval.num_steps + after_dpo.num_steps + after_rlhf.num_steps,
             checkpoint_path=folder,
             dataset_path=dataset.path,
             tokenizer_path=folder,

@@ -17,8 +17,9 @@ DPO (Rafailov et al. 2023), iterative and on-policy: in each round the policy, a
 several times; where one attempt left the databases as it should and another did not, they are a pair; an epoch on the
 pairs of the round follows, with the model that began it as the reference.
 
-A pair is the turn in which two attempts part: the same context, what a right attempt wrote there, and what a wrong one
-did. The template shows earlier turns without their reasoning, so that an attempt is not one sequence anyway.
+A pair is the first turn in which two attempts differ by a token, of reasoning or call: the same context, what a right
+attempt wrote there, and what a wrong one did. The template shows earlier turns without their reasoning, so that an
+attempt is not one sequence anyway.
 
 Shapes: T sampled tokens of the pairs of a micro-batch.
 
@@ -68,7 +69,7 @@ class Config:
     pairs_per_step: Annotated[int, Field(ge=1)] = 8  # that make one gradient
     lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
     beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
-    sft_weight: Annotated[float, Field(ge=0)] = 0.5  # of the chosen turn's likelihood
+    sft_weight: Annotated[float, Field(ge=0)] = 0.5  # of the chosen turn's negative log-likelihood (sum over tokens)
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
     seed: Seed = 1234  # of every random choice
@@ -89,18 +90,19 @@ def main(config: Config) -> Checkpoint:
     right: list[float] = []  # of the attempts of each round
     for i in range(config.rounds):
         # --- 1. Attempts of the policy as it is now, verified; those at one request stand together
-        attempts = sample(policy, prompts[i :: config.rounds], config.samples, 4, [config.seed, i])
+        attempts = sample(policy, prompts[i :: config.rounds], config.samples, max_turns=4, seed=[config.seed, i])
         right.append(sum(attempt.reward == 1 for attempt in attempts) / len(attempts))
         groups = [attempts[start : start + config.samples] for start in range(0, len(attempts), config.samples)]
         pairs = [pair for group in groups for pair in make_pairs(group, config.pairs_per_request)]
         progress.note(f"round {i + 1}: {right[-1]:.1%} of {len(attempts):,} attempts are right, {len(pairs)} pairs")
-        # --- 2. An epoch on the pairs. Loss: mean over the pairs of a batch
+        # --- 2. An epoch on the pairs. Loss: mean over the pairs of a batch of -log sigmoid(beta (gain of the chosen -
+        # gain of the rejected)) + sft_weight NLL(chosen); a gain: log-probability of a turn less the reference's
         reference = copy.deepcopy(model)
         for start in range(0, len(pairs), config.pairs_per_step):
             batch, total = pairs[start : start + config.pairs_per_step], 0.0
             model.train()
-            for micro in pack_pairs(batch, max(pair.num_tokens for pair in batch), 1):
-                logp_T = answer_logprobs(model, micro, nullcontext())
+            for micro in pack_pairs(batch, max(pair.num_tokens for pair in batch), rows_per_batch=1):
+                logp_T = answer_logprobs(model, micro, nullcontext())  # no autocast: fp32
                 reference_T = torch.cat([*pair_logprobs(reference, micro, nullcontext()).values()])
                 loss = dpo_loss(logp_T, reference_T, micro.lengths_S, settings)
                 (loss.loss / len(batch)).backward()

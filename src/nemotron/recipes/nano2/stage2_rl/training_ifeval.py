@@ -78,13 +78,13 @@ def main(config: Config) -> Checkpoint:
     torch.set_num_threads(config.threads)
     policy = load_policy(base)
     model, reference = policy.model, copy.deepcopy(policy.model)
-    steps = batches(read_prompts(dataset, "instructions"), config.prompts_per_step)
-    optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
+    steps = batches(read_prompts(dataset, "instructions"), config.prompts_per_step)  # each prompt once
+    optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))  # no schedule
 
     progress, rewards = Progress(len(steps), label="ifeval-rl"), list[float]()
     for i, prompts in enumerate(steps):
         # --- 1. Answers, sampled from the policy as it is now, and what the verifier says of them
-        rollouts = sample(policy, prompts, config.samples, 1, [config.seed, i])
+        rollouts = sample(policy, prompts, config.samples, max_turns=1, seed=[config.seed, i])
         rewards_PN = torch.tensor([math.nan if r.reward is None else r.reward for r in rollouts]).view(len(prompts), -1)
         # --- 2. One update: the gradient of GRPO, clipped
         num_tokens = grpo_gradient(model, reference, rollouts, rewards_PN, config.kl_penalty)
@@ -120,13 +120,15 @@ def grpo_gradient(
 
     rewards_PN: of N answers to each of P prompts, NaN where one has none. RLHF learns by it, too.
     """
-    # --- Advantages: how much better than the other answers to the same prompt
+    # --- Advantages: distance from the mean of the OTHER answers to the prompt, in standard deviations of those
     advantages_PN = group_advantages(rewards_PN, ~rewards_PN.isnan())
     of_tokens = [[a] * len(r.completion_ids) for a, r in zip(advantages_PN.flatten().tolist(), rollouts, strict=True)]
-    # --- Loss. One update a batch: the policy that sampled is the policy that is updated, and the ratio begins at 1.
+    # --- Loss: sum over tokens of -ratio A + kl_penalty KL (Schulman's k3). One update a batch: the policy that sampled
+    # is the policy that is updated, so that the ratio is 1, has a gradient and is never clipped.
     clipped = ClippedPGLossConfig(ratio_clip_max=0.28, reference_policy_kl_penalty=kl_penalty)
     num_tokens = sum(len(rollout.logprobs) for rollout in rollouts)
     model.train()
+    # Micro-batches of 4 rows of 512 tokens; a row holds a prompt once, and answers that do not see each other.
     for micro in pack_rollouts(rollouts, of_tokens, 512, 4, keep_zero_advantage=kl_penalty > 0):
         logp_T = micro.logprobs(model)
         with torch.no_grad():

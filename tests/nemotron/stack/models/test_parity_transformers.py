@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nemotron.stack.models import NemotronH
+from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.steps import prefill
+from nemotron.stack.models.published.presets import PRESETS
 
 transformers = pytest.importorskip("transformers")
 
@@ -67,6 +70,18 @@ def tokens(rows: int, length: int) -> Tensor:
     return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
+def assert_same_gradients(model: NemotronH, reference: nn.Module, ids: Tensor, floor_share: float = 0.0) -> None:
+    """Those of the next-token loss, each relative to its norm, or to a share of the norm of all of them."""
+    next_token_loss(model(ids).logits, ids).backward()
+    next_token_loss(reference(ids).logits, ids).backward()
+    expected = {name.replace("model.", "backbone."): p.grad for name, p in reference.named_parameters()}
+    floor = floor_share * torch.stack([grad.norm() for grad in expected.values()]).norm()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        error = (parameter.grad - expected[name]).norm() / expected[name].norm().clamp(min=floor)
+        assert error < 1e-4, (name, float(error))
+
+
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
@@ -79,17 +94,57 @@ def test_logits_and_gradients(make_model: Callable[..., NemotronH], pattern: str
         ids = tokens(3, length)
         with torch.no_grad():
             torch.testing.assert_close(model(ids).logits, reference(ids).logits, atol=1e-5, rtol=1e-5)
-    ids = tokens(3, 21)
-    ours, theirs = next_token_loss(model(ids).logits, ids), next_token_loss(reference(ids).logits, ids)
-    ours.backward()
-    theirs.backward()
-    expected = {name.replace("model.", "backbone."): p.grad for name, p in reference.named_parameters()}
     # With one expert a token the router's weight is constant and its gradient rounding: hence the floor.
-    floor = 1e-3 * torch.stack([grad.norm() for grad in expected.values()]).norm()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        error = (parameter.grad - expected[name]).norm() / expected[name].norm().clamp(min=floor)
-        assert error < 1e-4, (name, float(error))
+    assert_same_gradients(model, reference, tokens(3, 21), floor_share=1e-3)
+
+
+def scaled_down(name: str, draw: int) -> NemotronHConfig:
+    """A published Nano 2 with random small sizes: some of its blocks in a row, of every kind; its ratio of the MLP."""
+    config, chance = PRESETS[name], random.Random(f"{name} {draw}")
+    pattern, length = config.hybrid_override_pattern, chance.randint(7, 12)
+    windows = [pattern[i : i + length] for i in range(len(pattern) - length + 1)]
+    hidden, kv_heads, groups = 2 * chance.randint(6, 48), chance.randint(1, 3), chance.randint(1, 4)
+    return replace(
+        config,
+        hybrid_override_pattern=chance.choice([window for window in windows if set(window) == set(pattern)]),
+        vocab_size=61,
+        hidden_size=hidden,
+        intermediate_size=hidden * config.intermediate_size // config.hidden_size,  # 4 times, 3.5 times
+        num_key_value_heads=kv_heads,
+        num_attention_heads=kv_heads * chance.randint(1, 5),
+        head_dim=chance.randint(4, 40),
+        mamba_head_dim=config.mamba_head_dim if draw == 0 else chance.randint(3, 40),
+        n_groups=groups,
+        mamba_num_heads=groups * chance.randint(1, 4),
+        ssm_state_size=chance.randint(3, 48),
+        chunk_size=chance.randint(4, 32),
+    )
+
+
+@pytest.mark.parametrize("draw", range(6))
+@pytest.mark.parametrize("name", ["nano2-12b", "nano2-9b"])
+def test_the_published_nano2_at_random_small_sizes(make_model: Callable[..., NemotronH], name: str, draw: int) -> None:
+    dimensions = asdict(scaled_down(name, draw))
+    model = make_model(dimensions.pop("hybrid_override_pattern"), seed=draw, **dimensions)
+    reference = reference_of(model)
+    for length in (1, 37):
+        ids = tokens(2, length)
+        with torch.no_grad():
+            expected = reference(ids).logits
+            error = (model(ids).logits - expected).abs().max() / expected.abs().max()
+        assert error < 1e-5, float(error)  # as far as either is from fp64, in twice the blocks of the cases above
+    # A few gradients of dt are 3e-4 of the whole: of those the last digits differ, hence the floor.
+    assert_same_gradients(model, reference, tokens(2, 37), floor_share=1e-3)
+
+
+def test_the_draws_of_nano2_differ_in_what_matters() -> None:
+    """Else parity at random sizes would say little: state, groups, heads, and Mamba-2 blocks that follow each other."""
+    drawn = [scaled_down(name, draw) for name in ("nano2-12b", "nano2-9b") for draw in range(6)]
+    for size in ("hidden_size", "head_dim", "mamba_head_dim", "ssm_state_size", "chunk_size"):
+        assert len({getattr(config, size) for config in drawn}) >= 6
+    assert {config.num_attention_heads // config.num_key_value_heads for config in drawn} >= {1, 5}
+    assert {config.n_groups for config in drawn} == {1, 2, 3, 4}
+    assert any("MM" in config.hybrid_override_pattern for config in drawn)  # only the 9B has such
 
 
 @pytest.mark.parametrize("pattern", ["M", "*", "E", "-", "MEM*EME-"])
@@ -99,12 +154,7 @@ def test_a_batch_large_enough_for_onednn(make_model: Callable[..., NemotronH], p
     reference, ids = reference_of(model), tokens(8, 64)
     ours, theirs = model(ids).logits, reference(ids).logits
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    next_token_loss(ours, ids).backward()
-    next_token_loss(theirs, ids).backward()
-    expected = {name.replace("model.", "backbone."): p.grad for name, p in reference.named_parameters()}
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        assert (parameter.grad - expected[name]).norm() < 1e-4 * expected[name].norm(), name
+    assert_same_gradients(model, reference, ids)
 
 
 @pytest.mark.parametrize("pattern", ["M", "*", "MEM*EME-"])

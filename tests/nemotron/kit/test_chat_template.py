@@ -10,12 +10,15 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask
+from nemotron.kit.chat_records import normalize_messages
 from nemotron.kit.chat_template import load_template, stop_tokens
 from nemotron.kit.chat_templates import TEMPLATES
 
 RELEASED = json.loads((Path(__file__).parent / "released_templates.json").read_text(encoding="utf-8"))
 """What the released templates of the Nemotron 3 family print, and their assistant mask, by transformers: see `source`.
 Of the declaration of tools without the prose around it, which is this project's own."""
+NANO2 = json.loads((Path(__file__).parent / "released_template_nano2.json").read_text(encoding="utf-8"))
+"""The same of the released template of Nano 2, from its model card. Where ours has another text, `ours` and `why`."""
 OWN = """{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
 {% if message.role == "assistant" %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}
 {% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}
@@ -227,6 +230,33 @@ def test_the_family_is_rendered_as_released_to_the_character(case: dict[str, Any
     ]
     segments = template.segments(messages, **variables | {"add_generation_prompt": False})
     assert [part for part, trained in segments if trained] == expected
+
+
+@pytest.mark.parametrize("case", NANO2["cases"], ids=[case["about"] for case in NANO2["cases"]])
+def test_nano2_is_rendered_as_released_to_the_character(case: dict[str, Any]) -> None:
+    expected = case.get("ours", case["text"])
+    assert (expected != case["text"]) == ("why" in case)
+    template = load_template("nano2")
+    variables = {"tools": case["tools"], "add_generation_prompt": False} | case["options"]
+    # As an inference engine gives the messages, reasoning in the text of an answer, and as data preparation reads them.
+    for messages in (case["messages"], normalize_messages(case["messages"])):
+        segments = template.segments(messages, **variables)
+        assert _without_prose_of_nano2("".join(part for part, _ in segments)) == expected
+        # What the model writes is all of the last turn behind the prompt for it, to the token that ends it.
+        is_answer = messages[-1]["role"] == "assistant" and not variables["add_generation_prompt"]
+        turn = expected.rpartition("<SPECIAL_11>Assistant\n")[2].removesuffix("\n")
+        written = turn.removeprefix("<think></think>").removeprefix("<think>\n")
+        assert [part for part, trained in segments if trained] == ([written] if is_answer else [])
+
+
+def _without_prose_of_nano2(text: str) -> str:
+    """Without the two sentences around the declared tools, each of which the templates word in their own way."""
+    before, tag, rest = text.partition("\n<AVAILABLE_TOOLS>")
+    declared, end, rest = rest.partition("</AVAILABLE_TOOLS>\n")
+    if not tag:
+        return text
+    system, turns = before.rpartition("\n")[0], rest.partition("\n<SPECIAL_11>")[2]
+    return f"{system}{tag}{declared}{end}<SPECIAL_11>{turns}"
 
 
 def _without_prose(segments: list[tuple[str, bool]]) -> str:

@@ -11,33 +11,37 @@
         run_step(main, Config)
 
 tyro makes the flags from the dataclass. What it lacks is a file of values (`--config`), which `nemo_runspec` checks and
-resolves as that of every recipe: its schema is the same dataclass. A script that a launcher started with such a file is
-a run, with a folder of its own and the artifact names of the config; one that a user starts is none.
+resolves as that of every recipe: its schema is the same dataclass. A pipe goes before the artifacts that it names
+(`${art:data,path}`), and a flag before both. A script that a launcher started with such a file is a run, with a folder
+of its own and the artifact names of the config; one that a user starts is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from nemo_runspec.artifacts.aside import aside_directory
 from nemo_runspec.config import load_script_config
 from nemo_runspec.config.dataclass_schema import pydantic_class
+from nemo_runspec.config.interpolate import interpolate
 from nemo_runspec.config.loader import load_config
 from nemo_runspec.config.schema import schema_of
 from nemo_runspec.config.validate import check_keys, validate
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.fingerprint import plain
+from nemo_runspec.runspec import parse as parse_runspec
 from nemotron.kit.artifact import Artifact, script_scope
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import use_configured_tracker
-from nemotron.kit.pipes import print_complete, stdout_kept_for_the_map
+from nemotron.kit.pipes import piped, print_complete, read_pipe, stdout_kept_for_the_map
 from nemotron.kit.run import Run, open_run
 from nemotron.kit.stop import stop_at_once
 
@@ -48,6 +52,7 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+_ART = re.compile(r"\$\{art:\s*([\w.-]+)")
 P = ParamSpec("P")
 Made = TypeVar("Made", bound=Artifact)
 ConfigClass = TypeVar("ConfigClass", bound=Dataclass)
@@ -113,7 +118,7 @@ def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) 
     if file is None:
         parsed = tyro.cli(config_class, args=args, config=options)
     else:
-        from_file = checked(_values_of(config_class, file), file)
+        from_file = checked(_values_of(config_class, file, args), file)
         parsed = tyro.cli(config_class, args=args, default=from_file, config=options)
     return checked(asdict(parsed), "command line")
 
@@ -129,17 +134,51 @@ def _take_config(args: list[str]) -> str | None:
     return None
 
 
-def _values_of(config_class: type, file: str) -> dict[str, Any]:
-    """The values of a file, by its schema. That of a script with a block may be a name, and its `${…}` are resolved."""
+def _values_of(config_class: type, file: str, flags: list[str]) -> dict[str, Any]:
+    """The values of a file, by its schema. For a script with a block it may be a name, and names artifacts.
+
+    What a flag gives need not exist as an artifact. Where no flag gives any, a pipe goes before the names of the file.
+    """
     script = _script_of(config_class)
     if _has_block(script):
-        config = load_script_config(script, ["--config", file])
+        spec = parse_runspec(script)
+        inputs = dict(_artifact_inputs(config_class, load_config(spec.config_dir, file, fmt=spec.config.format).data))
+        flags = [flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in flags]
+        words = [f"{field}=null" for field in inputs if field in flags]
+        if inputs and not words and not _is_job(file):
+            words = [f"run.{key}={reference}" for key, reference in _from_pipe().items() if key in inputs.values()]
+        config = load_script_config(script, ["--config", file, *words])
     else:
         schema = schema_of(config_class)
         loaded = load_config(Path(), file)
         check_keys(loaded, schema)
-        config = validate(loaded.data, loaded, schema)
+        for field in dict(_artifact_inputs(config_class, loaded.data)):
+            raise UserError(
+                f"{loaded.origin(tuple(field.split('.')))}: {field}: only a single script's config names artifacts",
+                f"give the folder of its payload: {field}: output/artifacts/NAME/1/payload",
+            )
+        config = validate(interpolate(loaded.data, loaded.origin), loaded, schema)
     return {key: value for key, value in plain(config).items() if key != "run"}
+
+
+def _artifact_inputs(config_class: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Fields that may be left out and are `${art:KEY,…}` in a file (`ifeval.base_path` for one in a group), and KEY."""
+    hints = get_type_hints(config_class)
+    for field in fields(config_class):
+        value = values.get(field.name) if isinstance(values, dict) else None
+        if is_dataclass(hints[field.name]):
+            yield from _artifact_inputs(hints[field.name], value, f"{prefix}{field.name}.")
+        elif field.default is None and isinstance(value, str) and (match := _ART.match(value)):
+            yield prefix + field.name, match[1]
+
+
+def _from_pipe() -> dict[str, str]:
+    """What came through the pipe. UserError where nothing did: the file's artifacts may be those of another day."""
+    references = read_pipe()
+    if not references and piped():
+        hint = "the script before it failed: see its message; where there is none, end the line with < /dev/null"
+        raise UserError("nothing came through the pipe", hint)
+    return references
 
 
 def _has_block(script: Path) -> bool:
@@ -154,9 +193,13 @@ def _run_of_launcher(config_class: type) -> Run | None:
     """The run of a launcher's job, which has a `job.yaml` beside its config; None for what a user starts."""
     args, script = sys.argv[1:], _script_of(config_class)
     file = _take_config(args)
-    if file is None or args or not Path(file).with_name("job.yaml").is_file():
+    if file is None or args or not _is_job(file):
         return None
     return open_run(load_script_config(script, ["--config", file]), script)
+
+
+def _is_job(file: str) -> bool:
+    return Path(file).with_name("job.yaml").is_file()
 
 
 @contextlib.contextmanager

@@ -60,6 +60,19 @@ def test_a_file_that_does_not_fit_is_refused_with_file_and_key(tmp_path: Path, t
     assert refused.value.message.endswith(message)
 
 
+def test_a_file_of_values_alone_has_interpolations_but_no_artifacts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACE", "there")
+    file = tmp_path / "c.yaml"
+    file.write_text("steps: 7\nplace: ${oc.env:PLACE}/${steps}\n")
+    assert read_config(Config, ["--config", str(file)]) == Config(7, Path("there/7"))
+    file.write_text("run: {data: corpus}\nplace: ${art:data,path}\n")
+    with pytest.raises(UserError, match=r"c\.yaml:2: place: only a single script's config names artifacts") as refused:
+        read_config(Config, ["--config", str(file)])
+    assert refused.value.hint == "give the folder of its payload: place: output/artifacts/NAME/1/payload"
+
+
 def test_a_flag_out_of_range_and_an_unknown_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"command line: inner.lr = -1.0: Input should be greater than 0"):
         read_config(Config, ["--inner.lr", "-1"])

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemotron.kit import Dataset
+from nemo_runspec.errors import UserError
+from nemotron.kit import Dataset, dataclass_script, pipes
+from nemotron.kit.dataclass_script import read_config
 from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training
 from nemotron.stack.evaluation.model import load_tokenizer
 
@@ -80,6 +82,36 @@ def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: N
     twin = training.main(replace(config, dataset_path=copy, scale="full"))
     assert twin.digest == checkpoint.digest
     assert [source["name"] for source in twin.version.record["sources"]] == [str(copy)]
+
+
+def test_a_config_names_artifacts_which_a_pipe_and_a_flag_go_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/train.jsonl").write_text("{}\n")
+
+    def path_of(*words: str) -> Path | None:
+        return read_config(training.Config, ["--config", *words]).dataset_path
+
+    with pytest.raises(UserError, match="no artifact 'nano2-pretrain-data'"):
+        path_of("tiny")
+    assert path_of("tiny", "--dataset-path", "rows") == Path("rows")  # no such artifact is needed then
+    latest, mine = (
+        Dataset(path=tmp_path / "rows", num_examples=1).save(name) for name in ("nano2-pretrain-data", "mine")
+    )
+    assert path_of("tiny") == latest.path
+    own = tmp_path / "own.yaml"
+    own.write_text("run: {data: mine}\ndataset_path: ${art:data,path}\noutput_dir: out/${run.data}\n")
+    assert path_of(str(own)) == mine.path
+    assert read_config(training.Config, ["--config", str(own)]).output_dir == Path("out/mine:1")
+    pipes._read = {"data": mine.uri, "results": "art://of-no-interest:1"}
+    assert path_of("tiny") == mine.path
+    assert path_of("tiny", "--dataset-path=rows") == Path("rows")
+    # What the file names may be of another day: a step before this one that failed is no reason to take it.
+    pipes._read = {}
+    monkeypatch.setattr(dataclass_script, "piped", lambda: True)
+    with pytest.raises(UserError, match="nothing came through the pipe"):
+        path_of("tiny")
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@
 
 Shapes: B sequences, L = seq_length, V vocabulary.
 
-Simplified against the paper (arXiv 2508.14444, section 2): one process, fp32 instead of FP8, 10 blocks instead of 62;
+Simplified against the paper (arXiv 2508.14444, section 2): one process, fp32 instead of FP8, 7 blocks instead of 62;
 the pattern of the blocks, squared ReLU, the three data phases and the warm-up, stable, decay schedule are the paper's.
 """
 

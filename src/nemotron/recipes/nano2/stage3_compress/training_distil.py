@@ -57,7 +57,7 @@ class Config:
     student_path: UserPath | None = None  # default: the pruned model of the script before in the pipe
     epochs: Annotated[int, Field(ge=1)] = 1  # of the mixture
     batch_size: Annotated[int, Field(ge=1)] = 3  # rows; the paper's is 768
-    lr: Annotated[float, Field(gt=0)] = 1e-3  # a quarter of that of the stages before: the weights are trained
+    lr: Annotated[float, Field(gt=0)] = 1e-3  # a quarter of that of pretraining: the weights are trained
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lr, where the cosine ends
     warmup_steps: Annotated[int, Field(ge=0)] = 10  # in which lr rises from 0
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices

@@ -127,6 +127,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for stage in ("pretrain", "sft", "rl", "compressed")
             for kind in ("data", "model", "results")
         ),
+        "nano2-long-model",
         "nano2-pruned-model",
         "my-chats",
         "my-tuned-model",

@@ -13,7 +13,7 @@ from nemo_runspec.errors import UserError
 from nemotron.cli.main import _run
 
 STAGES = {
-    "pretrain": ["pretrain"],
+    "pretrain": ["pretrain", "long"],
     "sft": ["sft"],
     "rl": ["rl"],
     "compress": ["prune", "distil"],
@@ -21,7 +21,7 @@ STAGES = {
 STEPS = [step for stage, steps in STAGES.items() for step in (f"data-{stage}", *steps, f"eval-{stage}")]
 SMALL = (
     "data-pretrain:tasks_per_family=2000 data-pretrain:vocab_size=300 data-pretrain:held_out=12 "
-    "pretrain:num_sequences=4000 pretrain:seq_length=32 pretrain:warmup_steps=1"
+    "pretrain:num_sequences=4000 pretrain:seq_length=32 pretrain:warmup_steps=1 long:num_sequences=200"
 )
 
 
@@ -69,14 +69,15 @@ def test_the_pipe_has_all_steps_in_order(
 ) -> None:
     assert say(monkeypatch, "nano2 pipe --dry-run pretrain:lr=1e-3") == 0
     out = capsys.readouterr().out
-    assert re.findall(r"^\[\d+/13\] (\S+)", out, re.MULTILINE) == STEPS
+    assert re.findall(r"^\[\d+/14\] (\S+)", out, re.MULTILINE) == STEPS
     read = re.findall(r"reads     (\w+) = (\S+)", out)
     assert read == [
         ("data", "nano2-pretrain-data:latest"),
         ("model", "nano2-pretrain-model:latest"),
-        ("model", "nano2-pretrain-model:latest"),
+        ("model", "nano2-long-model:latest"),
+        ("model", "nano2-long-model:latest"),
         ("data", "nano2-sft-data:latest"),
-        ("model", "nano2-pretrain-model:latest"),  # its weights: the data's digest does not depend on them
+        ("model", "nano2-long-model:latest"),  # its weights: the data's digest does not depend on them
         ("model", "nano2-sft-model:latest"),
         ("model", "nano2-sft-model:latest"),
         ("data", "nano2-rl-data:latest"),
@@ -90,7 +91,7 @@ def test_the_pipe_has_all_steps_in_order(
         ("model", "nano2-pruned-model:latest"),
         ("model", "nano2-compressed-model:latest"),
     ]
-    assert len(set(re.findall(r"run dir   output/nano2/(\S+)/tiny-", out))) == 13
+    assert len(set(re.findall(r"run dir   output/nano2/(\S+)/tiny-", out))) == 14
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,10 +102,12 @@ def test_the_pipe_runs_what_has_changed(nemotron: Nemotron, tmp_path: Path) -> N
     first = nemotron(line, OMP_NUM_THREADS="1")
     assert first.returncode == 0, first.stderr
     registry = Registry(tmp_path / "output" / "artifacts")
-    chain = {name: registry.resolve(f"nano2-pretrain-{name}") for name in ("data", "model", "results")}
-    assert chain["model"].record["inputs"] == {"data": chain["data"].pinned}
-    assert chain["results"].record["inputs"]["model"] == chain["model"].pinned
-    assert nemotron(line).stdout.count("skipped, published already") == 3
+    names = [f"nano2-{name}" for name in ("pretrain-data", "pretrain-model", "long-model", "pretrain-results")]
+    data, base, long, results = (registry.resolve(name) for name in names)
+    assert base.record["inputs"] == {"data": data.pinned}
+    assert long.record["inputs"] == {"data": data.pinned, "model": base.pinned}
+    assert results.record["inputs"]["model"] == long.pinned
+    assert nemotron(line).stdout.count("skipped, published already") == 4
     again = nemotron(f"{line} pretrain:lr=1e-3", OMP_NUM_THREADS="1")
     assert again.stdout.count("skipped, published already") == 1, again.stdout
-    assert [registry.resolve(f"nano2-pretrain-{name}").version for name in chain] == [1, 2, 2]
+    assert [registry.resolve(name).version for name in names] == [1, 2, 2, 2]

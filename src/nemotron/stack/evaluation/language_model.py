@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from nemotron.kit.metrics import Progress
 from nemotron.stack.evaluation.trigram import COUNTS, InterpolatedTrigram
+from nemotron.stack.training.loaders import Batch
 from nemotron.stack.training.losses import token_losses
 
 
@@ -90,6 +91,48 @@ def model_bits_per_byte(
         progress.close()
         model.train(was_training)
     return bits_per_byte_of(total, int(byte_lengths[stream[1:]].sum()))
+
+
+def bits_per_byte_by_position(
+    model: torch.nn.Module,
+    documents_NL: np.ndarray,
+    byte_lengths: np.ndarray,
+    ends: Sequence[int],
+    batch_size: int = 4,
+) -> dict[str, float]:
+    """Bits per byte of the first tokens of documents, by how many tokens stand before: what a longer context gives.
+
+    Args:
+        model: called as `model(input_ids_NL).logits`; every document is a window, from its first token on.
+        documents_NL: [N, L + 1] token ids.
+        byte_lengths: [V] bytes of each token (`token_byte_lengths`).
+        ends: rising, at most L: 128, 512 gives the bits of the tokens behind 1 to 128 others, and behind 129 to 512.
+    """
+    nll_L, bytes_L = np.zeros(documents_NL.shape[1] - 1), byte_lengths[documents_NL[:, 1:]].sum(0)
+    with torch.inference_mode():
+        for i in range(0, len(documents_NL), batch_size):
+            ids_NL = torch.from_numpy(documents_NL[i : i + batch_size].astype(np.int64))
+            losses_NL = token_losses(model(ids_NL[:, :-1]).logits, ids_NL[:, 1:])
+            nll_L += losses_NL.double().sum(0).numpy()
+    ranges = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return {f"{r.start}-{r.stop}": bits_per_byte_of(float(nll_L[r].sum()), int(bytes_L[r].sum())) for r in ranges}
+
+
+def score_answers(model: torch.nn.Module, batches: Iterable[Batch], last: int | None = None) -> dict[str, float]:
+    """Loss in nats and accuracy of the most likely token, means over the labels that a mask selects, teacher forced.
+
+    `last`: the model sees only so many of the last tokens of each row.
+    """
+    loss, right, count = 0.0, 0, 0
+    with torch.inference_mode():
+        for batch in batches:
+            columns = slice(-(last or batch.input_ids_BL.shape[1]), None)
+            answers_BL, labels_BL = batch.loss_mask_BL[:, columns].bool(), batch.labels_BL[:, columns]
+            logits_TV = model(batch.input_ids_BL[:, columns], None, answers_BL).logits
+            labels_T = labels_BL[answers_BL]
+            loss += float(token_losses(logits_TV[None], labels_T[None]).double().sum())
+            right, count = right + int((logits_TV.argmax(-1) == labels_T).sum()), count + len(labels_T)
+    return {"loss": loss / count, "accuracy": right / count, "tokens": count}
 
 
 def score_text(

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.kit import Dataset, dataclass_script, pipes
 from nemotron.kit.dataclass_script import read_config
-from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training
+from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training, training_long
 from nemotron.stack.evaluation.model import load_tokenizer
 
 STAGE = Path(data_curation.__file__).parent
@@ -114,6 +115,33 @@ def test_a_config_names_artifacts_which_a_pipe_and_a_flag_go_before(
         path_of("tiny")
 
 
+def test_the_long_phase_goes_on_from_the_model_and_the_trigram_counts_both(
+    documents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{a}{b}{c}{d}" for a in "bdfg" for b in "aeiou" for c in "klmnp" for d in "aeiou"]
+    functions = [f'def {word}(x):\n    """Return {word} times {word}."""\n    return x\n' for word in words]
+    rows = [{"text": "\n\n".join(functions[i : i + 100]), "split": "valid" if i else "train"} for i in (0, 300)]
+    monkeypatch.setattr(data_curation.stdlib, "code_documents", lambda *_: iter(rows))
+    data = curate(held_out=2)
+    base = training.main(training.Config(dataset_path=data.path, num_sequences=96, seq_length=32, warmup_steps=1))
+    config = training_long.Config(base_path=base.path, num_sequences=1, lr=1e-3, weight_decay=0)
+    longer = training_long.main(config)
+    assert longer.inputs == {"model": base.version.pinned, "data": data.version.pinned}
+    assert (longer.ref, longer.tokens) == ("nano2-long-model:1", 1024)
+    # The learning rate is the same from the first step on: Adam's first moves the weights by it, whatever the gradient.
+    before, after = (load_file(model.path / "model.safetensors") for model in (base, longer))
+    assert max(float((after[name] - before[name]).abs().max()) for name in before) == pytest.approx(1e-3, rel=1e-3)
+    phases = [(evaluation.trained_tokens(phase, data), phase.tokens) for phase in (base, longer)]
+    assert [len(tokens) for tokens, _ in phases] == [count for _, count in phases] == [96 * 32, 1024]
+    metrics = evaluation.main(evaluation.Config(checkpoint_path=longer.path)).metrics
+    assert set(metrics["text"]) == {"code", "docs", "tasks"}  # as without the phase
+    long = metrics["long"]
+    assert set(long["before"]["text"]) == {"0-128", "128-512", "512-1024", "512-1024 in windows of 128"}
+    assert long["before"]["answers"]["loss"] != long["after"]["answers"]["loss"]
+    with pytest.raises(UserError, match="is no model that training"):
+        training_long.main(replace(config, base_path=longer.path))
+
+
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = f"set -o pipefail; cd '{folder}'; python() {{ '{sys.executable}' \"$@\"; }}; {line}"
     environment = {**os.environ, "PYTHONPATH": str(STAGE.parents[3])}
@@ -133,6 +161,13 @@ def test_a_shell_joins_the_steps(tmp_path: Path) -> None:
         "model": "art://nano2-pretrain-model:1",
         "data": "art://nano2-pretrain-data:1",
     }
+    # With the long-context phase in it; a scale of 1 % of 200 sequences.
+    longer = f"python {STAGE}/training_long.py --num-sequences 200"
+    assert run(f"{curation} | {train} | {longer} | {evaluate} > long.json", tmp_path).returncode == 0
+    found = json.loads((tmp_path / "long.json").read_text())
+    assert (found["model"], found["results"]) == ("art://nano2-long-model:1", "art://nano2-pretrain-results:2")
+    shutil.rmtree(tmp_path / "output")
+    assert run(f"{curation} | {train} | {evaluate}", tmp_path).returncode == 0
     # Through files, to the same weights; a checkpoint's file names its data.
     files = run(
         f"{curation} > dataset.json && {train} < dataset.json > checkpoint.json && {evaluate} < checkpoint.json"
@@ -160,7 +195,7 @@ def test_a_shell_joins_the_steps(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_stage_runs_as_a_module(tmp_path: Path) -> None:
     sizes = "--data.tasks-per-family 2000 --data.vocab-size 300 --data.held-out 12 --train.seq-length 32 "
-    sizes += "--train.num-sequences 4000 --train.warmup-steps 1"
+    sizes += "--train.num-sequences 4000 --train.warmup-steps 1 --long.num-sequences 200"
     done = run(f"python -m nemotron.recipes.nano2.stage0_pretrain --scale tiny {sizes}", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["results"] == "art://nano2-pretrain-results:1"

@@ -8,7 +8,7 @@ from nemo_runspec.job import CONTEXT_SETTINGS
 from nemotron.cli.commands.nano2.pipe import HELP, RECIPE, pipe
 from nemotron.cli.groups import QuickGroup, add_steps, group_in_order
 
-ORDER = ["pipe", "data", "pretrain", "sft", "rl", "compress", "eval"]
+ORDER = ["pipe", "data", "pretrain", "long", "sft", "rl", "compress", "eval"]
 
 app = typer.Typer(
     cls=group_in_order(ORDER), no_args_is_help=True, help="Nemotron Nano 2, the tutorial: Mamba-2, attention and MLP."

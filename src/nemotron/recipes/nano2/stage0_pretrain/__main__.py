@@ -1,4 +1,4 @@
-"""Stage 0 whole: curate, train, evaluate, in one process.
+"""Stage 0 whole: curate, train, train on long windows, evaluate, in one process.
 
 python -m nemotron.recipes.nano2.stage0_pretrain --scale tiny --train.lr 2e-3
 """
@@ -15,23 +15,25 @@ from dataclasses import dataclass, field, replace
 from nemotron.kit import Results
 from nemotron.kit.dataclass_script import run_step
 from nemotron.kit.schemas.group import Scale
-from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training
+from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training, training_long
 
 
 @dataclass
 class StageConfig:
-    """The configs of the three steps, under one scale."""
+    """The configs of the steps, under one scale."""
 
     scale: Scale = "tiny"
     data: data_curation.Config = field(default_factory=data_curation.Config)
     train: training.Config = field(default_factory=training.Config)
+    long: training_long.Config = field(default_factory=training_long.Config)
     eval: evaluation.Config = field(default_factory=evaluation.Config)
 
 
 def main(config: StageConfig) -> Results:
-    """What the pipe of the three scripts does."""
+    """What the pipe of the four scripts does."""
     dataset = data_curation.main(replace(config.data, scale=config.scale))
     checkpoint = training.main(replace(config.train, dataset_path=dataset.path, scale=config.scale))
+    checkpoint = training_long.main(replace(config.long, base_path=checkpoint.path, scale=config.scale))
     return evaluation.main(replace(config.eval, checkpoint_path=checkpoint.path))
 
 

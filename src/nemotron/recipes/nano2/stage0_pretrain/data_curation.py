@@ -33,10 +33,10 @@ from typing import Annotated
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation.deduplication.exact import text_hash
-from nemotron.data_prep.curation.heuristics import first_failure
+from nemotron.data_prep.curation.in_memory import keep_the_best
+from nemotron.data_prep.long_documents import questions_about, write_long_phase
 from nemotron.data_prep.sources import stdlib
-from nemotron.data_prep.sources.documents import normalise, split_of, stable_hash
+from nemotron.data_prep.sources.documents import split_of, stable_hash
 from nemotron.data_prep.sources.reader import read_texts
 from nemotron.data_prep.tokens.blend import Blend, Phase, add_shares, write_blend_file, write_source
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, chat_texts, save_tokenizer, train_tokenizer
@@ -58,6 +58,7 @@ FILTERS = {  # a document outside one of these is dropped (Gopher's names, arXiv
     "docs": {"word_count": LimitConfig(low=10), "alphabetic_words": LimitConfig(low=0.6)},
     "code": {"longest_line": LimitConfig(high=1000), "alphabetic_words": LimitConfig(low=0.25)},
 }
+FILTERS["long"] = FILTERS["code"]
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Config:
 def main(config: Config) -> Dataset:
     """Read, filter, remove duplicates, train the tokenizer, write the streams."""
     texts = {source: curate(source, documents, config) for source, documents in read_sources(config).items()}
+    long = texts.pop("long")
     if empty := [source for source, by_split in texts.items() if not by_split["train"]]:
         raise UserError(f"source {empty[0]}: no document is left to train on", "--scale small takes more of it")
 
@@ -94,6 +96,7 @@ def main(config: Config) -> Dataset:
         phases = add_shares(PHASES, {"own": config.source_weight} if config.sources else {})
         vocab_size = tokenizer.get_vocab_size()
         blend: Blend = {"phases": phases, "sources": streams, "vocab_size": vocab_size, "eos_id": EOS_ID}
+        write_long_phase(folder, blend, long, tokenizer)  # long/, for training_long.py
         dataset = PretrainBlend(
             path=folder,
             num_examples=sum(stream["documents"] for stream in streams.values()),
@@ -114,8 +117,10 @@ def read_sources(config: Config) -> dict[str, Iterator[tuple[str, str]]]:
     """Raw documents by source: text and, where it is known, the split."""
     modules = stdlib.module_files()  # whole modules are held out, not single passages of them
     each = apply_scale(config.tasks_per_family * len(FAMILIES), config.scale) // len(FAMILIES)
+    code = list(stdlib.code_documents(modules, WHOLE))
     sources = {
-        "code": stdlib.passages(stdlib.code_documents(modules, WHOLE)),
+        "code": stdlib.passages(code),
+        "long": (passage for passage in stdlib.passages(code, 6_000) if questions_about(passage[0])),
         "docs": stdlib.passages(stdlib.prose_documents(modules, WHOLE)),
         "tasks": ((plain_text(task), "") for task in tasks_of(FAMILIES, each, config)),  # question, steps, answer
     }
@@ -136,14 +141,8 @@ def curate(source: str, documents: Iterator[tuple[str, str]], config: Config) ->
         by_split.get(known or split_of(raw, 0.05, config.seed), []).append(raw)
     if source != "tasks":  # of which only the share was generated
         by_split["train"] = by_split["train"][: apply_scale(len(by_split["train"]), config.scale)]
-    seen, kept = set[bytes](), {"valid": list[str](), "train": list[str]()}  # held-out text first: it is in no other
-    for split, texts in by_split.items():
-        for text in map(normalise, texts[: config.held_out] if split == "valid" else texts):
-            key = text_hash(text, "whitespace")
-            if text and key not in seen and first_failure(text, FILTERS.get(source, {})) is None:
-                seen.add(key)
-                kept[split].append(text)
-    return kept
+    by_split["valid"] = by_split["valid"][: config.held_out]
+    return keep_the_best(by_split, FILTERS.get(source, {}))  # held-out text first: it is in no other
 
 
 if __name__ == "__main__":

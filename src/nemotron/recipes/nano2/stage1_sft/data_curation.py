@@ -39,6 +39,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import Conversation, control_reasoning, training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
@@ -64,7 +65,7 @@ SHARES = {
 class Config:
     """Which conversations, and how many."""
 
-    base_path: UserPath | None = None  # the model that will be trained; default: the latest nano2-pretrain-model
+    base_path: UserPath | None = None  # default: nano2-long-model, or nano2-pretrain-model where there is none
     scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the conversations, tiny at most 10,000 of a family
     num_conversations: Annotated[int, Field(ge=1000)] = 1_000_000  # of all stages, at full scale
     stripped_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of `mixed`, without its reasoning: reasoning off
@@ -77,7 +78,7 @@ class Config:
 @step
 def main(config: Config) -> Dataset:
     """Generate, control the reasoning, render, tokenise, pack."""
-    base = Checkpoint.load(path=config.base_path) if config.base_path else Checkpoint.load("nano2-pretrain-model")
+    base = Checkpoint.load(config.base_path or latest_base())
     tokenizer = tokenizer_from(find_tokenizer(str(base.tokenizer_path or base.path)).json_text())
     stages = {
         "mixed": control(mixed(config, 0.88, "mixed"), config, off_share=config.stripped_share),
@@ -117,6 +118,11 @@ def main(config: Config) -> Dataset:
             sources=[Source(name="task-generators", detail=f"{', '.join(SHARES)}; seed {config.seed}")],
         )
         return dataset.save()
+
+
+def latest_base() -> str:
+    """The model of stage 0 after its last phase, or, where that has not run, of the one before."""
+    return "nano2-long-model" if "nano2-long-model" in Registry.default().names() else "nano2-pretrain-model"
 
 
 def mixed(config: Config, share: float, name: str) -> Iterator[Conversation]:

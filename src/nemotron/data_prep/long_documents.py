@@ -1,0 +1,111 @@
+"""The data of a long-context phase: documents of one length with questions about them, and their blend with other text.
+
+Nemotron Nano 2 (arXiv 2508.14444, section 2) takes documents of more than 32k tokens, cuts them into chunks of 1,024,
+has a large model write questions and answers about a tenth of the chunks, and appends them to the document. Here a
+chunk is a definition in Python code, the question is what it does, and the answer is the first line of its docstring,
+verbatim: the text that has it lies far back, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from nemotron.data_prep.chat.pack import write_rows
+from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.tokens.blend import Blend, SourceFiles, add_shares, empty_source, write_blend_file
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
+
+LONG = "long"  # the source of such documents, and the folder that their blend lies in
+SHARE = 0.2  # of the tokens of the phase
+LENGTH = 1024  # tokens of a document with its questions: 8 times the windows before (the paper's: 524,288, 64 times)
+ASKED_ABOUT = 768  # tokens at its beginning: without them nothing tells the answers
+MOST = 4  # questions about a text
+SPLITS: tuple[Literal["train", "valid", "test"], ...] = ("train", "valid", "test")
+# A definition whose head is one line, and the first line of its docstring, of at least 16 characters without quotes.
+_DEFINITION = re.compile(
+    r'^[ \t]*(?:async )?(?:def|class) (?!__)(\w+)[^\n]*:\n[ \t]+[rR]?"""([^\n"]{16,})(?:"""|\n)', re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked at the end of a document. `answer` stands in the document, word by word, after the same quotes."""
+
+    name: str
+    answer: str
+
+    @property
+    def asked(self) -> str:
+        """What stands before the answer."""
+        return f'\n\nQuestion: what does {self.name} do?\nAnswer: """'
+
+
+def questions_about(text: str) -> list[Question]:
+    """A question about each definition with a docstring; none about a name or with an answer that occurs twice."""
+    found = [Question(name, answer.strip()) for name, answer in _DEFINITION.findall(text)]
+    names, answers = [question.name for question in found], [question.answer for question in found]
+    return [q for q in found if names.count(q.name) == 1 == answers.count(q.answer)]
+
+
+def long_document(text: str, tokenizer: Tokenizer, eos_id: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The beginning of `text`, as much as fits, with up to MOST questions about it at its end: ids, label-aligned mask.
+
+    ids, int32 [LENGTH], end in `eos_id`; mask, uint8 [LENGTH], is 1 where the next token is of an answer. Answers stand
+    among the first ASKED_ABOUT tokens, questions behind these. None: the text is too short, or answers no question.
+    """
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    if len(encoding.ids) < LENGTH:
+        return None
+    questions = questions_about(text[: encoding.offsets[ASKED_ABOUT][0]])
+    end, answers = list[int](), list[int]()
+    for question in sorted(questions, key=lambda question: stable_hash(question.name, text))[:MOST]:
+        asked = tokenizer.encode(question.asked, add_special_tokens=False).ids
+        answer = tokenizer.encode(f"{question.answer}\n", add_special_tokens=False).ids
+        if ASKED_ABOUT + len(end) + len(asked) + len(answer) < LENGTH:
+            end += asked + answer
+            answers += [0] * len(asked) + [1] * len(answer)
+    if not end:
+        return None
+    ids = [*encoding.ids[: LENGTH - len(end) - 1], *end, eos_id]
+    mask = [*[0] * (LENGTH - len(end) - 2), *answers, 0, 0]  # a place earlier than the tokens: as labels
+    return np.array(ids, np.int32), np.array(mask, np.uint8)
+
+
+def write_long_phase(folder: Path, blend: Blend, texts: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> int:
+    """Write `folder`/long: blend.json, a fifth of it long documents, the rest as in the last phase of `blend`, whose
+    streams lie in `folder`; long-train.bin and .idx; valid.parquet, a held-out document a row.
+
+    A stream of documents of LENGTH tokens is cut into windows of that length at their ends. Returns how many there are
+    to train on; where there are fewer than two, or none is held out, nothing is written.
+    """
+    eos_id = blend["eos_id"] or 0
+    train, valid = (
+        [document for text in texts[split] if (document := long_document(text, tokenizer, eos_id))]
+        for split in ("train", "valid")
+    )
+    if len(train) < 2 or not valid:
+        return 0
+    write_rows(folder / LONG / "valid.parquet", valid, LENGTH, concatenate=False)
+    with IndexedDatasetWriter(folder / LONG / f"{LONG}-train", token_dtype(blend["vocab_size"])) as writer:
+        writer.add_documents(np.concatenate([ids for ids, _ in train]), [LENGTH] * len(train))
+    written = {"train": [f"{LONG}-train"], "documents": len(train), "tokens": LENGTH * len(train)}
+    sources = {name: _from_below(source) for name, source in blend["sources"].items()}
+    sources[LONG] = cast(SourceFiles, {**empty_source(), **written})
+    phases = add_shares([{**blend["phases"][-1], "name": LONG, "until": 1.0}], {LONG: SHARE})
+    write_blend_file({**blend, "phases": phases, "sources": sources}, folder / LONG)
+    print(f"{LONG:6} {'train':6} {len(train):7,} documents, {len(valid)} held out", file=sys.stderr)
+    return len(train)
+
+
+def _from_below(source: SourceFiles) -> SourceFiles:
+    """The same streams, as a file in a folder beside them names them."""
+    streams = {split: [f"../{prefix}" for prefix in source[split]] for split in SPLITS}
+    return cast(SourceFiles, {**source, **streams})

@@ -27,6 +27,7 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar, get_type_hints
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.artifacts.aside import aside_directory
 from nemo_runspec.config import load_script_config
 from nemo_runspec.config.dataclass_schema import pydantic_class
@@ -200,6 +201,13 @@ def _run_of_launcher(config_class: type) -> Run | None:
 
 def _is_job(file: str) -> bool:
     return Path(file).with_name("job.yaml").is_file()
+
+
+def first_published(*names: str) -> str:
+    """The first of these artifacts that there is, else the last: a step goes on from what a step that may be left out
+    made, or from what that step would have begun with."""
+    there = Registry.default().names()
+    return next((name for name in names if name in there), names[-1])
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.conversations import Conversation, control_reasoning, training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
@@ -47,7 +46,7 @@ from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.sources.documents import split_of, stable_hash
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
 from nemotron.kit import Checkpoint, Dataset, Seed, SFTPack, Source, UserPath, apply_scale
-from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.dataclass_script import first_published, output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.stack.environments import generate_tasks, prompt_tools, to_messages
 
@@ -78,7 +77,7 @@ class Config:
 @step
 def main(config: Config) -> Dataset:
     """Generate, control the reasoning, render, tokenise, pack."""
-    base = Checkpoint.load(config.base_path or latest_base())
+    base = Checkpoint.load(config.base_path or first_published("nano2-long-model", "nano2-pretrain-model"))
     tokenizer = tokenizer_from(find_tokenizer(str(base.tokenizer_path or base.path)).json_text())
     stages = {
         "mixed": control(mixed(config, 0.88, "mixed"), config, off_share=config.stripped_share),
@@ -118,11 +117,6 @@ def main(config: Config) -> Dataset:
             sources=[Source(name="task-generators", detail=f"{', '.join(SHARES)}; seed {config.seed}")],
         )
         return dataset.save()
-
-
-def latest_base() -> str:
-    """The model of stage 0 after its last phase, or, where that has not run, of the one before."""
-    return "nano2-long-model" if "nano2-long-model" in Registry.default().names() else "nano2-pretrain-model"
 
 
 def mixed(config: Config, share: float, name: str) -> Iterator[Conversation]:

@@ -39,11 +39,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
 from nemotron.kit import Checkpoint, Dataset, PretrainBlend, Seed, SFTPack, UserPath, apply_scale
-from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.dataclass_script import first_published, output_folder, run_step, step
 from nemotron.kit.schemas.group import Scale
 from nemotron.stack.training.blend import Blend, read_blend
 from nemotron.stack.training.loaders import BlendLoader, validation_batches
@@ -70,7 +69,7 @@ def main(config: Config) -> Dataset:
     """Draw rows of both kinds, mix them, cut the calibration rows."""
     sft = SFTPack.load(config.sft_path or "nano2-sft-data")
     blend = PretrainBlend.load(config.pretrain_path or "nano2-pretrain-data")
-    teacher = Checkpoint.load(config.teacher_path or latest_model())
+    teacher = Checkpoint.load(config.teacher_path or first_published("nano2-rl-model", "nano2-sft-model"))
     check_tokenizers(teacher, sft, blend)
     rng = np.random.default_rng(config.seed)
 
@@ -106,11 +105,6 @@ def main(config: Config) -> Dataset:
             metrics={"scale": config.scale},
         )
         return dataset.save()
-
-
-def latest_model() -> str:
-    """The model of stage 2, or of stage 1 before there is one."""
-    return "nano2-rl-model" if "nano2-rl-model" in Registry.default().names() else "nano2-sft-model"
 
 
 def check_tokenizers(teacher: Checkpoint, sft: Dataset, blend: Dataset) -> None:

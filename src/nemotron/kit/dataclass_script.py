@@ -145,7 +145,8 @@ def _values_of(config_class: type, file: str, flags: list[str]) -> dict[str, Any
         spec = parse_runspec(script)
         inputs = dict(_artifact_inputs(config_class, load_config(spec.config_dir, file, fmt=spec.config.format).data))
         flags = [flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in flags]
-        words = [f"{field}=null" for field in inputs if field in flags]
+        helps = not {"_h", "help"}.isdisjoint(flags)  # a help page waits for nothing
+        words = [f"{field}=null" for field in inputs if field in flags or helps]
         if inputs and not words and not _is_job(file):
             words = [f"run.{key}={reference}" for key, reference in _from_pipe().items() if key in inputs.values()]
         config = load_script_config(script, ["--config", file, *words])

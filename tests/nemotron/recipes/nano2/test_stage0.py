@@ -97,6 +97,9 @@ def test_a_config_names_artifacts_which_a_pipe_and_a_flag_go_before(
     with pytest.raises(UserError, match="no artifact 'nano2-pretrain-data'"):
         path_of("tiny")
     assert path_of("tiny", "--dataset-path", "rows") == Path("rows")  # no such artifact is needed then
+    with pytest.raises(SystemExit) as left:
+        path_of("tiny", "--help")
+    assert left.value.code == 0
     latest, mine = (
         Dataset(path=tmp_path / "rows", num_examples=1).save(name) for name in ("nano2-pretrain-data", "mine")
     )
@@ -199,7 +202,6 @@ def test_the_stage_runs_as_a_module(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "output" / "artifacts")
     data, model = registry.resolve("nano2-pretrain-data:1"), registry.resolve("nano2-pretrain-model:1")
     assert model.record["inputs"] == {"data": data.pinned}  # as through a pipe
-    assert run("python -m nemotron.recipes.nano2 --help", tmp_path).returncode == 0
 
 
 @pytest.mark.e2e
@@ -235,16 +237,20 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pipes_at_once_a_reader_that_left_and_artifacts_that_moved(curated: Path, tmp_path: Path) -> None:
     shutil.copytree(curated, tmp_path, dirs_exist_ok=True)
     train, evaluate = f"python {STAGE}/training.py {SHORT}", f"python {STAGE}/evaluation.py --trigram False"
-    pipes = [f"(cat dataset.json | {train} --seed {seed} | {evaluate} > {seed}.json)" for seed in (1, 2)]
+    curation = f"python {STAGE}/data_curation.py --scale tiny {SMALL}"
+    pipes = [f"({curation} --seed {i} | {train} --seed {i} | {evaluate} > {i}.json)" for i in (1, 2)]
     both = run(f"{pipes[0]} & {pipes[1]} & wait", tmp_path)
     registry = Registry(tmp_path / "output" / "artifacts")
     lines = [json.loads((tmp_path / f"{seed}.json").read_text()) for seed in (1, 2)]
     for seed, line in zip((1, 2), lines, strict=True):  # each went on with its own
         assert registry.resolve(line["model"]).record["metrics"]["seed"] == seed, both.stderr
-        assert registry.resolve(line["results"]).record["inputs"]["model"] == registry.resolve(line["model"]).pinned
-    left = run(f"{train} < dataset.json | true", tmp_path)
+        data, model, results = (registry.resolve(line[role]) for role in ("data", "model", "results"))
+        assert data.record["sources"][1]["detail"].endswith(f"seed {seed}")
+        assert results.record["inputs"] == {"model": model.pinned, "data": data.pinned}
+    left = run(f"{train} --config tiny < dataset.json | true", tmp_path)
     assert left.returncode == 0 and "Broken pipe" not in left.stderr
-    assert registry.resolve("nano2-pretrain-model").version == 3
+    last = registry.resolve("nano2-pretrain-model")
+    assert last.version == 3 and last.record["inputs"]["data"].startswith("nano2-pretrain-data:1@")  # not the latest
     (tmp_path / "checkpoint.json").write_text('{"model": "art://nano2-pretrain-model:3"}')
     (tmp_path / "output").rename(tmp_path / "moved")
     lost = run(f"{evaluate} < checkpoint.json", tmp_path)

@@ -181,6 +181,72 @@ if __name__ == "__main__":
 """
 
 
+TRAINING = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemotron.kit import Checkpoint, Dataset
+from nemotron.kit.dataclass_script import run_step, step
+
+
+@dataclass
+class Config:
+    output_dir: Path
+    dataset_path: Path | None = None
+
+
+@step
+def main(config: Config) -> Checkpoint:
+    dataset = Dataset.load(path=config.dataset_path)
+    config.output_dir.mkdir()
+    (config.output_dir / "weights").write_text("of " + (dataset.path / "train.jsonl").read_text())
+    checkpoint = Checkpoint(
+        path=config.output_dir,
+        num_steps=3,
+        training_loss=2.5,
+        checkpoint_path=config.output_dir,
+        dataset_path=dataset.path,
+    )
+    checkpoint.save()
+    return checkpoint
+
+
+if __name__ == "__main__":
+    run_step(main, Config)
+"""
+
+
+def test_main_in_the_shape_of_the_tutorial_joins_a_pipe_or_takes_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "curation.py").write_text("".join(line for line in CURATION.splitlines(True) if "sleep" not in line))
+    (tmp_path / "training.py").write_text(TRAINING)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/train.jsonl").write_text("b")
+    lines = [
+        "python curation.py --text a > dataset.json",
+        "python training.py --output-dir out < dataset.json > checkpoint.json; cat checkpoint.json",
+        "python training.py --output-dir other --dataset-path plain",  # no artifact stands behind it
+    ]
+    head = f"set -e; python() {{ '{sys.executable}' \"$@\"; }}\n"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    done = subprocess.run(
+        ["bash", "-c", head + "\n".join(lines)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        '{"data": "art://toy-pretrain-data:1", "model": "art://training-model:1"}',
+        '{"model": "art://training-model:2"}',
+    ], done.stderr
+    registry = Registry(tmp_path / "output" / "artifacts")
+    first, second = (registry.resolve(f"training-model:{version}") for version in (1, 2))
+    assert (first.path / "weights").read_text() == "of a" and (second.path / "weights").read_text() == "of b"
+    assert first.record["inputs"] == {"data": registry.resolve("toy-pretrain-data:1").pinned}
+    assert second.record["inputs"] == {} and second.record["sources"][0]["name"] == str(tmp_path / "plain")
+
+
 def test_a_step_that_another_script_calls_is_no_part_of_its_run(tmp_path: Path) -> None:
     for name in ("curation", "all"):
         (tmp_path / name).mkdir()

@@ -1,8 +1,9 @@
-"""A reward model: a language model whose opinion of an answer is one logit at the end of it.
+"""A reward model that is a language model, and nothing else: the reward is how likely it finds an answer.
 
-No weight is added to the language model that it is a copy of. The logit is that of a token which its tokenizer has and
-no text uses, so a reward model is saved and loaded like any other. Its row of the output head begins at 0: before
-training all rewards are equal.
+    r = beta / |y|  sum_t log p(y_t | prompt, y_<t)
+
+SimPO's reward (Meng et al. 2024, arXiv 2405.14734, eq. 4), trained with the Bradley-Terry loss on rewards. No weight is
+added to the model that it is a copy of, so a reward model is saved and loaded like any other.
 """
 
 from __future__ import annotations
@@ -15,19 +16,13 @@ from torch import Tensor
 
 from nemotron.stack.models import NemotronH
 
-# Shapes: S answers to all prompts together, P pairs of them; B prompts, L tokens of the longest row.
-
-
-def reset_reward(model: NemotronH, reward_id: int) -> None:
-    """Every reward becomes 0."""
-    with torch.no_grad():
-        model.lm_head.weight[reward_id] = 0.0
+# Shapes: S answers to all prompts together, T their tokens, P pairs of them; B prompts, L tokens of the longest row.
 
 
 def answer_rewards(
-    model: NemotronH, groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], reward_id: int
+    model: NemotronH, groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], beta: float
 ) -> Tensor:
-    """The rewards of the answers to each of several prompts, [S]: the logit of `reward_id` at the last token of each.
+    """The rewards of the answers to each of several prompts, [S], in nats a token, times `beta`.
 
     With gradient where that is on. A row holds a prompt once and all answers to it, each as if it alone followed.
 
@@ -39,7 +34,7 @@ def answer_rewards(
     device = model.lm_head.weight.device
     input_ids_BL = torch.zeros(len(rows), width, dtype=torch.int64, device=device)
     document_BL = torch.full_like(input_ids_BL, -1)
-    is_last_BL = torch.zeros_like(input_ids_BL, dtype=torch.bool)
+    predicts_BL = torch.zeros_like(input_ids_BL, dtype=torch.bool)  # a token of the answer from the ones before it
     for b, (prompt, answers) in enumerate(rows):
         start = len(prompt) - 1  # the last token of the prompt begins each answer
         input_ids_BL[b, :start] = torch.tensor(prompt[:-1], device=device)
@@ -48,10 +43,12 @@ def answer_rewards(
             end = start + len(ids)
             input_ids_BL[b, start:end] = torch.tensor(ids, device=device)
             document_BL[b, start:end] = document
-            is_last_BL[b, end - 1] = True
+            predicts_BL[b, start : end - 1] = True
             start = end
-    rewards_S: Tensor = model(input_ids_BL, document_BL, is_last_BL, 0, shared_prompt=True).logits[:, reward_id]
-    return rewards_S
+    logits_TV = model(input_ids_BL, document_BL, predicts_BL, 0, shared_prompt=True).logits
+    answers_S = [torch.tensor(answer, device=device) for _, answers in groups for answer in answers]
+    logp_T = -F.cross_entropy(logits_TV, torch.cat(answers_S), reduction="none")
+    return beta * torch.stack([logp.mean() for logp in logp_T.split([len(answer) for answer in answers_S])])
 
 
 def bradley_terry_loss(rewards_S: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemotron.stack.models import NemotronH
-from nemotron.stack.rl.reward_model import answer_rewards, bradley_terry_loss, reset_reward
+from nemotron.stack.rl.reward_model import answer_rewards, bradley_terry_loss
 
 GROUPS = [([3, 1, 4, 1, 5], [[9, 2], [6, 5, 3, 5, 8], [11]]), ([2, 7], [[1, 8, 2, 8], [3]])]
 
@@ -19,15 +19,15 @@ def model(small_model: Callable[..., NemotronH]) -> NemotronH:
     return small_model("M-M*-", seed=3, vocab_size=40, initializer_range=0.4).double().eval()
 
 
-def test_a_reward_is_the_logit_at_the_end_of_prompt_and_answer(model: NemotronH) -> None:
-    rewards_S = answer_rewards(model, GROUPS, 9)
-    alone = [
-        model(torch.tensor([prompt + answer])).logits[0, -1, 9] for prompt, answers in GROUPS for answer in answers
-    ]
-    torch.testing.assert_close(rewards_S, torch.stack(alone))
+def test_a_reward_is_the_mean_log_probability_of_the_answer(model: NemotronH) -> None:
+    alone = []
+    for prompt, answers in GROUPS:
+        for answer in answers:
+            logp_LV = model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+            alone.append(sum(logp_LV[len(prompt) - 1 + t, token] for t, token in enumerate(answer)) / len(answer))
+    rewards_S = answer_rewards(model, GROUPS, beta=2.5)
+    torch.testing.assert_close(rewards_S, 2.5 * torch.stack(alone))
     assert rewards_S.std() > 0.1
-    reset_reward(model, 9)
-    assert (answer_rewards(model, GROUPS, 9) == 0).all()
 
 
 def test_the_loss_is_that_of_the_formula() -> None:

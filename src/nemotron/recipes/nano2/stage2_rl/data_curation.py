@@ -59,8 +59,8 @@ class Config:
     scale: Scale = "tiny"  # 1, 10, 30 or 100 % of the prompts
     num_instructions: Annotated[int, Field(ge=100)] = 32_000  # at full scale; the paper's are 16,000
     num_tools: Annotated[int, Field(ge=100)] = 19_200  # requests that take calls of tools
-    num_preferences: Annotated[int, Field(ge=100)] = 16_000  # contexts to learn the reward on
-    num_contexts: Annotated[int, Field(ge=100)] = 16_000  # contexts of RLHF
+    num_preferences: Annotated[int, Field(ge=100)] = 32_000  # contexts to learn the reward on
+    num_contexts: Annotated[int, Field(ge=100)] = 32_000  # contexts of RLHF
     num_held_out: Annotated[int, Field(ge=100)] = 6_400  # contexts
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the files there

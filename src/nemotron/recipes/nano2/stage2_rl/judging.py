@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint
 from nemotron.kit.artifact import Artifact
 from nemotron.recipes.nano2.stage2_rl.sampling import Policy, load_policy
@@ -18,8 +17,6 @@ from nemotron.stack.rl.comparisons import preference
 from nemotron.stack.rl.genrm import Response
 from nemotron.stack.rl.reward_model import answer_rewards
 from nemotron.stack.rl.rollouts import Rollout
-
-REWARD_TOKEN = "<SPECIAL_9>"  # no text uses it: its logit is the reward
 
 
 class RewardModel(Artifact):
@@ -44,7 +41,8 @@ def better_first(answers: Sequence[Rollout], policy: Policy) -> list[tuple[int, 
     """Every two answers to one prompt of which one is better, by their positions, that one first.
 
     Right is better than wrong; of two right answers the one with less reasoning, then the shorter one (`preference`).
-    Nothing is said of two wrong ones: that the shorter is better would be learned instead of what is right.
+    Worst is an answer that did not end, or is none. Nothing is said of two wrong ones: that the shorter is better would
+    be learned instead of what is right.
     """
     responses = [Response.of(policy.text(answer)) for answer in answers]
     verdicts = [Verdict("error" if answer.reward is None else "score", answer.reward or 0.0) for answer in answers]
@@ -53,19 +51,14 @@ def better_first(answers: Sequence[Rollout], policy: Policy) -> list[tuple[int, 
         ended = not answers[i].truncated, not answers[j].truncated
         truth = preference(responses[i], responses[j], (verdicts[i], verdicts[j]), ended)
         if truth is not None and (verdicts[i].score > 0 or verdicts[j].score > 0):
-            pairs.append((i, j) if truth.ranking < 3.5 else (j, i))
+            pairs.append((i, j) if truth.ranking <= 3 else (j, i))  # 1 to 6: from the first is better to the second is
     return pairs
 
 
-def rewards_of(judge: Policy, groups: Sequence[Sequence[Rollout]]) -> Tensor:
-    """What a reward model gives the answers to each of several prompts, one after another, [S]."""
+def rewards_of(judge: Policy, groups: Sequence[Sequence[Rollout]], beta: float = 1.0) -> Tensor:
+    """What a reward model gives the answers to each of several prompts, one after another, [S].
+
+    `beta` is a scale: it matters to the loss that rewards are trained with, not to who is better.
+    """
     tokens = [(answers[0].prompt_ids, [answer.completion_ids for answer in answers]) for answers in groups]
-    return answer_rewards(judge.model, tokens, reward_id(judge))
-
-
-def reward_id(judge: Policy) -> int:
-    """The token whose logit is the reward."""
-    index = judge.tokenizer.token_to_id(REWARD_TOKEN)
-    if index is None:
-        raise UserError(f"the tokenizer has no token {REWARD_TOKEN}, whose logit is the reward")
-    return index
+    return answer_rewards(judge.model, tokens, beta)

@@ -14,13 +14,14 @@
     python training_reward.py --checkpoint-path MODEL --dataset-path DIR
 
 The policy answers each prompt several times. Of two answers the right one is better, then the one with less reasoning,
-then the shorter one. The reward model is a copy of the policy; its reward is one logit at the last token of an answer
-(`stack/rl/reward_model.py`), trained so that the better answer has the higher one (Bradley and Terry 1952).
+then the shorter one. The reward model is a copy of the policy; its reward is how likely it finds an answer, mean over
+the tokens (`stack/rl/reward_model.py`), trained so that the better answer has the higher one (Bradley and Terry 1952).
 
 Shapes: P pairs of a step.
 
 Simplified against the paper (arXiv 2508.14444, section 3.2), whose reward model is Qwen-based and was trained on what
-people preferred: this one has the policy's size, and learns what verifiers and lengths say.
+people preferred: this one has the policy's size, and learns what verifiers and lengths say. So little data does not
+teach it a scalar head (README.md); what it knows is how likely answers are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from pydantic import Field
 from nemotron.kit import Checkpoint, Dataset, Progress, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
-from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, better_first, reward_id, rewards_of
+from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, better_first, rewards_of
 from nemotron.recipes.nano2.stage2_rl.sampling import (
     Policy,
     Prompt,
@@ -53,7 +54,7 @@ from nemotron.recipes.nano2.stage2_rl.sampling import (
     sample,
     save_policy,
 )
-from nemotron.stack.rl.reward_model import bradley_terry_loss, reset_reward
+from nemotron.stack.rl.reward_model import bradley_terry_loss
 from nemotron.stack.rl.rollouts import Rollout
 from nemotron.stack.training.optim import build_optimizer
 
@@ -68,9 +69,10 @@ class Config:
     checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
     dataset_path: UserPath | None = None  # default: what that was trained on
     samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt; every two of them may be a pair
-    prompts_per_step: Annotated[int, Field(ge=1)] = 8  # of which every one has `samples` answers
-    epochs: Annotated[int, Field(ge=1)] = 2  # of the pairs
-    lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
+    prompts_per_step: Annotated[int, Field(ge=1)] = 4  # of which every one has `samples` answers
+    epochs: Annotated[int, Field(ge=1)] = 1  # of the pairs
+    beta: Annotated[float, Field(gt=0)] = 2.0  # scale of the rewards in the loss, SimPO's
+    lr: Annotated[float, Field(gt=0)] = 3e-4  # the smaller the model, the larger
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
     seed: Seed = 1234  # of every random choice
@@ -86,7 +88,7 @@ def main(config: Config) -> RewardModel:
     policy, judge = load_policy(initial), load_policy(initial)
     groups = preferences(policy, read_prompts(dataset, "preferences"), config)
     held_out = preferences(policy, read_prompts(dataset, "held_out"), config)
-    reset_reward(judge.model, reward_id(judge))
+    before = measure(judge, held_out)
     optimizer = build_optimizer(judge.model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
     order = [group for _ in range(config.epochs) for group in groups]
     steps = [order[i : i + config.prompts_per_step] for i in range(0, len(order), config.prompts_per_step)]
@@ -94,8 +96,8 @@ def main(config: Config) -> RewardModel:
     progress = Progress(len(steps), label="reward")
     judge.model.train()
     for i, batch in enumerate(steps):
-        # Loss: mean over the pairs of all prompts of the step
-        rewards_S = rewards_of(judge, [answers for answers, _ in batch])
+        # Loss: -log sigmoid(r_better - r_worse), mean over the pairs of all prompts of the step
+        rewards_S = rewards_of(judge, [answers for answers, _ in batch], config.beta)
         loss = bradley_terry_loss(rewards_S, positions(batch))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(judge.model.parameters(), config.clip_grad)
@@ -104,12 +106,12 @@ def main(config: Config) -> RewardModel:
         progress.update(i + 1, loss=loss.item())
     accuracy = measure(judge, held_out)
     for kind, (share, count) in accuracy.items():
-        progress.note(f"held-out pairs, {kind}: the better answer has the higher reward in {share:.1%} of {count}")
+        progress.note(f"held-out pairs, {kind}: higher reward in {before[kind][0]:.1%} -> {share:.1%} of {count}")
     progress.close()
 
     with output_folder(config.output_dir) as folder:
         save_policy(judge.model, initial, folder)
-        metrics = {"prompts": len(groups), "held_out": {kind: list(values) for kind, values in accuracy.items()}}
+        metrics = {"prompts": len(groups), "held_out": accuracy, "held_out_before": before}
         return RewardModel(path=folder, policy_path=initial.path, dataset_path=dataset.path, metrics=metrics).save()
 
 
@@ -117,7 +119,9 @@ def preferences(policy: Policy, prompts: list[Prompt], config: Config) -> list[G
     """The policy's answers to each prompt, and which two are a pair; without the prompts that have none."""
     groups = []
     for i, batch in enumerate(batches(prompts, 32, keep_rest=True)):
-        for answers in in_groups(sample(policy, batch, config.samples, 1, [config.seed, i]), config.samples):
+        for answers in in_groups(
+            sample(policy, batch, config.samples, max_turns=1, seed=[config.seed, i]), config.samples
+        ):
             if pairs := better_first(answers, policy):
                 groups.append((answers, pairs))
     return groups
@@ -130,7 +134,7 @@ def positions(batch: Sequence[Group]) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def measure(judge: Policy, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
+def measure(judge: Policy, groups: Sequence[Group]) -> dict[str, list[float]]:
     """Share of the pairs in which the better answer has the higher reward, and of how many: by what makes it better."""
     won: dict[str, list[bool]] = {"right over wrong": [], "short over long": []}
     for answers, pairs in groups:
@@ -138,7 +142,7 @@ def measure(judge: Policy, groups: Sequence[Group]) -> dict[str, tuple[float, in
         for i, j in pairs:
             kind = "short over long" if answers[i].reward == answers[j].reward else "right over wrong"
             won[kind].append(rewards[i] > rewards[j])
-    return {kind: (sum(wins) / max(len(wins), 1), len(wins)) for kind, wins in won.items()}
+    return {kind: [sum(wins) / max(len(wins), 1), len(wins)] for kind, wins in won.items()}
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@
     ... | python training_dpo.py | python training_reward.py | python training_rlhf.py > rlhf.json
     python training_rlhf.py --reward-path MODEL --lr 2e-4
 
-The loop is that of IFEval-RL; only the reward differs: the logit that the reward model gives an answer. Every other
-step draws prompts with `/think`, the steps between those with `/no_think`.
+The loop is that of IFEval-RL; only the reward differs: what the reward model says of an answer. Every other step draws
+prompts with reasoning (they end with `<think>`), the steps between those without (`<think></think>`).
 
 Shapes: P prompts of a step, N answers to each, T sampled tokens of all of them.
 
@@ -54,10 +54,10 @@ class Config:
     reward_path: UserPath | None = None  # default: what the script before in the pipe made
     checkpoint_path: UserPath | None = None  # default: the policy whose answers the reward model knows
     dataset_path: UserPath | None = None  # default: what that was trained on
-    prompts_per_step: Annotated[int, Field(ge=1)] = 16  # of which every one has `samples` answers
-    samples: Annotated[int, Field(ge=2)] = 16  # answers to each prompt
-    lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
-    kl_penalty: Annotated[float, Field(ge=0)] = 5e-2  # against answers that only the reward model likes
+    prompts_per_step: Annotated[int, Field(ge=1)] = 8  # of which every one has `samples` answers
+    samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt
+    lr: Annotated[float, Field(gt=0)] = 4e-4  # the smaller the model, the larger
+    kl_penalty: Annotated[float, Field(ge=0)] = 2e-2  # against answers that only the reward model likes
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
     seed: Seed = 1234  # of every random choice
@@ -79,7 +79,7 @@ def main(config: Config) -> Checkpoint:
     progress, rewards, right = Progress(len(steps), label="rlhf"), list[float](), list[float]()
     for i, prompts in enumerate(steps):
         # --- 1. Answers, sampled from the policy as it is now, and what the reward model says of them
-        rollouts = sample(policy, prompts, config.samples, 1, [config.seed, i])
+        rollouts = sample(policy, prompts, config.samples, max_turns=1, seed=[config.seed, i])
         with torch.no_grad():
             rewards_PN = rewards_of(judge, in_groups(rollouts, config.samples)).view(len(prompts), -1)
         # --- 2. One update: the gradient of GRPO, clipped

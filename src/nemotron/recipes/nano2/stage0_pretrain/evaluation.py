@@ -139,7 +139,7 @@ def score_long(
         pieces = bits_per_byte_by_position(model, pieces_NL, byte_lengths, (short,), 4 * 8)
         scores["text"][f"{half}-{length} in windows of {short}"] = pieces[f"0-{short}"]
     for kind, values in scores.items():
-        print(f"{name}, {kind}: " + ", ".join(f"{key} {value:.3f}" for key, value in values.items()), file=sys.stderr)
+        print(f"{name}, {kind}: " + ", ".join(f"{key} {value:.4g}" for key, value in values.items()), file=sys.stderr)
     return scores
 
 

@@ -40,6 +40,7 @@ def test_all_stages_follow_each_other(tmp_path: Path) -> None:
             ("compress", "stage3_compress"),
         )
     }
+    config["pretrain"]["long"] = smoke("stage0_pretrain/config/training_long")
     for half in ("prune", "distil"):
         config["compress"]["train"][half] = smoke(f"stage3_compress/config/training_{half}")
     (tmp_path / "sizes.yaml").write_text(yaml.safe_dump(config))
@@ -57,7 +58,8 @@ def test_all_stages_follow_each_other(tmp_path: Path) -> None:
 
     # Each goes on from what the one before it made, as through a pipe.
     assert inputs_of("nano2-pretrain-model")["data"] == "nano2-pretrain-data"
-    assert inputs_of("nano2-sft-data")["model"] == "nano2-pretrain-model"
+    assert inputs_of("nano2-long-model") == {"model": "nano2-pretrain-model", "data": "nano2-pretrain-data"}
+    assert inputs_of("nano2-sft-data")["model"] == "nano2-long-model"
     assert inputs_of("nano2-rl-data")["model"] == "nano2-sft-model"
     assert inputs_of("nano2-compressed-data")["model"] == "nano2-rl-model"
     assert inputs_of("nano2-compressed-results")["model"] == "nano2-compressed-model"

@@ -25,55 +25,80 @@ from typing import Any
 ROOT = Path("output/seeds")
 
 
-def run_seed(seed: int, shares: SimpleQueue[set[int]]) -> Path:
-    """Run the whole pipeline with one seed on a share of the cores; returns its output root.
+def run_all(commands: dict[Path, list[str]], at_once: int) -> None:
+    """Run each command with an output root of its own, `at_once` side by side, each on a share of the cores.
 
-    Out-of-band runs (exit 1) count like others.
+    What is printed goes to the root's `log`. Exit codes are not looked at: runs outside a band count like others.
     """
-    root = ROOT / f"seed-{seed}"
-    root.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "RUNSPEC_OUTPUT_ROOT": str(root), "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts")}
-    command = ["nemotron", "nano3", "pipe", "-c", "tiny", f"pretrain:rng.seed={seed}", f"sft:rng.seed={seed}"]
-    with (root / "pipe.log").open("w") as log:
-        phases = [f"{step}:seed={seed}" for step in ("rl", "genrm", "rlhf")]
-        command += [*phases, f"rl-final:seed={seed + 1_000}"]  # other prompts than those of the first pass
-        cores = shares.get()
-        on_its_cores = functools.partial(os.sched_setaffinity, 0, cores) if cores else None
-        subprocess.run(command, env=environment, stdout=log, stderr=log, check=False, preexec_fn=on_its_cores)
-        shares.put(cores)
-    return root
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # not on macOS
+    shares: SimpleQueue[set[int]] = SimpleQueue()
+    for number in range(at_once):
+        shares.put(set(cores[number::at_once]))
+
+    def run(root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            "RUNSPEC_OUTPUT_ROOT": str(root),
+            "RUNSPEC_ARTIFACTS_ROOT": str(root / "artifacts"),
+        }
+        share = shares.get()
+        on_its_cores = functools.partial(os.sched_setaffinity, 0, share) if share else None
+        with (root / "log").open("w") as log:
+            subprocess.run(
+                commands[root], env=environment, stdout=log, stderr=log, check=False, preexec_fn=on_its_cores
+            )
+        shares.put(share)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(run, commands))
 
 
-def results_of(root: Path) -> dict[str, Any]:
-    """The metrics of the newest evaluation under an output root."""
-    records = sorted((root / "artifacts" / "nano3-eval-results-tiny").glob("*/artifact.json"))
+def newest_metrics(root: Path, artifact: str) -> dict[str, Any]:
+    """The metrics of the newest version of an artifact under an output root."""
+    records = sorted((root / "artifacts" / artifact).glob("*/artifact.json"))
     if not records:
-        sys.exit(f"no evaluation under {root}; see {root / 'pipe.log'}")
+        sys.exit(f"no {artifact} under {root}; see {root / 'log'}")
     metrics: dict[str, Any] = json.loads(records[-1].read_text())["metrics"]
     return metrics
 
 
-def main() -> None:
-    """Run what is missing, then print every band's quantity: per seed, mean, standard deviation, mean - 3 sd."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def print_bands(rows: dict[str, tuple[float | None, list[float]]]) -> None:
+    """A line for each quantity: the band that there is, if any, mean, standard deviation, mean - 3 sd, every seed."""
+    print(f"{'quantity':34s} {'band':>8s} {'mean':>7s} {'sd':>7s} {'mean-3sd':>9s}   each seed")
+    for name, (bound, values) in rows.items():
+        mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        band, each = "" if bound is None else f"{bound:.3f}", " ".join(f"{value:.3f}" for value in values)
+        print(f"{name:34s} {band:>8s} {mean:7.3f} {deviation:7.3f} {mean - 3 * deviation:9.3f}   {each}")
+
+
+def parse_arguments(description: str | None) -> argparse.Namespace:
+    """`--seeds` and `--at-once`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each with a share of the cores")
-    arguments = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # not on macOS
-    shares: SimpleQueue[set[int]] = SimpleQueue()
-    for number in range(arguments.at_once):
-        shares.put(set(cores[number :: arguments.at_once]))
-    with ThreadPoolExecutor(arguments.at_once) as pool:
-        roots = list(pool.map(lambda seed: run_seed(seed, shares), arguments.seeds))
-    metrics = [results_of(root) for root in roots]
-    print(f"{'quantity':34s} {'band':>8s} {'mean':>7s} {'sd':>7s} {'mean-3sd':>9s}   each seed")
-    for index, band in enumerate(metrics[0]["bands"]):
-        values = [float(m["bands"][index]["value"]) for m in metrics]
-        mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-        each = " ".join(f"{value:.3f}" for value in values)
-        print(
-            f"{band['name']:34s} {band['bound']:8.3f} {mean:7.3f} {deviation:7.3f} {mean - 3 * deviation:9.3f}   {each}"
-        )
+    return parser.parse_args()
+
+
+def command_of(seed: int) -> list[str]:
+    """The whole pipeline with one seed."""
+    command = ["nemotron", "nano3", "pipe", "-c", "tiny", f"pretrain:rng.seed={seed}", f"sft:rng.seed={seed}"]
+    phases = [f"{step}:seed={seed}" for step in ("rl", "genrm", "rlhf")]
+    return [*command, *phases, f"rl-final:seed={seed + 1_000}"]  # other prompts than those of the first pass
+
+
+def main() -> None:
+    """Run what is missing, then print every band's quantity."""
+    arguments = parse_arguments(__doc__)
+    commands = {ROOT / f"seed-{seed}": command_of(seed) for seed in arguments.seeds}
+    run_all(commands, arguments.at_once)
+    metrics = [newest_metrics(root, "nano3-eval-results-tiny") for root in commands]
+    print_bands(
+        {
+            band["name"]: (band["bound"], [float(m["bands"][index]["value"]) for m in metrics])
+            for index, band in enumerate(metrics[0]["bands"])
+        }
+    )
     for role in metrics[0]["tasks"]:
         for family in metrics[0]["tasks"][role]["families"]:
             entries = [m["tasks"][role]["families"][family] for m in metrics]

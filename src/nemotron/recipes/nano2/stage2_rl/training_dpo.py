@@ -67,9 +67,9 @@ class Config:
     samples: Annotated[int, Field(ge=2)] = 6  # attempts at each request
     pairs_per_request: Annotated[int, Field(ge=1)] = 3  # at most
     pairs_per_step: Annotated[int, Field(ge=1)] = 8  # that make one gradient
-    lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
+    lr: Annotated[float, Field(gt=0)] = 2e-4  # the smaller the model, the larger
     beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
-    sft_weight: Annotated[float, Field(ge=0)] = 0.5  # of the chosen turn's negative log-likelihood (sum over tokens)
+    sft_weight: Annotated[float, Field(ge=0)] = 0.1  # of the chosen turn's negative log-likelihood (sum over tokens)
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
     threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
     seed: Seed = 1234  # of every random choice

@@ -1,0 +1,76 @@
+#!/usr/bin/env python
+"""What `python -m nemotron.recipes.nano2 --scale tiny` reaches over several seeds, stage by stage.
+
+    python benchmarks/nano2_seeds.py --seeds 1 2 3 4 5 --at-once 2
+
+Every seed has an output root of its own (under output/nano2-seeds); one that has a compressed model already is not run
+again. The data is the same for all seeds; initial weights, the order of the data and what RL samples are not. Scores
+are pass@1 on held-out tasks, mean over five families and both modes of reasoning.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from seeds import newest_metrics, parse_arguments, print_bands, run_all
+
+ROOT = Path("output/nano2-seeds")
+SEEDED = (  # what a seed decides: flags of the recipe
+    "pretrain.train", "pretrain.long", "sft.train", "rl.train.ifeval", "rl.train.dpo", "rl.train.reward",
+    "rl.train.rlhf", "compress.train.prune", "compress.train.distil",
+)  # fmt: skip
+MODES = ("reasoning_on", "reasoning_off")
+
+
+def command_of(seed: int) -> list[str]:
+    """The whole recipe with one seed."""
+    flags = [word for config in SEEDED for word in (f"--{config}.seed", str(seed))]
+    return [sys.executable, "-m", "nemotron.recipes.nano2", "--scale", "tiny", *flags]
+
+
+def mean_score(modes: dict[str, Any], how: str) -> float:
+    """Of both modes, `how`: greedy or sampled."""
+    return sum(float(modes[mode]["tasks"]["mean"][how]) for mode in MODES) / len(MODES)
+
+
+def quantities_of(root: Path) -> dict[str, float]:
+    """What is compared between stages, and each family's score, of the run in an output root."""
+    text = newest_metrics(root, "nano2-pretrain-results")["text"]
+    rl = newest_metrics(root, "nano2-rl-results")
+    compressed = newest_metrics(root, "nano2-compressed-results")
+    judge = newest_metrics(root, "nano2-rl-reward")
+    before, after = rl["tasks"]["before"], rl["tasks"]["after"]
+    quantities = {
+        f"trigram less base, bits, {source}": entry["trigram_bits_per_byte"] - entry["bits_per_byte"]
+        for source, entry in text.items()
+    }
+    for how in ("greedy", "sampled"):
+        quantities |= {f"SFT, {how}": mean_score(before, how), f"RL, {how}": mean_score(after, how)}
+        quantities[f"RL less SFT, {how}"] = mean_score(after, how) - mean_score(before, how)
+    quantities |= {f"kept after compression: {key}": value for key, value in compressed["kept"].items()}
+    for kind, (share, _) in judge["held_out"].items():
+        quantities |= {f"reward before: {kind}": judge["held_out_before"][kind][0], f"reward: {kind}": share}
+    quantities["RL beats SFT by the rule"] = rl["preferences"]["win_rate"]
+    for mode in MODES:
+        for family, entry in before[mode]["tasks"]["families"].items():
+            for how in ("greedy", "sampled"):
+                name = f"{family[:12]} {mode[10:]} {how}"
+                quantities[f"{name}: SFT"] = entry[how]
+                quantities[f"{name}: RL"] = after[mode]["tasks"]["families"][family][how]
+    return quantities
+
+
+def main() -> None:
+    """Run what is missing, then print every quantity."""
+    arguments = parse_arguments(__doc__)
+    commands = {ROOT / f"seed-{seed}": command_of(seed) for seed in arguments.seeds}
+    done = {root for root in commands if (root / "artifacts" / "nano2-compressed-results").is_dir()}
+    run_all({root: command for root, command in commands.items() if root not in done}, arguments.at_once)
+    runs = [quantities_of(root) for root in commands]
+    print_bands({name: (None, [run[name] for run in runs]) for name in runs[0]})
+
+
+if __name__ == "__main__":
+    main()

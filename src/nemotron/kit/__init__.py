@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nemotron.kit.run import open_run as open_run
     from nemotron.kit.scale import apply_scale as apply_scale
     from nemotron.kit.scale import share_of as share_of
+    from nemotron.kit.schemas.group import Scale as Scale
     from nemotron.kit.schemas.group import Seed as Seed
     from nemotron.kit.schemas.group import UserPath as UserPath
 
@@ -42,7 +43,7 @@ _HOMES = {
     "pipes": "print_complete read_pipe",
     "run": "Run current_run open_run",
     "scale": "apply_scale share_of",
-    "schemas.group": "Seed UserPath",
+    "schemas.group": "Scale Seed UserPath",
 }
 
 

@@ -41,6 +41,7 @@ from nemotron.kit.run import (
     add_input,
     current_run,
 )
+from nemotron.kit.scale import SCALES
 
 
 class Source(BaseModel):
@@ -358,6 +359,14 @@ class Dataset(Artifact):
     def role(cls) -> str:
         """`data`."""
         return "data"
+
+    def at_scale(self, count: int, scale: str | None) -> int:
+        """How many of `count` of its records a step at `scale` reads: the share that it is of the scale of this data.
+
+        All of them without a scale, or at one that is no smaller; at least 1. Data that does not say its scale is full.
+        """
+        there = SCALES[str(self.metrics.get("scale", "full"))]
+        return max(1, count * min(SCALES[scale or "full"], there) // there)
 
     @classmethod
     def _at(cls, path: Path) -> Self:

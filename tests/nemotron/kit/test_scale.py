@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
+from nemotron.kit import Dataset
 from nemotron.kit.scale import apply_scale
 
 
@@ -40,3 +41,22 @@ def test_a_misspelt_scale_is_refused():
     assert refused.value.hint == "did you mean tiny?"
     with pytest.raises(ValueError, match="at least 0"):
         apply_scale(-1, "full")
+
+
+@pytest.mark.parametrize(
+    ("made_at", "scale", "expected"),
+    [
+        ("tiny", None, 600),
+        ("tiny", "tiny", 600),  # what the data's scale has left is not cut again
+        ("tiny", "full", 600),
+        ("small", "tiny", 60),
+        ("full", "medium", 180),
+        (None, "tiny", 6),  # a folder that says nothing of it
+        (None, None, 600),
+    ],
+)
+def test_a_step_at_a_smaller_scale_than_its_data_reads_a_share(made_at, scale, expected, tmp_path):
+    metrics = {} if made_at is None else {"scale": made_at}
+    dataset = Dataset(path=tmp_path, num_examples=600, metrics=metrics)
+    assert dataset.at_scale(600, scale) == expected
+    assert dataset.at_scale(1, "tiny") == 1

@@ -12,9 +12,8 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass, field, replace
 
-from nemotron.kit import Checkpoint, Dataset, Results
+from nemotron.kit import Checkpoint, Dataset, Results, Scale
 from nemotron.kit.dataclass_script import run_step
-from nemotron.kit.schemas.group import Scale
 from nemotron.recipes.nano2.stage0_pretrain import __main__ as stage0_pretrain
 from nemotron.recipes.nano2.stage1_sft import __main__ as stage1_sft
 from nemotron.recipes.nano2.stage2_rl import __main__ as stage2_rl

@@ -82,6 +82,9 @@ def test_no_prompt_is_one_of_sft_or_of_evaluation(sft: Checkpoint) -> None:
     assert [len(step) for step in batches(read_prompts(dataset, "contexts"), 32)] == [32, 32]
     kept = batches(read_prompts(dataset, "contexts"), 32, keep_rest=True)
     assert [(len(step), step[0][1]) for step in kept] == [(32, True), (32, False), (18, True), (18, False)]
+    contexts = read_prompts(dataset, "contexts")
+    assert read_prompts(dataset, "contexts", "full") == contexts
+    assert read_prompts(dataset, "contexts", "small") == contexts[:10]
     with pytest.raises(UserError, match="not one batch of 51"):
         batches(read_prompts(dataset, "contexts"), 51)
     assert curate().digest == dataset.digest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -22,6 +24,20 @@ def smoke(script: str) -> dict[str, Any]:
     """The values of a script's config `smoke`, `stage0_pretrain/config/training`."""
     values = yaml.safe_load((RECIPE / script / "smoke.yaml").read_text())
     return {key: value for key, value in values.items() if key not in ("defaults", "run")}
+
+
+SCRIPTS = [
+    f"{script.parent.name}.{script.stem}"
+    for script in sorted(RECIPE.glob("stage*/*.py"))
+    if "[tool.runspec]" in script.read_text()
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_takes_a_scale_and_is_a_page(script: str) -> None:
+    module = importlib.import_module(f"nemotron.recipes.nano2.{script}")
+    assert "scale" in {field.name for field in dataclasses.fields(module.Config)}
+    assert len(Path(module.__file__ or "").read_text().splitlines()) <= 150
 
 
 @pytest.mark.e2e

@@ -40,9 +40,8 @@ from nemotron.data_prep.sources.documents import split_of, stable_hash
 from nemotron.data_prep.sources.reader import read_texts
 from nemotron.data_prep.tokens.blend import Blend, Phase, add_shares, write_blend_file, write_source
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, chat_texts, save_tokenizer, train_tokenizer
-from nemotron.kit import Dataset, PretrainBlend, Seed, Source, UserPath, apply_scale
+from nemotron.kit import Dataset, PretrainBlend, Scale, Seed, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
-from nemotron.kit.schemas.group import Scale
 from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.stack.environments import Task, generate_tasks, make_difficulty, plain_text, prompt_tools, to_messages
 

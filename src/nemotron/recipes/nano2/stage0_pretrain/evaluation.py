@@ -40,10 +40,9 @@ from pydantic import Field
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.long_documents import ASKED_ABOUT
-from nemotron.kit import Checkpoint, Dataset, Results, UserPath
+from nemotron.kit import Checkpoint, Dataset, Results, Scale, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.scale import apply_scale
-from nemotron.kit.schemas.group import Scale
 from nemotron.stack.evaluation.language_model import (
     bits_per_byte_by_position,
     score_answers,

@@ -37,9 +37,8 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath, apply_scale
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
-from nemotron.kit.schemas.group import Scale
 from nemotron.kit.schemas.optimizer import OptimizerConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import BlendLoader

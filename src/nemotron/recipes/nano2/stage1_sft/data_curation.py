@@ -45,9 +45,8 @@ from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.sources.documents import split_of, stable_hash
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, tokenizer_from
-from nemotron.kit import Checkpoint, Dataset, Seed, SFTPack, Source, UserPath, apply_scale
+from nemotron.kit import Checkpoint, Dataset, Scale, Seed, SFTPack, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import first_published, output_folder, run_step, step
-from nemotron.kit.schemas.group import Scale
 from nemotron.stack.environments import generate_tasks, prompt_tools, to_messages
 
 # Family -> its share of the conversations of `mixed` and `truncated`: fewer of what is learned soon or is long.

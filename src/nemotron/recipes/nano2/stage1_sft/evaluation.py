@@ -35,10 +35,9 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Results, Seed, UserPath, apply_scale
+from nemotron.kit import Checkpoint, Results, Scale, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import Scale
 from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
 

@@ -14,7 +14,6 @@
     python training.py --dataset-path DIR --base-path MODEL --lr 2e-3
 
 Shapes: B rows, L tokens of a row, T trained tokens, V vocabulary. Conversations in a row do not see each other.
-
 Simplified against the paper (arXiv 2508.14444, section 3.1): one process, fp32, one schedule over the three stages.
 """
 
@@ -35,7 +34,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.models import NemotronH
@@ -53,6 +52,7 @@ class Config:
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     base_path: UserPath | None = None  # default: the model with whose tokenizer the data was made
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the rows
     epochs: tuple[int, int, int] = (3, 1, 1)  # of `mixed`, `tools`, `truncated`
     seq_length: Annotated[int, Field(ge=32)] = 384  # tokens of a row, as the data has them
     batch_size: Annotated[int, Field(ge=1)] = 2  # rows
@@ -76,8 +76,8 @@ def main(config: Config) -> Checkpoint:
         {stage: PackedLoader(folder / f"{stage}.parquet", config.seq_length, config.seed) for stage in STAGES}
         for folder in (dataset.path / "train", dataset.path / "valid")
     )
-    steps = [config.epochs[i] * train[stage].num_rows // config.batch_size for i, stage in enumerate(STAGES)]
-    order = [stage for i, stage in enumerate(STAGES) for _ in range(steps[i])]
+    rows = [config.epochs[i] * dataset.at_scale(train[stage].num_rows, config.scale) for i, stage in enumerate(STAGES)]
+    order = [stage for i, stage in enumerate(STAGES) for _ in range(rows[i] // config.batch_size)]
     if len(order) <= config.warmup_steps:
         raise UserError(f"{len(order)} steps, warmup_steps = {config.warmup_steps}", "--warmup-steps takes fewer")
 

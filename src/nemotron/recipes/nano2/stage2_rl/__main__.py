@@ -12,9 +12,8 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass, field, replace
 
-from nemotron.kit import Results
+from nemotron.kit import Results, Scale
 from nemotron.kit.dataclass_script import run_step
-from nemotron.kit.schemas.group import Scale
 from nemotron.recipes.nano2.stage2_rl import data_curation, evaluation, training
 
 

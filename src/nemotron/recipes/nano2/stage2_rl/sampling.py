@@ -62,13 +62,14 @@ def save_policy(model: NemotronH, checkpoint: Checkpoint, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def read_prompts(dataset: Dataset, name: str) -> list[Prompt]:
-    """The prompts of a file of `data_curation.py`; UserError where it is missing."""
+def read_prompts(dataset: Dataset, name: str, scale: str | None = None) -> list[Prompt]:
+    """The prompts of a file of `data_curation.py`, or a scale's share of them; UserError where it is missing."""
     path = dataset.path / f"{name}.jsonl"
     if not path.is_file():
         raise UserError(f"{dataset.path} has no {name}.jsonl", "data_curation.py of this folder makes one")
     with path.open(encoding="utf-8") as lines:
-        return [(Task.from_dict(row["task"]), row["thinking"]) for row in map(json.loads, lines)]
+        prompts = [(Task.from_dict(row["task"]), row["thinking"]) for row in map(json.loads, lines)]
+    return prompts[: dataset.at_scale(len(prompts), scale)]
 
 
 def batches(prompts: Sequence[Prompt], size: int, keep_rest: bool = False) -> list[list[Prompt]]:
@@ -98,8 +99,8 @@ def sample(
     """
     tasks, thinking = [task for task, _ in prompts], prompts[0][1]
     settings = RolloutSettings(
-        policy.template, thinking, "bubblewrap", None, samples_per_prompt=samples, max_new_tokens=64,
-        max_turns=max_turns, max_length=2048, stop_token_ids=policy.stop_ids,
+        policy.template, thinking, sandbox="bubblewrap", effort_levels=None, samples_per_prompt=samples,
+        max_new_tokens=64, max_turns=max_turns, max_length=2048, stop_token_ids=policy.stop_ids,
     )  # fmt: skip
     encoded = [policy.encode(task, thinking) for task in tasks]
     calls = cut_into_calls(tasks, encoded, max(1, ANSWERS_AT_ONCE // samples), list(seed))

@@ -33,7 +33,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from nemotron.kit import Checkpoint, Dataset, Model, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Scale, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.recipes.nano2.stage2_rl import training_dpo, training_ifeval, training_reward, training_rlhf
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel
@@ -45,6 +45,7 @@ class Config:
     """The configs of the four trainings."""
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
+    scale: Scale | None = None  # of the four: one smaller than that of the data takes its share of the prompts
     ifeval: training_ifeval.Config = field(default_factory=training_ifeval.Config)  # of training_ifeval.py
     dpo: training_dpo.Config = field(default_factory=training_dpo.Config)  # of training_dpo.py
     reward: training_reward.Config = field(default_factory=training_reward.Config)  # of training_reward.py
@@ -57,10 +58,10 @@ class Config:
 def main(config: Config) -> Checkpoint:
     """Train four times, merge, save."""
     dataset = Dataset.load(path=config.dataset_path)
-    after_ifeval = training_ifeval.main(replace(config.ifeval, dataset_path=dataset.path))
-    after_dpo = training_dpo.main(replace(config.dpo, checkpoint_path=after_ifeval.path))
-    judge = training_reward.main(replace(config.reward, checkpoint_path=after_dpo.path))
-    after_rlhf = training_rlhf.main(replace(config.rlhf, reward_path=judge.path))
+    after_ifeval = training_ifeval.main(replace(config.ifeval, scale=config.scale, dataset_path=dataset.path))
+    after_dpo = training_dpo.main(replace(config.dpo, scale=config.scale, checkpoint_path=after_ifeval.path))
+    judge = training_reward.main(replace(config.reward, scale=config.scale, checkpoint_path=after_dpo.path))
+    after_rlhf = training_rlhf.main(replace(config.rlhf, scale=config.scale, reward_path=judge.path))
 
     # --- Load what the merged model is made from: its record names what is loaded; evaluation finds the judge there
     RewardModel.load(path=judge.path)

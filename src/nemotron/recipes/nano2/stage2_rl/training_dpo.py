@@ -46,7 +46,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import DPOLossConfig
@@ -63,6 +63,7 @@ class Config:
 
     checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
     dataset_path: UserPath | None = None  # default: what that was trained on
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     rounds: Annotated[int, Field(ge=1)] = 2  # each on its share of the requests
     samples: Annotated[int, Field(ge=2)] = 6  # attempts at each request
     pairs_per_request: Annotated[int, Field(ge=1)] = 3  # at most
@@ -83,7 +84,7 @@ def main(config: Config) -> Checkpoint:
     dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
     torch.set_num_threads(config.threads)
     policy = load_policy(initial)
-    model, prompts = policy.model, read_prompts(dataset, "tools")
+    model, prompts = policy.model, read_prompts(dataset, "tools", config.scale)
     optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
     settings = DPOLossConfig(reference_policy_kl_penalty=config.beta, sft_loss_weight=config.sft_weight)
     progress, steps, losses = Progress(config.rounds, label="dpo"), 0, list[float]()

@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import ClippedPGLossConfig
@@ -58,6 +58,7 @@ class Config:
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     base_path: UserPath | None = None  # default: the model that the prompts were made for
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     prompts_per_step: Annotated[int, Field(ge=1)] = 16  # of which every one has `samples` answers
     samples: Annotated[int, Field(ge=2)] = 16  # answers to each prompt
     lr: Annotated[float, Field(gt=0)] = 5e-4  # the smaller the model, the larger
@@ -78,7 +79,7 @@ def main(config: Config) -> Checkpoint:
     torch.set_num_threads(config.threads)
     policy = load_policy(base)
     model, reference = policy.model, copy.deepcopy(policy.model)
-    steps = batches(read_prompts(dataset, "instructions"), config.prompts_per_step)  # each prompt once
+    steps = batches(read_prompts(dataset, "instructions", config.scale), config.prompts_per_step)  # each prompt once
     optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))  # no schedule
 
     progress, rewards = Progress(len(steps), label="ifeval-rl"), list[float]()
@@ -125,7 +126,7 @@ def grpo_gradient(
     of_tokens = [[a] * len(r.completion_ids) for a, r in zip(advantages_PN.flatten().tolist(), rollouts, strict=True)]
     # --- Loss: sum over tokens of -ratio A + kl_penalty KL (Schulman's k3). One update a batch: the policy that sampled
     # is the policy that is updated, so that the ratio is 1, has a gradient and is never clipped.
-    clipped = ClippedPGLossConfig(ratio_clip_max=0.28, reference_policy_kl_penalty=kl_penalty)
+    clipped = ClippedPGLossConfig(reference_policy_kl_penalty=kl_penalty)
     num_tokens = sum(len(rollout.logprobs) for rollout in rollouts)
     model.train()
     # Micro-batches of 4 rows of 512 tokens; a row holds a prompt once, and answers that do not see each other.

@@ -40,7 +40,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from nemotron.kit import Checkpoint, Dataset, Progress, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, better_first, rewards_of
@@ -68,6 +68,7 @@ class Config:
 
     checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
     dataset_path: UserPath | None = None  # default: what that was trained on
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt; every two of them may be a pair
     prompts_per_step: Annotated[int, Field(ge=1)] = 4  # of which every one has `samples` answers
     epochs: Annotated[int, Field(ge=1)] = 1  # of the pairs
@@ -86,7 +87,7 @@ def main(config: Config) -> RewardModel:
     dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
     torch.set_num_threads(config.threads)
     policy, judge = load_policy(initial), load_policy(initial)
-    groups = preferences(policy, read_prompts(dataset, "preferences"), config)
+    groups = preferences(policy, read_prompts(dataset, "preferences", config.scale), config)
     held_out = preferences(policy, read_prompts(dataset, "held_out"), config)
     before = measure(judge, held_out)
     optimizer = build_optimizer(judge.model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))

@@ -38,7 +38,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel, rewards_of
@@ -54,6 +54,7 @@ class Config:
     reward_path: UserPath | None = None  # default: what the script before in the pipe made
     checkpoint_path: UserPath | None = None  # default: the policy whose answers the reward model knows
     dataset_path: UserPath | None = None  # default: what that was trained on
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     prompts_per_step: Annotated[int, Field(ge=1)] = 8  # of which every one has `samples` answers
     samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt
     lr: Annotated[float, Field(gt=0)] = 4e-4  # the smaller the model, the larger
@@ -73,7 +74,7 @@ def main(config: Config) -> Checkpoint:
     torch.set_num_threads(config.threads)
     policy, judge = load_policy(initial), reward.load_judge()
     model, reference = policy.model, copy.deepcopy(policy.model)
-    steps = batches(read_prompts(dataset, "contexts"), config.prompts_per_step)
+    steps = batches(read_prompts(dataset, "contexts", config.scale), config.prompts_per_step)
     optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
 
     progress, rewards, right = Progress(len(steps), label="rlhf"), list[float](), list[float]()

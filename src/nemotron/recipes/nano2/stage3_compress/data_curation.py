@@ -41,9 +41,8 @@ from pydantic import Field
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
-from nemotron.kit import Checkpoint, Dataset, PretrainBlend, Seed, SFTPack, UserPath, apply_scale
+from nemotron.kit import Checkpoint, Dataset, PretrainBlend, Scale, Seed, SFTPack, UserPath, apply_scale
 from nemotron.kit.dataclass_script import first_published, output_folder, run_step, step
-from nemotron.kit.schemas.group import Scale
 from nemotron.stack.training.blend import Blend, read_blend
 from nemotron.stack.training.loaders import BlendLoader, validation_batches
 

@@ -32,10 +32,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from nemotron.kit import Checkpoint, Results, Seed, UserPath, apply_scale
+from nemotron.kit import Checkpoint, Results, Scale, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.kit.schemas.group import Scale
 from nemotron.recipes.nano2.stage1_sft.evaluation import FAMILIES
 from nemotron.stack.compression.search import inference_bytes
 from nemotron.stack.environments import Task

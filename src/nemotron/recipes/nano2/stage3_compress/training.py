@@ -26,7 +26,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nemotron.kit import Checkpoint, UserPath
+from nemotron.kit import Checkpoint, Scale, UserPath
 from nemotron.kit.dataclass_script import run_step
 from nemotron.recipes.nano2.stage3_compress import training_distil, training_prune
 
@@ -36,6 +36,7 @@ class Config:
     """The configs of the two."""
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
+    scale: Scale | None = None  # of both: one smaller than that of the data takes its share of the rows
     output_dir: Path | None = None  # also leave the model there
     prune: training_prune.Config = field(default_factory=training_prune.Config)  # of training_prune.py
     distil: training_distil.Config = field(default_factory=training_distil.Config)  # of training_distil.py
@@ -43,8 +44,9 @@ class Config:
 
 def main(config: Config) -> Checkpoint:
     """Prune, then distil."""
-    pruned = training_prune.main(replace(config.prune, dataset_path=config.dataset_path))
-    return training_distil.main(replace(config.distil, student_path=pruned.path, output_dir=config.output_dir))
+    pruned = training_prune.main(replace(config.prune, scale=config.scale, dataset_path=config.dataset_path))
+    distil = replace(config.distil, scale=config.scale, student_path=pruned.path, output_dir=config.output_dir)
+    return training_distil.main(distil)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Progress, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.compression.distillation import forward_kl_sum, measure_recovery
@@ -55,6 +55,7 @@ class Config:
     """What to distil, how long and how fast."""
 
     student_path: UserPath | None = None  # default: the pruned model of the script before in the pipe
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the rows
     epochs: Annotated[int, Field(ge=1)] = 1  # of the mixture
     batch_size: Annotated[int, Field(ge=1)] = 3  # rows; the paper's is 768
     lr: Annotated[float, Field(gt=0)] = 1e-3  # a quarter of that of pretraining: the weights are trained
@@ -75,7 +76,8 @@ def main(config: Config) -> Checkpoint:
         raise UserError(f"{pruned.ref} does not say on what it was pruned", "training_prune.py makes one that does")
     large, dataset = Checkpoint.input_of(pruned), Dataset.load(path=pruned.dataset_path)
     train, valid = (PackedLoader(dataset.path / f"{name}.parquet", None, config.seed) for name in ("train", "valid"))
-    steps, tokens = config.epochs * train.num_rows // config.batch_size, config.batch_size * train.seq_len
+    rows, tokens = config.epochs * dataset.at_scale(train.num_rows, config.scale), config.batch_size * train.seq_len
+    steps = max(1, rows // config.batch_size)
 
     # --- The loop is `distil`; between its steps the recovery is measured on held-out rows
     torch.set_num_threads(config.threads)

@@ -13,9 +13,8 @@
     python data_curation.py | python training_prune.py | python training_distil.py > checkpoint.json
     python training_prune.py --dataset-path DIR --teacher-path MODEL --memory-share 0.7
 
-Units are scored by their activations on the calibration rows, blocks by what the logits lose without them. Shapes that
-fit the budget are pruned and measured as they are; the best of those are distilled for a moment, and the best of them
-is published as it was pruned, not trained. Shapes: N rows, L tokens of a row.
+Units are scored by their activations on the calibration rows, blocks by what the logits lose without them. Of shapes
+that fit the budget the best are distilled for a moment, and the best of those is published as it was pruned.
 
 Simplified against the paper (arXiv 2508.14444, section on compression): depth and width are cut in one go, and a
 candidate is judged by its KL from the large model on held-out rows, not by benchmarks.
@@ -30,7 +29,6 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
 import shutil
 import sys
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +38,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Dataset, Model, Seed, UserPath
+from nemotron.kit import Checkpoint, Dataset, Model, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.recipes.nano2.stage3_compress import training_distil
 from nemotron.stack.compression import importance, search
@@ -58,6 +56,7 @@ class Config:
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     teacher_path: UserPath | None = None  # default: the model with whose tokenizer the data was made
+    scale: Scale | None = None  # one smaller than that of the data takes its share of the calibration
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.75  # of the bytes: 19.66 GiB of 26.07 at 131,072 tokens
     memory_tokens: Annotated[int, Field(ge=1)] = 1024  # where caches take about a tenth of the bytes, as there
     parameter_share: Annotated[float, Field(gt=0, le=1)] = 0.72  # candidates are near to it: 8.89 B of 12.31 B
@@ -86,6 +85,7 @@ def main(config: Config) -> Checkpoint:
         PackedLoader(dataset.path / f"{name}.parquet", None, config.seed) for name in ("calibration", "valid", "train")
     )
     batches = [batch.input_ids_BL for batch in calibration.all_batches(8)]
+    batches = batches[: dataset.at_scale(len(batches), config.scale)]
     units = importance.measure_importance(teacher, batches)
     few = torch.cat(batches)[: config.depth_rows].split(8)
     errors, cosines = importance.removal_errors(teacher, few), importance.cosine_distances(teacher, few)
@@ -104,7 +104,7 @@ def main(config: Config) -> Checkpoint:
     def score(candidate: search.Candidate, steps: int) -> float:
         student = prune(teacher, units, candidate.target)
         train.load_state_dict({"drawn": 0, "num_rows": train.num_rows})  # the same rows for each of them
-        deque(training_distil.distil(student, teacher, train, training_distil.Config(), steps), maxlen=0)
+        list(training_distil.distil(student, teacher, train, training_distil.Config(), steps))  # runs them
         kl = measure_recovery(student, teacher, valid.all_batches(8)).kl
         say(f"{shape(candidate)}: {kl:.3f} nats of KL after {steps} steps")
         return -kl

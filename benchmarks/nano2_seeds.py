@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from seeds import newest_metrics, parse_arguments, print_bands, run_all
+
+from nemotron.recipes.nano2.summary import MODES, summarise
 
 ROOT = Path("output/nano2-seeds")
 SEEDED = (  # what a seed decides: flags of the recipe
     "pretrain.train", "pretrain.long", "sft.train", "rl.train.ifeval", "rl.train.dpo", "rl.train.reward",
     "rl.train.rlhf", "compress.train.prune", "compress.train.distil",
 )  # fmt: skip
-MODES = ("reasoning_on", "reasoning_off")
 
 
 def command_of(seed: int) -> list[str]:
@@ -30,29 +30,25 @@ def command_of(seed: int) -> list[str]:
     return [sys.executable, "-m", "nemotron.recipes.nano2", "--scale", "tiny", *flags]
 
 
-def mean_score(modes: dict[str, Any], how: str) -> float:
-    """Of both modes, `how`: greedy or sampled."""
-    return sum(float(modes[mode]["tasks"]["mean"][how]) for mode in MODES) / len(MODES)
-
-
 def quantities_of(root: Path) -> dict[str, float]:
-    """What is compared between stages, and each family's score, of the run in an output root."""
-    text = newest_metrics(root, "nano2-pretrain-results")["text"]
-    rl = newest_metrics(root, "nano2-rl-results")
-    compressed = newest_metrics(root, "nano2-compressed-results")
+    """What the recipe prints at its end, and more, of the run in an output root."""
+    pretrain, sft, rl, compress = (
+        newest_metrics(root, f"nano2-{stage}-results") for stage in ("pretrain", "sft", "rl", "compressed")
+    )
     judge = newest_metrics(root, "nano2-rl-reward")
-    before, after = rl["tasks"]["before"], rl["tasks"]["after"]
-    quantities = {
-        f"trigram less base, bits, {source}": entry["trigram_bits_per_byte"] - entry["bits_per_byte"]
-        for source, entry in text.items()
-    }
+    quantities = summarise(pretrain, sft, rl, compress)
+    for source, entry in pretrain["text"].items():
+        quantities |= {f"{source}, {key}": value for key, value in entry.items() if key.endswith("bits_per_byte")}
+    for phase, scores in pretrain["long"].items():
+        quantities |= {f"{phase} the long phase, tokens {at}": value for at, value in scores["text"].items()}
+        for answers in ("answers", "answers_without_document"):
+            quantities[f"{phase} the long phase, {answers}"] = scores[answers]["loss"]
     for how in ("greedy", "sampled"):
-        quantities |= {f"SFT, {how}": mean_score(before, how), f"RL, {how}": mean_score(after, how)}
-        quantities[f"RL less SFT, {how}"] = mean_score(after, how) - mean_score(before, how)
-    quantities |= {f"kept after compression: {key}": value for key, value in compressed["kept"].items()}
+        quantities[f"RL less SFT, {how}"] = quantities[f"RL, {how}"] - quantities[f"SFT, {how}"]
     for kind, (share, _) in judge["held_out"].items():
         quantities |= {f"reward before: {kind}": judge["held_out_before"][kind][0], f"reward: {kind}": share}
     quantities["RL beats SFT by the rule"] = rl["preferences"]["win_rate"]
+    before, after = rl["tasks"]["before"], rl["tasks"]["after"]
     for mode in MODES:
         for family, entry in before[mode]["tasks"]["families"].items():
             for how in ("greedy", "sampled"):

@@ -65,11 +65,11 @@ def newest_metrics(root: Path, artifact: str) -> dict[str, Any]:
 
 def print_bands(rows: dict[str, tuple[float | None, list[float]]]) -> None:
     """A line for each quantity: the band that there is, if any, mean, standard deviation, mean - 3 sd, every seed."""
-    print(f"{'quantity':34s} {'band':>8s} {'mean':>7s} {'sd':>7s} {'mean-3sd':>9s}   each seed")
+    print(f"{'quantity':46s} {'band':>8s} {'mean':>7s} {'sd':>7s} {'mean-3sd':>9s}   each seed")
     for name, (bound, values) in rows.items():
         mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
         band, each = "" if bound is None else f"{bound:.3f}", " ".join(f"{value:.3f}" for value in values)
-        print(f"{name:34s} {band:>8s} {mean:7.3f} {deviation:7.3f} {mean - 3 * deviation:9.3f}   {each}")
+        print(f"{name:46s} {band:>8s} {mean:7.3f} {deviation:7.3f} {mean - 3 * deviation:9.3f}   {each}")
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:

@@ -10,6 +10,7 @@ if __name__ == "__main__":
 
     begin_script()
 
+import sys
 from dataclasses import dataclass, field, replace
 
 from nemotron.kit import Checkpoint, Dataset, Results, Scale
@@ -18,6 +19,7 @@ from nemotron.recipes.nano2.stage0_pretrain import __main__ as stage0_pretrain
 from nemotron.recipes.nano2.stage1_sft import __main__ as stage1_sft
 from nemotron.recipes.nano2.stage2_rl import __main__ as stage2_rl
 from nemotron.recipes.nano2.stage3_compress import __main__ as stage3_compress
+from nemotron.recipes.nano2.summary import summarise, table
 
 
 @dataclass
@@ -36,16 +38,21 @@ def main(config: RecipeConfig) -> Results:
     pretrained = stage0_pretrain.main(replace(config.pretrain, scale=config.scale))
     base = Checkpoint.input_of(pretrained)
     curation = replace(config.sft.data, base_path=base.path)
-    tuned = Checkpoint.input_of(stage1_sft.main(replace(config.sft, scale=config.scale, data=curation)))
+    asked = stage1_sft.main(replace(config.sft, scale=config.scale, data=curation))
+    tuned = Checkpoint.input_of(asked)
     prompts = replace(config.rl.data, base_path=tuned.path)
-    aligned = Checkpoint.input_of(stage2_rl.main(replace(config.rl, scale=config.scale, data=prompts)))
+    compared = stage2_rl.main(replace(config.rl, scale=config.scale, data=prompts))
+    aligned = Checkpoint.input_of(compared)
     mixture = replace(
         config.compress.data,
         teacher_path=aligned.path,
         sft_path=Dataset.input_of(tuned).path,
         pretrain_path=Dataset.input_of(base).path,
     )
-    return stage3_compress.main(replace(config.compress, scale=config.scale, data=mixture))
+    compressed = stage3_compress.main(replace(config.compress, scale=config.scale, data=mixture))
+    numbers = summarise(*(results.metrics for results in (pretrained, asked, compared, compressed)))
+    print(table(numbers), file=sys.stderr)
+    return compressed
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
     python benchmarks/nano2_seeds.py --seeds 1 2 3 4 5 --at-once 2
 
-Every seed has an output root of its own (under output/nano2-seeds); one that has a compressed model already is not run
+Every seed has an output root of its own (under output/nano2-seeds); one that was evaluated to the end is not run
 again. The data is the same for all seeds; initial weights, the order of the data and what RL samples are not. Scores
 are pass@1 on held-out tasks, mean over five families and both modes of reasoning.
 """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
+from nemo_runspec.artifacts import Registry
 
 ROOT = Path("output/seeds")
 
@@ -44,11 +45,13 @@ def run_all(commands: dict[Path, list[str]], at_once: int) -> None:
         }
         share = shares.get()
         on_its_cores = functools.partial(os.sched_setaffinity, 0, share) if share else None
-        with (root / "log").open("w") as log:
-            subprocess.run(
-                commands[root], env=environment, stdout=log, stderr=log, check=False, preexec_fn=on_its_cores
-            )
-        shares.put(share)
+        try:
+            with (root / "log").open("w") as log:
+                subprocess.run(
+                    commands[root], env=environment, stdout=log, stderr=log, check=False, preexec_fn=on_its_cores
+                )
+        finally:
+            shares.put(share)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run, commands))
@@ -56,10 +59,10 @@ def run_all(commands: dict[Path, list[str]], at_once: int) -> None:
 
 def newest_metrics(root: Path, artifact: str) -> dict[str, Any]:
     """The metrics of the newest version of an artifact under an output root."""
-    records = sorted((root / "artifacts" / artifact).glob("*/artifact.json"))
-    if not records:
+    registry = Registry(root / "artifacts")
+    if artifact not in registry.names():
         sys.exit(f"no {artifact} under {root}; see {root / 'log'}")
-    metrics: dict[str, Any] = json.loads(records[-1].read_text())["metrics"]
+    metrics: dict[str, Any] = registry.resolve(artifact).record["metrics"]
     return metrics
 
 

@@ -12,6 +12,7 @@ from nemo_runspec.errors import EXIT_CODE_FILE, end_on_signals, run_main
 from nemo_runspec.execution.local import CPU_SETTINGS, die_with_parent
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
+_LARGEST = 2**31 - 1  # bytes, in an int
 
 
 def begin_script() -> None:
@@ -21,7 +22,7 @@ def begin_script() -> None:
     OpenMP still reads what a launcher would have set; C's memory allocator has read its variables, and is told.
     """
     end_on_signals()
-    if not any(name.startswith("MALLOC_") for name in os.environ):
+    if not any(name in os.environ for name in CPU_SETTINGS if name.startswith("MALLOC")):
         _keep_freed_memory()
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         os.environ.setdefault(name, CPU_SETTINGS[name])
@@ -33,9 +34,8 @@ def begin_script() -> None:
 def _keep_freed_memory() -> None:
     """What the allocator's variables among `CPU_SETTINGS` do, in a process that runs already; only glibc has both."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-            mallopt(parameter, 2**31 - 1)  # bytes, the largest int
+    if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _LARGEST):  # an older glibc refuses more than 32 MiB
+        mallopt(_M_TRIM_THRESHOLD, _LARGEST)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

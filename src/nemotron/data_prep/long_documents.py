@@ -3,7 +3,7 @@
 Nemotron Nano 2 (arXiv 2508.14444, section 2) takes documents of more than 32k tokens, cuts them into chunks of 1,024,
 has a large model write questions and answers about a tenth of the chunks, and appends them to the document. Here a
 chunk is a definition in Python code, the question is what it does, and the answer is the first line of its docstring,
-verbatim: the text that has it lies far back, and nothing else does.
+verbatim: the text that has it lies far back.
 """
 
 from __future__ import annotations

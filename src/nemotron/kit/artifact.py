@@ -41,7 +41,7 @@ from nemotron.kit.run import (
     add_input,
     current_run,
 )
-from nemotron.kit.scale import SCALES
+from nemotron.kit.scale import SCALES, apply_scale
 
 
 class Source(BaseModel):
@@ -234,11 +234,12 @@ class Artifact(BaseModel):
     def input_of(cls, made: Artifact) -> Self:
         """Load the artifact of this type's role that `made` was made from: `Checkpoint.input_of(results)`.
 
-        UserError where its record names none.
+        It is looked for where `made` lies, whatever the registry of this folder has under the same name. UserError
+        where the record of `made` names none, and where what lies there is another.
         """
         if cls.role() not in made.inputs:
             raise UserError(f"{made.ref} was not made from a {cls.__name__}", f"it was from {made.inputs or 'nothing'}")
-        return cls.from_uri(SCHEME + made.inputs[cls.role()].partition("@")[0])
+        return cls._of_version(made.version.registry.resolve(made.inputs[cls.role()]))
 
     @classmethod
     def role(cls) -> str:
@@ -363,10 +364,13 @@ class Dataset(Artifact):
     def at_scale(self, count: int, scale: str | None) -> int:
         """How many of `count` of its records a step at `scale` reads: the share that it is of the scale of this data.
 
-        All of them without a scale, or at one that is no smaller; at least 1. Data that does not say its scale is full.
+        All of them without a scale, or at one that is no smaller; else what `apply_scale` gives of as many as there
+        would be in full. At least 1. Data that does not say its scale is full.
         """
-        there = SCALES[str(self.metrics.get("scale", "full"))]
-        return max(1, count * min(SCALES[scale or "full"], there) // there)
+        there = str(self.metrics.get("scale", "full"))
+        if scale is None or SCALES[scale] >= SCALES[there]:
+            return max(1, count)
+        return min(count, apply_scale(count * 100 // SCALES[there], scale))
 
     @classmethod
     def _at(cls, path: Path) -> Self:

@@ -138,7 +138,7 @@ def _take_config(args: list[str]) -> str | None:
 def _values_of(config_class: type, file: str, flags: list[str]) -> dict[str, Any]:
     """The values of a file, by its schema. For a script with a block it may be a name, and names artifacts.
 
-    What a flag gives need not exist as an artifact. Where no flag gives any, a pipe goes before the names of the file.
+    What a flag gives need not exist as an artifact. For the others a pipe goes before the names of the file.
     """
     script = _script_of(config_class)
     if _has_block(script):
@@ -147,8 +147,9 @@ def _values_of(config_class: type, file: str, flags: list[str]) -> dict[str, Any
         flags = [flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in flags]
         helps = not {"_h", "help"}.isdisjoint(flags)  # a help page waits for nothing
         words = [f"{field}=null" for field in inputs if field in flags or helps]
-        if inputs and not words and not _is_job(file):
-            words = [f"run.{key}={reference}" for key, reference in _from_pipe().items() if key in inputs.values()]
+        others = {key for field, key in inputs.items() if field not in flags}
+        if others and not helps and not _is_job(file):
+            words += [f"run.{key}={reference}" for key, reference in _from_pipe().items() if key in others]
         config = load_script_config(script, ["--config", file, *words])
     else:
         schema = schema_of(config_class)
@@ -208,7 +209,9 @@ def first_published(*names: str) -> str:
     """The first of these artifacts that there is, else the last: a step goes on from what a step that may be left out
     made, or from what that step would have begun with."""
     there = Registry.default().names()
-    return next((name for name in names if name in there), names[-1])
+    first = next((name for name in names if name in there), names[-1])
+    print(f"goes on from the latest {first}", file=sys.stderr)
+    return first
 
 
 @contextlib.contextmanager

@@ -363,3 +363,26 @@ def test_two_scripts_may_each_have_a_type_of_the_same_name(out, tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout == "lab.stage.train.Checkpoint\n"
+
+
+class PointedAt(Dataset):
+    """By the field of the model that points to it."""
+
+    @classmethod
+    def role(cls):
+        return "dataset"
+
+
+def test_an_input_is_looked_for_where_what_was_made_of_it_lies(tmp_path, monkeypatch):
+    def publish(folder, text):
+        monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / f"registry-{folder}"))
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.jsonl").write_text(text)
+        data = PointedAt(path=tmp_path / folder, num_examples=1).save("data-x")
+        weights = write_model(tmp_path / folder / "weights")
+        return data, Checkpoint(path=weights, num_steps=1, dataset_path=data.path).save("model-x")
+
+    (first, made), (second, _) = publish("one", "1\n"), publish("two", "2\n")
+    assert first.ref == second.ref and first.digest != second.digest
+    found = PointedAt.input_of(Checkpoint.load(path=made.path))  # from where the second is `data-x:1`
+    assert found.digest == first.digest

@@ -10,7 +10,9 @@ from nemotron.data_prep.sources.documents import normalise
 from nemotron.kit.schemas.limits import LimitConfig
 
 
-def keep_the_best(texts: Mapping[str, Sequence[str]], limits: Mapping[str, LimitConfig | None]) -> dict[str, list[str]]:
+def filter_and_deduplicate(
+    texts: Mapping[str, Sequence[str]], limits: Mapping[str, LimitConfig | None]
+) -> dict[str, list[str]]:
     """The texts of each split, normalised, that are not empty, pass the filters of `limits` and did not occur before.
 
     Splits come in their order: of equal texts (but for whitespace) that of the first split stays.

@@ -9,9 +9,10 @@ MODES = ("reasoning_on", "reasoning_off")
 FAMILIES_AND_MODES = "pass@1 on held-out tasks, mean over five families, with reasoning and without"
 
 
-def mean_score(metrics: Mapping[str, Any], how: str) -> float:
-    """What stage 1's evaluation counted, `how` is greedy or sampled: mean over families and both modes."""
-    return sum(float(metrics[mode]["tasks"]["mean"][how]) for mode in MODES) / len(MODES)
+def mean_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What stage 1's evaluation counted, greedy and, where it sampled, sampled: mean over families and both modes."""
+    means = [metrics[mode]["tasks"]["mean"] for mode in MODES]
+    return {how: sum(mean[how] for mean in means) / len(MODES) for how in ("greedy", "sampled") if how in means[0]}
 
 
 def summarise(
@@ -22,10 +23,10 @@ def summarise(
         f"bits per byte less than the trigram model's, {source}": entry["trigram_bits_per_byte"]
         - entry["bits_per_byte"]
         for source, entry in pretrain["text"].items()
+        if "trigram_bits_per_byte" in entry  # not where it was left out, or a source has too little text
     }
-    for how in ("greedy", "sampled"):
-        numbers[f"SFT, {how}"] = mean_score(sft, how)
-        numbers[f"RL, {how}"] = mean_score(rl["tasks"]["after"], how)
+    for name, metrics in (("SFT", sft), ("RL", rl["tasks"]["after"])):
+        numbers |= {f"{name}, {how}": score for how, score in mean_scores(metrics).items()}
     numbers |= {f"compressed, share of {what}": share for what, share in compress["kept"].items()}
     return numbers
 

@@ -22,6 +22,7 @@ from nemo_runspec.errors import UserError
 from nemotron.kit import Dataset, dataclass_script, pipes
 from nemotron.kit.dataclass_script import read_config
 from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training, training_long
+from nemotron.recipes.nano2.stage2_rl import training_ifeval
 from nemotron.stack.evaluation.model import load_tokenizer
 
 STAGE = Path(data_curation.__file__).parent
@@ -111,6 +112,9 @@ def test_a_config_names_artifacts_which_a_pipe_and_a_flag_go_before(
     pipes._read = {"data": mine.uri, "results": "art://of-no-interest:1"}
     assert path_of("tiny") == mine.path
     assert path_of("tiny", "--dataset-path=rows") == Path("rows")
+    # A flag for one of two artifacts leaves the other to the pipe.
+    of_two = read_config(training_ifeval.Config, ["--config", "tiny", "--base-path", str(latest.path)])
+    assert (of_two.dataset_path, of_two.base_path) == (mine.path, latest.path)
     # What the file names may be of another day: a step before this one that failed is no reason to take it.
     pipes._read = {}
     monkeypatch.setattr(dataclass_script, "piped", lambda: True)

@@ -175,7 +175,7 @@ def test_the_four_trainings_follow_each_other_and_the_last_two_are_merged(
         dataset_path=dataset.path,
         ifeval=training_ifeval.Config(prompts_per_step=50, samples=2, lr=1e-2, threads=1),
         dpo=training_dpo.Config(rounds=1, samples=2, threads=1),
-        reward=training_reward.Config(samples=2, epochs=1, threads=1),
+        reward=training_reward.Config(samples=2, threads=1),
         rlhf=training_rlhf.Config(prompts_per_step=50, samples=2, lr=1e-2, threads=1),
         merge_share=0.25,
     )

@@ -33,7 +33,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation.in_memory import keep_the_best
+from nemotron.data_prep.curation.in_memory import filter_and_deduplicate
 from nemotron.data_prep.long_documents import questions_about, write_long_phase
 from nemotron.data_prep.sources import stdlib
 from nemotron.data_prep.sources.documents import split_of, stable_hash
@@ -53,7 +53,7 @@ PHASES: tuple[Phase, ...] = (
     {"name": "quality", "until": 0.9, "weights": {"code": 0.45, "docs": 0.20, "tasks": 0.35}},
     {"name": "best", "until": 1.0, "weights": {"code": 0.30, "docs": 0.20, "tasks": 0.50}},
 )
-FILTERS = {  # a document outside one of these is dropped (Gopher's names, arXiv 2112.11446, table A1)
+FILTERS = {  # a document outside one of these is dropped: Gopher's (arXiv 2112.11446, table A1), StarCoder's for lines
     "docs": {"word_count": LimitConfig(low=10), "alphabetic_words": LimitConfig(low=0.6)},
     "code": {"longest_line": LimitConfig(high=1000), "alphabetic_words": LimitConfig(low=0.25)},
 }
@@ -141,7 +141,7 @@ def curate(source: str, documents: Iterator[tuple[str, str]], config: Config) ->
     if source != "tasks":  # of which only the share was generated
         by_split["train"] = by_split["train"][: apply_scale(len(by_split["train"]), config.scale)]
     by_split["valid"] = by_split["valid"][: config.held_out]
-    return keep_the_best(by_split, FILTERS.get(source, {}))  # held-out text first: it is in no other
+    return filter_and_deduplicate(by_split, FILTERS.get(source, {}))  # held-out text first: it is in no other
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Config:
     """What to train on, how long and how fast."""
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
-    scale: Scale | None = None  # default: that of the data
+    scale: Scale | None = None  # default: that of the data; tiny where it says none
     num_sequences: Annotated[int, Field(ge=1)] = 1_000_000  # at full scale
     seq_length: Annotated[int, Field(ge=8)] = 128  # tokens
     batch_size: Annotated[int, Field(ge=1)] = 8  # sequences; the paper's is 768 of 8,192 tokens

@@ -54,7 +54,7 @@ class Config:
     """What to go on from, how long and how fast."""
 
     base_path: UserPath | None = None  # default: the model of the script before in the pipe
-    scale: Scale | None = None  # default: that of the data
+    scale: Scale | None = None  # default: that of the data; tiny where it says none
     num_sequences: Annotated[int, Field(ge=1)] = 16_000  # at full scale
     seq_length: Annotated[int, Field(ge=8)] = 1024  # tokens: that of a document with its questions
     batch_size: Annotated[int, Field(ge=1)] = 1  # sequences: as many tokens as before, in the paper, too
@@ -75,7 +75,9 @@ def main(config: Config) -> Checkpoint:
         raise UserError(f"{base.ref} is no model that training.py of this folder made", "--base-path names one")
     dataset = Dataset.load(path=base.dataset_path)
     if not (dataset.path / BLEND).is_dir():
-        raise UserError(f"{dataset.ref} has no long documents", "data_curation.py makes some: --scale small makes more")
+        raise UserError(
+            f"{dataset.path} has no long documents", "data_curation.py makes some: --scale small makes more"
+        )
     steps = apply_scale(config.num_sequences, config.scale or str(dataset.metrics.get("scale", "tiny")))
     steps = max(1, steps // config.batch_size)
     loader = BlendLoader(dataset.path / BLEND, config.seq_length, steps * config.batch_size, config.seed)

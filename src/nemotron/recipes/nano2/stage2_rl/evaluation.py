@@ -30,10 +30,9 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint, Dataset, Results
@@ -47,8 +46,6 @@ from nemotron.stack.rl.rollouts import Rollout
 @dataclass
 class Config(stage1.Config):
     """What to evaluate: the knobs of stage 1."""
-
-    threads: Annotated[int, Field(ge=1)] = 1  # of the processor
 
 
 @step
@@ -91,8 +88,9 @@ def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Promp
     if RewardModel.role() in checkpoint.inputs:
         with torch.no_grad():
             judge = RewardModel.input_of(checkpoint).load_judge()
-            new_S, old_S = rewards_of(judge, both).view(-1, 2).unbind(-1)
-            results["reward_model_win_rate"] = (new_S > old_S).float().mean().item()
+            rewards_S = torch.cat([rewards_of(judge, both[i : i + 32]) for i in range(0, len(both), 32)])
+            margins_P = rewards_S[::2] - rewards_S[1::2]  # of the new model's answer over the old one's
+            results["reward_model_win_rate"] = (margins_P.sign() / 2 + 0.5).mean().item()
     print(", ".join(f"{name} {value:.3f}" for name, value in results.items()), file=sys.stderr)
     return results
 
@@ -101,8 +99,8 @@ def answers_of(policy: Policy, prompts: Sequence[Prompt]) -> list[Rollout]:
     """A sampled answer to each prompt, with reasoning or without, in an order that depends on the prompts alone."""
     return [
         answer
-        for batch in batches(prompts, 32, keep_rest=True)
-        for answer in sample(policy, batch, samples=1, max_turns=1, seed=[0, len(batch)])  # not `config.seed`
+        for i, batch in enumerate(batches(prompts, 32, keep_rest=True))
+        for answer in sample(policy, batch, samples=1, max_turns=1, seed=[0, i])
     ]
 
 

@@ -97,6 +97,8 @@ def sample(
     All `prompts` are with reasoning, or all without. `Rollout.reward` is the verdict: 1 right, 0 wrong, None where
     verification failed.
     """
+    if not prompts:
+        raise UserError("no prompt is left to answer", "take fewer rounds, or a larger --scale")
     tasks, thinking = [task for task, _ in prompts], prompts[0][1]
     settings = RolloutSettings(
         policy.template, thinking, sandbox="bubblewrap", effort_levels=None, samples_per_prompt=samples,

@@ -58,10 +58,18 @@ class Config:
 def main(config: Config) -> Checkpoint:
     """Train four times, merge, save."""
     dataset = Dataset.load(path=config.dataset_path)
-    after_ifeval = training_ifeval.main(replace(config.ifeval, scale=config.scale, dataset_path=dataset.path))
-    after_dpo = training_dpo.main(replace(config.dpo, scale=config.scale, checkpoint_path=after_ifeval.path))
-    judge = training_reward.main(replace(config.reward, scale=config.scale, checkpoint_path=after_dpo.path))
-    after_rlhf = training_rlhf.main(replace(config.rlhf, scale=config.scale, reward_path=judge.path))
+    after_ifeval = training_ifeval.main(
+        replace(config.ifeval, scale=config.ifeval.scale or config.scale, dataset_path=dataset.path)
+    )
+    after_dpo = training_dpo.main(
+        replace(config.dpo, scale=config.dpo.scale or config.scale, checkpoint_path=after_ifeval.path)
+    )
+    judge = training_reward.main(
+        replace(config.reward, scale=config.reward.scale or config.scale, checkpoint_path=after_dpo.path)
+    )
+    after_rlhf = training_rlhf.main(
+        replace(config.rlhf, scale=config.rlhf.scale or config.scale, reward_path=judge.path)
+    )
 
     # --- Load what the merged model is made from: its record names what is loaded; evaluation finds the judge there
     RewardModel.load(path=judge.path)

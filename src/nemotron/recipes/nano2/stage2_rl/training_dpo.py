@@ -50,7 +50,7 @@ from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, User
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import DPOLossConfig
-from nemotron.recipes.nano2.stage2_rl.sampling import load_policy, read_prompts, sample, save_policy
+from nemotron.recipes.nano2.stage2_rl.sampling import in_groups, load_policy, read_prompts, sample, save_policy
 from nemotron.stack.rl.pairs import Pair, answer_logprobs, answer_of, pack_pairs, pair_logprobs
 from nemotron.stack.rl.preferences import dpo_loss
 from nemotron.stack.rl.rollouts import Rollout, one_turn_each
@@ -93,7 +93,7 @@ def main(config: Config) -> Checkpoint:
         # --- 1. Attempts of the policy as it is now, verified; those at one request stand together
         attempts = sample(policy, prompts[i :: config.rounds], config.samples, max_turns=4, seed=[config.seed, i])
         right.append(sum(attempt.reward == 1 for attempt in attempts) / len(attempts))
-        groups = [attempts[start : start + config.samples] for start in range(0, len(attempts), config.samples)]
+        groups = in_groups(attempts, config.samples)
         pairs = [pair for group in groups for pair in make_pairs(group, config.pairs_per_request)]
         progress.note(f"round {i + 1}: {right[-1]:.1%} of {len(attempts):,} attempts are right, {len(pairs)} pairs")
         # --- 2. An epoch on the pairs. Loss: mean over the pairs of a batch of -log sigmoid(beta (gain of the chosen -

@@ -14,7 +14,8 @@
     python training_ifeval.py --dataset-path DIR --base-path MODEL --lr 2e-4
 
 GRPO (Shao et al. 2024): several answers to each instruction, a rule says which are right, and each is made likelier or
-less likely by how much better it is than the others to the same instruction.
+less likely by how much better it is than the others to the same instruction. As NeMo-RL does it: mean and deviation
+are those of the *other* answers, not of the group (eq. 3), and the loss is a mean over tokens, not over answers.
 
 Shapes: P prompts of a step, N answers to each, T sampled tokens of all of them.
 

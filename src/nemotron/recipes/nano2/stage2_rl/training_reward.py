@@ -17,11 +17,9 @@ The policy answers each prompt several times. Of two answers the right one is be
 then the shorter one. The reward model is a copy of the policy; its reward is how likely it finds an answer, mean over
 the tokens (`stack/rl/reward_model.py`), trained so that the better answer has the higher one (Bradley and Terry 1952).
 
-Shapes: P pairs of a step.
-
 Simplified against the paper (arXiv 2508.14444, section 3.2), whose reward model is Qwen-based and was trained on what
 people preferred: this one has the policy's size, and learns what verifiers and lengths say. So little data does not
-teach it a scalar head (README.md); what it knows is how likely answers are.
+teach it a scalar head (docs/recipes/nano2); what it knows is how likely answers are.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
     begin_script()
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from nemo_runspec.errors import RunFailed
 from nemotron.kit import Checkpoint, Dataset, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
@@ -71,7 +71,6 @@ class Config:
     scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt; every two of them may be a pair
     prompts_per_step: Annotated[int, Field(ge=1)] = 4  # of which every one has `samples` answers
-    epochs: Annotated[int, Field(ge=1)] = 1  # of the pairs
     beta: Annotated[float, Field(gt=0)] = 2.0  # scale of the rewards in the loss, SimPO's
     lr: Annotated[float, Field(gt=0)] = 3e-4  # the smaller the model, the larger
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
@@ -91,8 +90,7 @@ def main(config: Config) -> RewardModel:
     held_out = preferences(policy, read_prompts(dataset, "held_out"), config)
     before = measure(judge, held_out)
     optimizer = build_optimizer(judge.model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
-    order = [group for _ in range(config.epochs) for group in groups]
-    steps = [order[i : i + config.prompts_per_step] for i in range(0, len(order), config.prompts_per_step)]
+    steps = [groups[i : i + config.prompts_per_step] for i in range(0, len(groups), config.prompts_per_step)]
 
     progress = Progress(len(steps), label="reward")
     judge.model.train()
@@ -101,7 +99,9 @@ def main(config: Config) -> RewardModel:
         rewards_S = rewards_of(judge, [answers for answers, _ in batch], config.beta)
         loss = bradley_terry_loss(rewards_S, positions(batch))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(judge.model.parameters(), config.clip_grad)
+        grad_norm = torch.nn.utils.clip_grad_norm_(judge.model.parameters(), config.clip_grad)
+        if not math.isfinite(loss.item() + grad_norm.item()):  # before it reaches a weight
+            raise RunFailed(f"loss {loss.item()}, gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")
         optimizer.step()
         optimizer.zero_grad()
         progress.update(i + 1, loss=loss.item())
@@ -120,9 +120,8 @@ def preferences(policy: Policy, prompts: list[Prompt], config: Config) -> list[G
     """The policy's answers to each prompt, and which two are a pair; without the prompts that have none."""
     groups = []
     for i, batch in enumerate(batches(prompts, 32, keep_rest=True)):
-        for answers in in_groups(
-            sample(policy, batch, config.samples, max_turns=1, seed=[config.seed, i]), config.samples
-        ):
+        sampled = sample(policy, batch, config.samples, max_turns=1, seed=[config.seed, i])
+        for answers in in_groups(sampled, config.samples):
             if pairs := better_first(answers, policy):
                 groups.append((answers, pairs))
     return groups

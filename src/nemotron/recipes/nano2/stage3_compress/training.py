@@ -44,8 +44,12 @@ class Config:
 
 def main(config: Config) -> Checkpoint:
     """Prune, then distil."""
-    pruned = training_prune.main(replace(config.prune, scale=config.scale, dataset_path=config.dataset_path))
-    distil = replace(config.distil, scale=config.scale, student_path=pruned.path, output_dir=config.output_dir)
+    pruned = training_prune.main(
+        replace(config.prune, scale=config.prune.scale or config.scale, dataset_path=config.dataset_path)
+    )
+    distil = replace(
+        config.distil, scale=config.distil.scale or config.scale, student_path=pruned.path, output_dir=config.output_dir
+    )
     return training_distil.main(distil)
 
 

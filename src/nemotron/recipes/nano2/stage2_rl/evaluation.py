@@ -56,7 +56,10 @@ def main(config: Config) -> Results:
         raise UserError(f"{checkpoint.ref} does not say what it was trained on", "training.py of this folder makes one")
     dataset = Dataset.load(path=checkpoint.dataset_path)
     if dataset.tokenizer_path is None:
-        raise UserError(f"{dataset.path} does not say which model RL began with")
+        raise UserError(
+            f"{dataset.path} does not say which model RL began with",
+            "data_curation.py of this folder makes some that does",
+        )
     initial = Checkpoint.load(path=dataset.tokenizer_path)
     torch.set_num_threads(config.threads)
     tasks = {}

@@ -80,7 +80,7 @@ def test_a_model_learns_from_the_rows_and_is_asked(base: Checkpoint, tmp_path: P
 
 
 def test_what_does_not_fit_is_refused(base: Checkpoint, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tools: no (train|valid) conversation of at most 100 tokens"):
+    with pytest.raises(UserError, match=r"tools: none of \d+ (train|valid) sequences fits"):
         curate(seq_length=100)
     with pytest.raises(UserError, match="is a base model"):
         evaluation.main(evaluation.Config(checkpoint_path=base.path))

@@ -94,10 +94,8 @@ def main(config: Config) -> Dataset:
                 encoded = encode_conversations(sequences, tokenizer, "nano2")  # mask: 1 where the NEXT token is trained
                 fitting = [(ids, mask) for ids, mask in encoded if len(ids) <= config.seq_length and mask.any()]
                 if not fitting:
-                    problem = f"{stage}: no {split} conversation of at most {config.seq_length} tokens"
                     raise UserError(
-                        problem,
-                        f"of {len(encoded)}: a larger --scale makes more, a larger --seq-length takes longer ones",
+                        f"{stage}: none of {len(encoded)} {split} sequences fits", "larger: --scale, --seq-length"
                     )
                 file = folder / split / f"{stage}.parquet"
                 written = write_rows(file, fitting, config.seq_length, concatenate=stage != "tools")

@@ -219,7 +219,7 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
     path, command = COMMANDS[place]
     words = shlex.split(command)
     if words[0] == "python":
-        if "nano2" in path.relative_to(ROOT).parts:
+        if "nano2" in path.relative_to(ROOT).parts and not (ROOT / words[1]).is_file():
             end = next((i for i, word in enumerate(words) if word in "<>"), len(words))
             folder = path.parent if path.suffix == ".py" else SOURCE / "recipes/nano2"
             assert any(accepts(script, words[2:end]) for script in folder.rglob(words[1]))  # a page is of all stages

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import pytest
 from pydantic import Field
@@ -17,7 +17,7 @@ from tests.nemotron.kit.test_artifact import write_model
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
-from nemotron.kit import Checkpoint, Dataset
+from nemotron.kit import Checkpoint, Dataset, dataclass_script
 from nemotron.kit.dataclass_script import output_folder, read_config, step
 
 
@@ -185,7 +185,7 @@ TRAINING = """
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemotron.kit import Checkpoint, Dataset
+from nemotron.kit import Checkpoint, Dataset, dataclass_script
 from nemotron.kit.dataclass_script import run_step, step
 
 
@@ -315,3 +315,18 @@ def test_a_chosen_folder_stays_and_one_in_use_is_refused(tmp_path: Path) -> None
     assert (tmp_path / "mine/x").exists()
     with pytest.raises(UserError, match="is not empty"), output_folder(tmp_path / "mine"):
         pass
+
+
+def test_a_place_that_cannot_be_written_to_is_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataclass_script.os, "access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "a" / "b"))
+
+    def main(config: Config) -> NoReturn:
+        pytest.fail("has begun to work")
+
+    with pytest.raises(SystemExit) as left:
+        dataclass_script.run_step(main, Config)
+    assert left.value.code == 2 and list(tmp_path.iterdir()) == []

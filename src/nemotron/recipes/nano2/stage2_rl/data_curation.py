@@ -40,6 +40,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import Checkpoint, Dataset, RLPrompts, Scale, Seed, Source, UserPath, apply_scale
@@ -69,6 +70,8 @@ class Config:
 def main(config: Config) -> Dataset:
     """Draw the tasks, write them."""
     base = Checkpoint.load(path=config.base_path) if config.base_path else Checkpoint.load("nano2-sft-model")
+    if base.template is None:
+        raise UserError(f"{base.ref} is a base model: it has no chat template", "RL goes on from SFT")
     with output_folder(config.output_dir) as folder:
         counts = {
             "instructions": write_prompts(folder, config, "instructions", INSTRUCTIONS, config.num_instructions),

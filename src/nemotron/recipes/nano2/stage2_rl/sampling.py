@@ -82,7 +82,8 @@ def batches(prompts: Sequence[Prompt], size: int, keep_rest: bool = False) -> li
     cut = [[kind[i : i + size] for i in range(0, len(kind) - spare, size)] for kind in of_kind]
     if not any(cut):
         raise UserError(
-            f"{len(prompts)} prompts are not one batch of {size}, with reasoning or without", "make the batches smaller"
+            f"{len(prompts)} prompts, those with reasoning and those without apart, are not one batch of {size}",
+            "--prompts-per-step takes fewer",
         )
     shared = min(map(len, cut))
     by_turns = [batch for pair in zip(*cut, strict=False) for batch in pair]

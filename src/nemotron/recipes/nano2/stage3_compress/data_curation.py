@@ -70,6 +70,8 @@ def main(config: Config) -> Dataset:
     blend = PretrainBlend.load(config.pretrain_path or "nano2-pretrain-data")
     teacher = Checkpoint.load(config.teacher_path or first_published("nano2-rl-model", "nano2-sft-model"))
     check_tokenizers(teacher, sft, blend)
+    if teacher.template is None:
+        raise UserError(f"{teacher.ref} is a base model: it has no chat template", "what is compressed answers tasks")
     rng = np.random.default_rng(config.seed)
 
     # --- Rows of SFT, and windows of pretraining text for their share of the tokens

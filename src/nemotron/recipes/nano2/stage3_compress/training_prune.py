@@ -92,7 +92,7 @@ def main(config: Config) -> Checkpoint:
     correlation = importance.spearman([*errors.values()], [*cosines.values()])
     removed = [r.block for r in importance.remove_iteratively(teacher, few, config.removed_blocks, {"*": 1})]
     for i, symbol in enumerate(full.hybrid_override_pattern):
-        say(f"block {i} {symbol}: without it logits are off by {errors[i]:.3g} (mean square), 1 - cos {cosines[i]:.3g}")
+        say(f"block {i} {symbol}: logits without it off by {errors[i]:.3g} (squared), sum of 1 - cos {cosines[i]:.3g}")
     say(f"rank correlation of the two {correlation:.2f}; goes by the first: {removed or 'none'}")
 
     # --- Shapes that fit: all as they are pruned, then the best of them after a moment of distillation

@@ -146,8 +146,8 @@ def test_a_pair_begins_where_two_attempts_part(sft: Checkpoint) -> None:
 def test_grpo_learns_what_it_is_rewarded_for(sft: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward for tokens of one half of the vocabulary: from a half of them to most."""
 
-    def rewarded(policy: Policy, *args: Any) -> list[Rollout]:
-        rollouts = sample(policy, *args)
+    def rewarded(policy: Policy, *args: Any, **named: Any) -> list[Rollout]:
+        rollouts = sample(policy, *args, **named)
         return [replace(r, reward=sum(t < 256 for t in r.completion_ids) / len(r.completion_ids)) for r in rollouts]
 
     monkeypatch.setattr(training_ifeval, "sample", rewarded)

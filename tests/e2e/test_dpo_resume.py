@@ -57,7 +57,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
 
 @pytest.mark.parametrize(
     ("number", "exit_code", "steps"),
-    [pytest.param(signal.SIGKILL, -9, 5, id="kill"), pytest.param(signal.SIGTERM, 143, 4, id="term")],
+    [pytest.param(signal.SIGKILL, -9, 7, id="kill"), pytest.param(signal.SIGTERM, 143, 4, id="term")],
 )
 def test_stopped_and_started_again_ends_with_the_same_weights(
     house: House, number: signal.Signals, exit_code: int, steps: int, request: pytest.FixtureRequest

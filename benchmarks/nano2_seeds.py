@@ -15,7 +15,8 @@ from pathlib import Path
 
 from seeds import newest_metrics, parse_arguments, print_bands, run_all
 
-from nemotron.recipes.nano2.summary import MODES, summarise
+from nemotron.recipes.nano2.stage1_sft.evaluation import MODES
+from nemotron.recipes.nano2.summary import summarise
 
 ROOT = Path("output/nano2-seeds")
 SEEDED = (  # what a seed decides: flags of the recipe

@@ -23,7 +23,7 @@ from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.tokens.blend import Blend, SourceFiles, add_shares, empty_source, write_blend_file
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
 
-LONG = "long"  # the source of such documents, and the folder that their blend lies in
+LONG = "long"  # the source of such documents, and the folder of the data that their blend lies in
 SHARE = 0.2  # of the tokens of the phase
 LENGTH = 1024  # tokens of a document with its questions: 8 times the windows before (the paper's: 524,288, 64 times)
 ASKED_ABOUT = 768  # tokens at its beginning: without them nothing tells the answers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MODES = ("reasoning_on", "reasoning_off")
+from nemotron.recipes.nano2.stage1_sft.evaluation import MODES
+
 FAMILIES_AND_MODES = "pass@1 on held-out tasks, mean over five families, with reasoning and without"
 
 

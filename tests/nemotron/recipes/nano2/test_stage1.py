@@ -73,6 +73,9 @@ def test_a_model_learns_from_the_rows_and_is_asked(base: Checkpoint, tmp_path: P
     assert checkpoint.inputs == {"data": data.version.pinned, "model": base.version.pinned}
     losses = checkpoint.metrics["valid_loss"]
     assert set(losses) == set(training.STAGES) and losses["mixed"] < 5  # from ln 512 = 6.2
+    num_rows = pq.read_metadata(data.path / "train/mixed.parquet").num_rows
+    tenth = training.main(replace(config, scale="small", warmup_steps=0))
+    assert (checkpoint.num_steps, tenth.num_steps) == (num_rows // 2, num_rows // 10 // 2)
     results = evaluation.main(evaluation.Config(checkpoint_path=checkpoint.path, num_tasks=200, samples=0))
     assert set(results.metrics) == {"reasoning_on", "reasoning_off"}
     assert results.inputs == {"model": checkpoint.version.pinned}

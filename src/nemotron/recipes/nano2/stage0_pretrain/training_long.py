@@ -37,6 +37,7 @@ import torch
 from pydantic import Field
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemotron.data_prep.long_documents import LONG
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig
@@ -45,8 +46,6 @@ from nemotron.stack.training.loaders import BlendLoader
 from nemotron.stack.training.losses import next_token_loss
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.threads import choose_threads
-
-BLEND = "long"  # the folder of the data that holds this phase's blend
 
 
 @dataclass
@@ -74,13 +73,13 @@ def main(config: Config) -> Checkpoint:
     if base.dataset_path is None or base.template is not None or base.metrics.get("blend", ".") != ".":
         raise UserError(f"{base.ref} is no model that training.py of this folder made", "--base-path names one")
     dataset = Dataset.load(path=base.dataset_path)
-    if not (dataset.path / BLEND).is_dir():
+    if not (dataset.path / LONG).is_dir():
         raise UserError(
             f"{dataset.path} has no long documents", "data_curation.py makes some: --scale small makes more"
         )
     steps = apply_scale(config.num_sequences, config.scale or str(dataset.metrics.get("scale", "tiny")))
     steps = max(1, steps // config.batch_size)
-    loader = BlendLoader(dataset.path / BLEND, config.seq_length, steps * config.batch_size, config.seed)
+    loader = BlendLoader(dataset.path / LONG, config.seq_length, steps * config.batch_size, config.seed)
 
     # --- Model and optimizer: the weights go on, the moments begin anew
     torch.manual_seed(config.seed)
@@ -123,7 +122,7 @@ def main(config: Config) -> Checkpoint:
             tokenizer_path=folder,
             tokens=steps * config.batch_size * config.seq_length,
             num_parameters=model.num_parameters()[0],
-            metrics={**sizes, "blend": BLEND},
+            metrics={**sizes, "blend": LONG},
         )
         return checkpoint.save()
 

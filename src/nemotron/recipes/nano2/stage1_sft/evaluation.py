@@ -42,6 +42,7 @@ from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
 
 FAMILIES = ["math", "multiple_choice", "instruction_following", "structured_output", "workplace_assistant"]
+MODES = {"reasoning_on": True, "reasoning_off": False}
 
 
 @dataclass
@@ -85,7 +86,7 @@ def score(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         seed=config.seed,
     )
     metrics, tokenizer_dir = {}, checkpoint.tokenizer_path or checkpoint.path
-    for name, thinking in (("reasoning_on", True), ("reasoning_off", False)):
+    for name, thinking in MODES.items():
         print(f"{name}:", file=sys.stderr)
         metrics[name] = score_tasks(model, tokenizer_dir, settings, template=checkpoint.template, thinking=thinking)
     return metrics

@@ -115,7 +115,7 @@ def main(config: Config) -> Checkpoint:
             optimizer.zero_grad()
             steps += 1
             losses.append(total / len(batch))
-        progress.update(i + 1, loss=losses[-1] if pairs else 0.0)
+        progress.update(i + 1, loss=losses[-1] if pairs else "none: no pairs")
     progress.close()
 
     with output_folder(config.output_dir) as folder:

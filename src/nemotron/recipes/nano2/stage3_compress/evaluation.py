@@ -35,14 +35,13 @@ from pydantic import Field
 from nemotron.kit import Checkpoint, Results, Scale, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.evaluation import EvaluationConfig
-from nemotron.recipes.nano2.stage1_sft.evaluation import FAMILIES
+from nemotron.recipes.nano2.stage1_sft.evaluation import FAMILIES, MODES
 from nemotron.stack.compression.search import inference_bytes
 from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks
 from nemotron.stack.evaluation.scoring import Evaluation, compare
 from nemotron.stack.models import NemotronH
 
-MODES = {"reasoning_on": True, "reasoning_off": False}
 # Tokens distilled -> share of the larger model's score, 66.1, that the pruned one had: 9B -> 7B of the Minitron recipe.
 PUBLISHED = {"2.5 B": 59.8 / 66.1, "80 B": 65.1 / 66.1}
 

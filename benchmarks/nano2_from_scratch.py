@@ -28,6 +28,7 @@ from nemotron.recipes.nano2.stage3_compress import training_distil
 from nemotron.recipes.nano2.stage3_compress.evaluation import ask, mean_score
 from nemotron.stack.evaluation.model import held_out_tasks
 from nemotron.stack.models import NemotronH
+from nemotron.stack.training.lanes import Lanes
 from nemotron.stack.training.loaders import PackedLoader
 
 # 97.5 % quantile of Student's t with n - 1 degrees of freedom, by the number of seeds n.
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     print(machine())
-    torch.set_num_threads(args.threads)
+    lanes = Lanes(args.threads)
     small = Checkpoint.load("nano2-compressed-model")
     pruned = Checkpoint.input_of(small)
     large = Checkpoint.input_of(pruned)
@@ -51,14 +52,14 @@ def main() -> None:
     teacher = NemotronH.from_pretrained(large.path).eval()
     settings = EvaluationConfig(families=FAMILIES, tasks_per_family=args.tasks, samples=0, max_turns=4, seed=0)
     tasks = held_out_tasks(args.tasks, settings)
-    print(f"{large.ref}: score {mean_score(ask(teacher, large, tasks, settings)):.3f}", flush=True)
+    print(f"{large.ref}: score {mean_score(ask(teacher, large, tasks, settings, lanes)):.3f}", flush=True)
 
     differences = list[float]()
     for seed in range(args.seeds):
         distilled = NemotronH.from_pretrained(pruned.path)
         torch.manual_seed(seed)
         scratch = NemotronH(distilled.config)
-        config = training_distil.Config(seed=seed)
+        config = training_distil.Config(seed=seed, threads=args.threads)
         scores = []
         for student, guide, of_side in (
             (distilled, teacher, config),
@@ -66,7 +67,7 @@ def main() -> None:
         ):
             loop = training_distil.distil(student, guide, PackedLoader(rows, None, seed), of_side, small.num_steps)
             deque(loop, maxlen=0)
-            scores.append(mean_score(ask(student.eval(), small, tasks, settings)))
+            scores.append(mean_score(ask(student.eval(), small, tasks, settings, lanes)))
         differences.append(scores[0] - scores[1])
         print(f"seed {seed}: distilled {scores[0]:.3f}, from scratch {scores[1]:.3f}", flush=True)
     mean, deviation = statistics.mean(differences), statistics.stdev(differences)

@@ -98,6 +98,7 @@ def model_generate_fn(
     batch_size: int = 256,
     poll: Callable[[], None] = lambda: None,
     show_progress: bool = False,
+    label: str = "",
     budget: ReasoningBudget | None = None,
 ) -> GenerateFn:
     """A `GenerateFn` of a model: tokenises prompts, decodes in batches of about equal length.
@@ -110,7 +111,7 @@ def model_generate_fn(
         max_turns: responses of an episode; one that would have more is not finished either.
         batch_size: completions decoded at once.
         poll: called at every decoding step; raises to stop (a signal arrived).
-        show_progress: a line on stderr with responses, tokens/s and the time left.
+        show_progress: a line on stderr with responses, tokens/s and the time left, after `label`.
         budget: of the reasoning of each response, for prompts that open it.
     """
     tokenizer, stops = load_tokenizer(tokenizer_dir), stop_token_ids(tokenizer_dir, template)
@@ -141,8 +142,8 @@ def model_generate_fn(
         per_batch = max(1, batch_size // samples)
         device = model.lm_head.weight.device
         completions: list[list[Completion]] = [[] for _ in encoded]
-        label, stream = "greedy" if temperature == 0 else "sampled", sys.stderr if show_progress else io.StringIO()
-        progress = Progress(len(encoded) * samples, label=label, stream=stream)
+        what, stream = "greedy" if temperature == 0 else "sampled", sys.stderr if show_progress else io.StringIO()
+        progress = Progress(len(encoded) * samples, label=f"{label} {what}".strip(), stream=stream)
         for start in range(0, len(order), per_batch):
             rows = order[start : start + per_batch]
             generator = torch.Generator(device=device).manual_seed(_sampling_seed(seed, start))
@@ -232,6 +233,7 @@ def evaluate_model(
     max_reasoning: int | None = None,
     poll: Callable[[], None] = lambda: None,
     show_progress: bool = False,
+    label: str = "",
 ) -> Evaluation:
     """pass@1 of a model in memory, greedy and sampled at temperature 1; `template` and `thinking` as `evaluate_tasks`.
 
@@ -245,7 +247,7 @@ def evaluate_model(
         budget = reasoning_budget(tokenizer_dir, template, max_reasoning, settings.max_new_tokens)
     generate_fn = model_generate_fn(
         model, tokenizer_dir, template, max_new_tokens=settings.max_new_tokens, max_turns=settings.max_turns,
-        batch_size=settings.batch_size, poll=poll, show_progress=show_progress, budget=budget,
+        batch_size=settings.batch_size, poll=poll, show_progress=show_progress, label=label, budget=budget,
     )  # fmt: skip
     return evaluate_tasks(
         generate_fn,
@@ -279,25 +281,28 @@ def score_tasks(
     template: str | None,
     thinking: bool = True,
     poll: Callable[[], None] = lambda: None,
+    label: str = "",
 ) -> dict[str, Any]:
     """What a training script publishes of its model: pass@1 on held-out tasks, beside the best constant answer.
 
     The metrics `tasks`, `best_constant` by family, some `generations` to read, and the tier of the `sandbox` where
-    programs were run; none with `tasks_per_family` 0.
+    programs were run; none with `tasks_per_family` 0. `label` stands before each line on stderr.
     """
     tasks = held_out_tasks(settings.tasks_per_family, settings)
     if not tasks:
         return {}
     evaluation = evaluate_model(
-        model, tokenizer_dir, tasks, settings, template=template, thinking=thinking, poll=poll, show_progress=True
-    )
+        model, tokenizer_dir, tasks, settings, template=template, thinking=thinking, poll=poll, show_progress=True,
+        label=label,
+    )  # fmt: skip
     constants = {
         family: best_constant_answer([task for task in tasks if task.family == family], settings.sandbox).score
         for family in evaluation.families
     }
     for family, constant in constants.items():
         score = evaluation.greedy(family).estimate
-        print(f"{family}: pass@1 {score:.3f} greedy, best constant answer {constant:.3f}", file=sys.stderr)
+        line = f"{family}: pass@1 {score:.3f} greedy, best constant answer {constant:.3f}"
+        print(f"{label} {line}".strip(), file=sys.stderr)
     return {
         "tasks": evaluation.metrics(),
         "best_constant": constants,

@@ -50,6 +50,10 @@ class Batch:
             seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL[rows]
             yield Batch(self.input_ids_BL[rows], self.labels_BL[rows], self.loss_mask_BL[rows], seq_idx)
 
+    def halves(self) -> list[Batch]:
+        """The first half of the rows and the second, one more in the first where they are odd; one row is one batch."""
+        return list(self.micro_batches(-(-len(self.input_ids_BL) // 2)))
+
     def trimmed(self, multiple: int = 32) -> Batch:
         """The same batch without its last columns, where no row has a label to learn; a `multiple` of them stays.
 

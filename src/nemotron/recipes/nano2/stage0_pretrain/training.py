@@ -34,6 +34,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath, apply_scale
@@ -41,10 +42,10 @@ from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.training.loaders import BlendLoader
+from nemotron.stack.training.lanes import Lanes
+from nemotron.stack.training.loaders import Batch, BlendLoader
 from nemotron.stack.training.losses import next_token_loss
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
-from nemotron.stack.training.threads import choose_threads
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Config:
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.18  # the last 3.6 T of 20 T tokens
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor, at most; measured as it trains: as many as are faster
+    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of a batch one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -106,23 +107,23 @@ def main(config: Config) -> Checkpoint:
 
     # --- The loop. Loss: mean over all tokens of the batch, in nats
     model.train()
-    threads = choose_threads(model, (config.batch_size, config.seq_length), config.threads)
+    lanes = Lanes(config.threads)
+
+    def loss_sum(rows: Batch) -> Tensor:
+        return next_token_loss(model(rows.input_ids_BL).logits, rows.labels_BL) * rows.labels_BL.numel()
+
     progress, losses = Progress(steps, label="pretrain"), list[float]()
     for i in range(steps):
         lr = lr_at(i, steps, settings, schedule)
         set_lr(optimizer, lr)
         batch = loader.next_batch(config.batch_size)
-        threads.begin()
-        logits_BLV = model(batch.input_ids_BL).logits
-        loss = next_token_loss(logits_BLV, batch.labels_BL)
-        loss.backward()
+        loss = lanes.add_gradients(model, loss_sum, batch.halves(), batch.labels_BL.numel())
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         losses.append(loss.item())
         if not math.isfinite(losses[-1] + grad_norm.item()):  # before it reaches a weight
             raise RunFailed(f"loss {losses[-1]}, gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")
         optimizer.step()
         optimizer.zero_grad()
-        threads.end()
         progress.update(i + 1, tokens=batch.input_ids_BL.numel(), loss=losses[-1], lr=lr)
     progress.close()
 

@@ -27,21 +27,23 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 import math
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.models import NemotronH
-from nemotron.stack.training.loaders import PackedLoader
+from nemotron.stack.training.lanes import Lanes
+from nemotron.stack.training.loaders import Batch, PackedLoader
 from nemotron.stack.training.losses import selected_loss_sum
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
-from nemotron.stack.training.threads import choose_threads
 
 STAGES = ("mixed", "tools", "truncated")
 
@@ -60,7 +62,7 @@ class Config:
     warmup_steps: Annotated[int, Field(ge=0)] = 30  # in which lr rises from 0
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.4  # the last of the steps, in which lr falls to 0
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor, at most; measured as it trains: as many as are faster
+    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of a batch one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -90,24 +92,19 @@ def main(config: Config) -> Checkpoint:
 
     # --- The loop. Loss: cross-entropy, mean over the trained tokens of the batch: what the model itself is to write
     model.train()
-    threads = choose_threads(model, (config.batch_size, config.seq_length), config.threads, packed=True)
+    lanes = Lanes(config.threads)
     progress, losses = Progress(len(order), label="sft"), list[float]()
     for i, stage in enumerate(order):
         lr = lr_at(i, len(order), settings, schedule)
         set_lr(optimizer, lr)
         batch = train[stage].next_batch(config.batch_size).trimmed()  # rows of `tools` are not full
-        threads.begin()
-        answers_BL = batch.loss_mask_BL.bool()  # where the NEXT token, the label, is trained
-        logits_TV = model(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
-        loss = selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]) / answers_BL.sum()
-        loss.backward()
+        loss = lanes.add_gradients(model, partial(answer_nats, model), batch.halves(), batch.loss_mask_BL.sum().item())
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         losses.append(loss.item())
         if not math.isfinite(losses[-1] + grad_norm.item()):  # before it reaches a weight
             raise RunFailed(f"loss {losses[-1]}, gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")
         optimizer.step()
         optimizer.zero_grad()
-        threads.end()
         progress.update(i + 1, tokens=batch.input_ids_BL.numel(), loss=losses[-1], lr=lr)
     valid_loss = {stage: validate(model, loader) for stage, loader in valid.items()}
     progress.note("held-out loss: " + ", ".join(f"{stage} {loss:.3f}" for stage, loss in valid_loss.items()))
@@ -134,16 +131,19 @@ def main(config: Config) -> Checkpoint:
         return checkpoint.save()
 
 
+def answer_nats(model: NemotronH, rows: Batch) -> Tensor:
+    """Cross-entropy of the trained tokens, a sum in nats."""
+    answers_BL = rows.loss_mask_BL.bool()  # where the NEXT token, the label, is trained
+    logits_TV = model(rows.input_ids_BL, rows.seq_idx_BL, answers_BL).logits
+    return selected_loss_sum(logits_TV, rows.labels_BL[answers_BL])
+
+
 @torch.no_grad()
 def validate(model: NemotronH, loader: PackedLoader) -> float:
     """Held-out loss in nats, mean over trained tokens."""
-    nats = tokens = 0.0
-    for batch in loader.all_batches(8):
-        answers_BL = batch.loss_mask_BL.bool()
-        logits_TV = model.eval()(batch.input_ids_BL, batch.seq_idx_BL, answers_BL).logits
-        nats += selected_loss_sum(logits_TV, batch.labels_BL[answers_BL]).item()
-        tokens += answers_BL.sum().item()
-    return nats / tokens
+    batches = [*loader.all_batches(8)]
+    nats = sum(answer_nats(model.eval(), batch).item() for batch in batches)
+    return nats / sum(batch.loss_mask_BL.sum().item() for batch in batches)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,6 @@ def main(config: Config) -> Results:
             "data_curation.py of this folder makes some that does",
         )
     initial = Checkpoint.load(path=dataset.tokenizer_path)
-    torch.set_num_threads(config.threads)
     tasks = {}
     for name, which in (("before", initial), ("after", checkpoint)):
         print(f"{name}: {which.ref}", file=sys.stderr)
@@ -74,13 +73,16 @@ def main(config: Config) -> Results:
             )
             print(f"{mode} {family}: {shown}", file=sys.stderr)
     with output_folder(config.output_dir) as folder:
-        metrics = {"tasks": tasks, "preferences": compare(checkpoint, initial, read_prompts(dataset, "held_out"))}
+        metrics = {
+            "tasks": tasks,
+            "preferences": compare(checkpoint, initial, read_prompts(dataset, "held_out"), config.threads),
+        }
         return Results(path=folder, metrics=metrics).save()
 
 
-def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Prompt], threads: int) -> dict[str, Any]:
     """An answer of each model to each prompt: who wins, and how long they are, in tokens."""
-    before, after = load_policy(initial), load_policy(checkpoint)
+    before, after = load_policy(initial, threads), load_policy(checkpoint, threads)
     old, new = answers_of(before, prompts), answers_of(after, prompts)
     both = [list(pair) for pair in zip(new, old, strict=True)]
     better = [better_first(pair, after) for pair in both]

@@ -17,8 +17,9 @@ from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
-from nemotron.stack.rl.calls import RolloutSettings, cut_into_calls, draw_call, merge_calls
+from nemotron.stack.rl.calls import Call, Drawn, RolloutSettings, cut_into_calls, draw_call, merge_calls
 from nemotron.stack.rl.rollouts import Rollout
+from nemotron.stack.training.lanes import LANES, Lanes
 
 Prompt = tuple[Task, bool]
 """A task, and whether the model is to reason."""
@@ -33,6 +34,7 @@ class Policy:
     tokenizer: Tokenizer
     template: str
     stop_ids: list[int]
+    lanes: Lanes
 
     def encode(self, task: Task, thinking: bool) -> list[int]:
         """The tokens up to where it is to answer."""
@@ -46,13 +48,14 @@ class Policy:
         return f"{THINK}{written}" if thinking else written
 
 
-def load_policy(checkpoint: Checkpoint) -> Policy:
-    """The model of a checkpoint; UserError for a base model."""
+def load_policy(checkpoint: Checkpoint, threads: int = LANES) -> Policy:
+    """The model of a checkpoint, which answers on so many threads; UserError for a base model."""
     if checkpoint.template is None:
         raise UserError(f"{checkpoint.ref} is a base model: it has no chat template", "RL goes on from SFT")
     folder = checkpoint.tokenizer_path or checkpoint.path
     model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
-    return Policy(model, load_tokenizer(folder), checkpoint.template, stop_token_ids(folder, checkpoint.template))
+    stop_ids = stop_token_ids(folder, checkpoint.template)
+    return Policy(model, load_tokenizer(folder), checkpoint.template, stop_ids, Lanes(threads))
 
 
 def save_policy(model: NemotronH, checkpoint: Checkpoint, folder: Path) -> None:
@@ -106,8 +109,13 @@ def sample(
         max_new_tokens=64, max_turns=max_turns, max_length=2048, stop_token_ids=policy.stop_ids,
     )  # fmt: skip
     encoded = [policy.encode(task, thinking) for task in tasks]
-    calls = cut_into_calls(tasks, encoded, max(1, ANSWERS_AT_ONCE // samples), list(seed))
-    return merge_calls(calls, [draw_call(call, policy.model, policy.tokenizer, settings) for call in calls]).rollouts
+    prompts_at_once = max(1, min(ANSWERS_AT_ONCE // samples, -(-len(tasks) // LANES)))
+    calls = cut_into_calls(tasks, encoded, prompts_at_once, list(seed))
+
+    def draw(call: Call) -> Drawn:
+        return draw_call(call, policy.model, policy.tokenizer, settings, policy.lanes.poll)
+
+    return merge_calls(calls, policy.lanes.map(draw, calls)).rollouts
 
 
 def in_groups(answers: Sequence[Rollout], size: int) -> list[list[Rollout]]:

@@ -19,9 +19,7 @@ pairs of the round follows, with the model that began it as the reference.
 
 A pair is the first turn in which two attempts differ by a token, of reasoning or call: the same context, what a right
 attempt wrote there, and what a wrong one did. The template shows earlier turns without their reasoning, so that an
-attempt is not one sequence anyway.
-
-Shapes: T sampled tokens of the pairs of a micro-batch.
+attempt is not one sequence anyway. Shapes: T sampled tokens of some pairs.
 
 Simplified against the paper (arXiv 2508.14444, section 3.2): one process, fp32; five small databases, not WorkBench.
 """
@@ -44,6 +42,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from nemo_runspec.errors import RunFailed
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
@@ -51,7 +50,7 @@ from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.schemas.rl import DPOLossConfig
 from nemotron.recipes.nano2.stage2_rl.sampling import in_groups, load_policy, read_prompts, sample, save_policy
-from nemotron.stack.rl.pairs import Pair, answer_logprobs, answer_of, pack_pairs, pair_logprobs
+from nemotron.stack.rl.pairs import Pair, PairBatch, answer_logprobs, answer_of, pack_pairs
 from nemotron.stack.rl.preferences import dpo_loss
 from nemotron.stack.rl.rollouts import Rollout, one_turn_each
 from nemotron.stack.training.optim import build_optimizer
@@ -72,7 +71,7 @@ class Config:
     beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
     sft_weight: Annotated[float, Field(ge=0)] = 0.1  # of the chosen turn's negative log-likelihood (sum over tokens)
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 1  # two gain little at this size, and lose much on a busy machine
+    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of what is done one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -82,13 +81,20 @@ def main(config: Config) -> Checkpoint:
     """In each round sample, verify, pair, train; save."""
     initial = Checkpoint.load(path=config.checkpoint_path)
     dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
-    torch.set_num_threads(config.threads)
-    policy = load_policy(initial)
-    model, prompts = policy.model, read_prompts(dataset, "tools", config.scale)
+    policy = load_policy(initial, config.threads)
+    model, reference = policy.model, copy.deepcopy(policy.model)
+    prompts = read_prompts(dataset, "tools", config.scale)
     optimizer = build_optimizer(model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
     settings = DPOLossConfig(reference_policy_kl_penalty=config.beta, sft_loss_weight=config.sft_weight)
-    progress, steps, losses = Progress(config.rounds, label="dpo"), 0, list[float]()
-    right: list[float] = []  # of the attempts of each round
+
+    def loss_sum(micro: PairBatch) -> Tensor:  # of some pairs: the loss, and its first term alone
+        logp_T = answer_logprobs(model.train(), micro, nullcontext())  # no autocast: fp32
+        with torch.no_grad():
+            reference_T = answer_logprobs(reference, micro, nullcontext())
+        loss = dpo_loss(logp_T, reference_T, micro.lengths_S, settings)
+        return torch.stack([loss.loss, loss.preference_P.sum()])
+
+    progress, losses, right = Progress(config.rounds, label="dpo"), list[float](), list[float]()
     for i in range(config.rounds):
         # --- 1. Attempts of the policy as it is now, verified; those at one request stand together
         attempts = sample(policy, prompts[i :: config.rounds], config.samples, max_turns=4, seed=[config.seed, i])
@@ -98,23 +104,17 @@ def main(config: Config) -> Checkpoint:
         progress.note(f"round {i + 1}: {right[-1]:.1%} of {len(attempts):,} attempts are right, {len(pairs)} pairs")
         # --- 2. An epoch on the pairs. Loss: mean over the pairs of a batch of -log sigmoid(beta (gain of the chosen -
         # gain of the rejected)) + sft_weight NLL(chosen); a gain: log-probability of a turn less the reference's
-        reference = copy.deepcopy(model)
+        reference.load_state_dict(model.state_dict())
         for start in range(0, len(pairs), config.pairs_per_step):
-            batch, total = pairs[start : start + config.pairs_per_step], 0.0
-            model.train()
-            for micro in pack_pairs(batch, max(pair.num_tokens for pair in batch), rows_per_batch=1):
-                logp_T = answer_logprobs(model, micro, nullcontext())  # no autocast: fp32
-                reference_T = torch.cat([*pair_logprobs(reference, micro, nullcontext()).values()])
-                loss = dpo_loss(logp_T, reference_T, micro.lengths_S, settings)
-                (loss.loss / len(batch)).backward()
-                total += loss.preference_P.sum().item()
+            batch = pairs[start : start + config.pairs_per_step]
+            micros = pack_pairs(batch, max(pair.num_tokens for pair in batch), rows_per_batch=1)
+            _, preference_loss = policy.lanes.add_gradients(model, loss_sum, micros, len(batch))
             grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
             if not math.isfinite(grad_norm.item()):  # before it reaches a weight
                 raise RunFailed(f"gradient norm {grad_norm} in round {i + 1}", "try a smaller --lr")
             optimizer.step()
             optimizer.zero_grad()
-            steps += 1
-            losses.append(total / len(batch))
+            losses.append(preference_loss.item())
         progress.update(i + 1, loss=losses[-1] if pairs else "none: no pairs")
     progress.close()
 
@@ -122,7 +122,7 @@ def main(config: Config) -> Checkpoint:
         save_policy(model, initial, folder)
         checkpoint = Model(
             path=folder,
-            num_steps=steps,
+            num_steps=len(losses),
             checkpoint_path=folder,
             dataset_path=dataset.path,
             tokenizer_path=folder,

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 
 from nemotron.kit import Checkpoint, Results, Scale, Seed, UserPath, apply_scale
@@ -41,6 +40,7 @@ from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks
 from nemotron.stack.evaluation.scoring import Evaluation, compare
 from nemotron.stack.models import NemotronH
+from nemotron.stack.training.lanes import Lanes
 
 # Tokens distilled -> share of the larger model's score, 66.1, that the pruned one had: 9B -> 7B of the Minitron recipe.
 PUBLISHED = {"2.5 B": 59.8 / 66.1, "80 B": 65.1 / 66.1}
@@ -54,7 +54,7 @@ class Config:
     scale: Scale = "tiny"  # of num_tasks
     num_tasks: Annotated[int, Field(ge=1)] = 6_400  # of each family, at full scale
     memory_tokens: Annotated[int, Field(ge=1)] = 1024  # at which memory is compared
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    threads: Annotated[int, Field(ge=1)] = 2  # 1: one mode after the other, with the same result
     seed: Seed = 0  # of every random choice
     output_dir: Path | None = None  # also leave results.json there
 
@@ -65,7 +65,6 @@ def main(config: Config) -> Results:
     small = Checkpoint.load(path=config.checkpoint_path, key="model")
     pruned = Checkpoint.input_of(small)
     large = Checkpoint.input_of(pruned)
-    torch.set_num_threads(config.threads)
     num_tasks = apply_scale(config.num_tasks, config.scale)
     settings = EvaluationConfig(families=FAMILIES, tasks_per_family=num_tasks, samples=0, max_turns=4, seed=config.seed)
     tasks = held_out_tasks(num_tasks, settings)
@@ -73,7 +72,7 @@ def main(config: Config) -> Results:
     for name, checkpoint in (("large", large), ("small", small)):
         print(f"{name}: {checkpoint.ref}", file=sys.stderr)
         model = NemotronH.from_pretrained(checkpoint.checkpoint_path or checkpoint.path).eval()
-        answers[name] = ask(model, checkpoint, tasks, settings)
+        answers[name] = ask(model, checkpoint, tasks, settings, Lanes(config.threads))
         metrics[name] = {
             "parameters": model.num_parameters()[0],
             "bytes": inference_bytes(model.config, config.memory_tokens),
@@ -92,16 +91,18 @@ def main(config: Config) -> Results:
 
 
 def ask(
-    model: NemotronH, checkpoint: Checkpoint, tasks: list[Task], settings: EvaluationConfig
+    model: NemotronH, checkpoint: Checkpoint, tasks: list[Task], settings: EvaluationConfig, lanes: Lanes
 ) -> dict[str, Evaluation]:
     """What a model answers, with reasoning on and off."""
     tokenizer_dir, template = checkpoint.tokenizer_path or checkpoint.path, checkpoint.template
-    return {
-        mode: evaluate_model(
-            model, tokenizer_dir, tasks, settings, template=template, thinking=thinking, show_progress=True
-        )
-        for mode, thinking in MODES.items()
-    }
+
+    def in_mode(name: str) -> Evaluation:
+        return evaluate_model(
+            model, tokenizer_dir, tasks, settings, template=template, thinking=MODES[name], poll=lanes.poll,
+            show_progress=True, label=name,
+        )  # fmt: skip
+
+    return dict(zip(MODES, lanes.map(in_mode, MODES), strict=True))
 
 
 def mean_score(answers: dict[str, Evaluation]) -> float:

@@ -36,6 +36,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
@@ -43,7 +44,8 @@ from nemotron.kit.dataclass_script import output_folder, run_step, step
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.compression.distillation import forward_kl_sum, measure_recovery
 from nemotron.stack.models import NemotronH
-from nemotron.stack.training.loaders import PackedLoader
+from nemotron.stack.training.lanes import Lanes
+from nemotron.stack.training.loaders import Batch, PackedLoader
 from nemotron.stack.training.losses import selected_loss_sum
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 
@@ -63,7 +65,7 @@ class Config:
     warmup_steps: Annotated[int, Field(ge=0)] = 10  # in which lr rises from 0
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of a batch one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -79,12 +81,10 @@ def main(config: Config) -> Checkpoint:
     rows, tokens = config.epochs * dataset.at_scale(train.num_rows, config.scale), config.batch_size * train.seq_len
     steps = max(1, rows // config.batch_size)
 
-    # --- The loop is `distil`; between its steps the recovery is measured on held-out rows
-    torch.set_num_threads(config.threads)
-    student = NemotronH.from_pretrained(pruned.checkpoint_path or pruned.path)
-    teacher = NemotronH.from_pretrained(large.checkpoint_path or large.path)
+    student, teacher = (NemotronH.from_pretrained(made.checkpoint_path or made.path) for made in (pruned, large))
     progress, losses = Progress(steps, label="distil"), list[float]()
     recovery = {0: measure_recovery(student, teacher, valid.all_batches(8))}
+    # --- The loop is `distil`; between its steps the recovery is measured on held-out rows
     for i, loss in enumerate(distil(student, teacher, train, config, steps), start=1):
         losses.append(loss)
         progress.update(i, tokens=tokens, loss=loss)
@@ -117,27 +117,26 @@ def main(config: Config) -> Checkpoint:
 def distil(
     student: NemotronH, teacher: NemotronH | None, train: PackedLoader, config: Config, steps: int
 ) -> Iterator[float]:
-    """Train the student for so many steps; yields the loss of each, in nats a trained token.
-
-    Without a teacher the loss is the cross entropy of the labels: what distillation is compared with.
-    """
-    settings = OptimizerConfig(
-        lr=config.lr, min_lr=config.lr * config.final_lr_share, adam_beta2=0.95, weight_decay=config.weight_decay
-    )
+    """Train for so many steps; yields each loss, in nats a token; without a teacher, the labels' cross entropy."""
+    last_lr = config.lr * config.final_lr_share
+    settings = OptimizerConfig(lr=config.lr, min_lr=last_lr, adam_beta2=0.95, weight_decay=config.weight_decay)
     schedule = SchedulerConfig(lr_warmup_iters=min(config.warmup_steps, steps // 2), lr_decay_style="cosine")
     optimizer = build_optimizer(student, settings)
+    lanes = Lanes(config.threads)
+
+    def loss_sum(rows: Batch) -> Tensor:
+        trained_BL = rows.loss_mask_BL.bool()
+        logits_TV = student(rows.input_ids_BL, rows.seq_idx_BL, trained_BL).logits
+        if teacher is None:
+            return selected_loss_sum(logits_TV, rows.labels_BL[trained_BL])
+        with torch.no_grad():
+            teacher_TE = teacher.hidden_states(rows.input_ids_BL, rows.seq_idx_BL)[0][trained_BL]
+        return forward_kl_sum(logits_TV, teacher_TE, teacher.lm_head.weight)
+
     for i in range(steps):
         set_lr(optimizer, lr_at(i, steps, settings, schedule))
         batch = train.next_batch(config.batch_size)
-        trained_BL = batch.loss_mask_BL.bool()
-        logits_TV = student.train()(batch.input_ids_BL, batch.seq_idx_BL, trained_BL).logits
-        if teacher is None:
-            loss = selected_loss_sum(logits_TV, batch.labels_BL[trained_BL]) / trained_BL.sum()
-        else:
-            with torch.no_grad():
-                teacher_TE = teacher.hidden_states(batch.input_ids_BL, batch.seq_idx_BL)[0][trained_BL]
-            loss = forward_kl_sum(logits_TV, teacher_TE, teacher.lm_head.weight) / trained_BL.sum()
-        loss.backward()
+        loss = lanes.add_gradients(student.train(), loss_sum, batch.halves(), batch.loss_mask_BL.sum().item())
         grad_norm = torch.nn.utils.clip_grad_norm_(student.parameters(), config.clip_grad)
         if not math.isfinite(loss.item() + grad_norm.item()):  # before it reaches a weight
             raise RunFailed(f"loss {loss.item()}, gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")

@@ -7,11 +7,13 @@ import math
 import os
 import shutil
 import sys
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat, TextIO
+from typing import Any, ClassVar, Protocol, SupportsFloat, TextIO
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.write import write_in_one_step
@@ -144,29 +146,43 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 class StatusLine:
-    """The last line of a stream: rewritten in place on a terminal; elsewhere each showing is a line of its own."""
+    """The last line of a stream: rewritten in place on a terminal; elsewhere each showing is a line of its own.
+
+    Threads may share it: whoever shows something takes the line over, and whoever ends it ends it for all.
+    """
+
+    _lock = threading.RLock()
+    _open: ClassVar = weakref.WeakSet[TextIO]()  # streams whose last line is not ended
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._open = False
 
     def show(self, text: str) -> None:
         """Put `text` there, cut to the width of the terminal."""
         if self.on_terminal:
             columns = shutil.get_terminal_size().columns
-            self._stream.write("\r\x1b[2K" + text[: columns - 1])
-            self._open = True
+            with self._lock:
+                self._stream.write("\r\x1b[2K" + text[: columns - 1])
+                self._stream.flush()
+                self._open.add(self._stream)
         else:
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """A line that stays, under the last one."""
+        with self._lock:
+            self.end()
             self._stream.write(text + "\n")
-        self._stream.flush()
+            self._stream.flush()
 
     def end(self) -> None:
         """End the line, so that what is printed next starts on a new one."""
-        if self._open:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._open = False
+        with self._lock:
+            if self._stream in self._open:
+                self._stream.write("\n")
+                self._stream.flush()
+                self._open.discard(self._stream)
 
 
 class Progress:
@@ -239,9 +255,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line of its own (a validation result, a checkpoint) without tearing the progress line."""
-        self._line.end()
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        self._line.note(text)
 
     def close(self) -> None:
         """End the line, so that what is printed next starts on a new one."""

@@ -17,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 from nemo_runspec.errors import UserError
 from nemotron.kit import chat
 from nemotron.kit.chat_template import load_template, stop_tokens
-from nemotron.kit.metrics import Progress
+from nemotron.kit.metrics import Progress, StatusLine
 from nemotron.stack.environments import (
     Episode,
     Task,
@@ -302,7 +302,7 @@ def score_tasks(
     for family, constant in constants.items():
         score = evaluation.greedy(family).estimate
         line = f"{family}: pass@1 {score:.3f} greedy, best constant answer {constant:.3f}"
-        print(f"{label} {line}".strip(), file=sys.stderr)
+        StatusLine(sys.stderr).note(f"{label} {line}".strip())
     return {
         "tasks": evaluation.metrics(),
         "best_constant": constants,

@@ -9,12 +9,14 @@ wait for each other once a step. It is data parallelism inside one process, on o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from threading import Event
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from nemotron.stack.training.threads import fix_order_of_sums
 
 LANES = 2
 
@@ -22,21 +24,30 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
-class Stopped(Exception):
-    """Another lane has failed, or the process is to end: nobody waits for this lane's result."""
+class Stopped(BaseException):
+    """Another lane has failed, or the process is to end. No `except Exception` on the way takes it for a failure."""
 
 
 class Lanes:
     """Works on parts at once; an operation then has one thread, here and in the thread that makes the lanes.
 
-    Results depend on how the parts are cut, never on `threads`: with 1 the lanes take turns. Where one fails, or a
-    signal arrives, the parts that nobody has begun are dropped and `poll` stops those that ask it; the error is raised.
+    Results depend on how the parts are cut, never on `threads`: with 1 the lanes take turns. Where a part fails, or a
+    signal arrives, those that nobody has begun are dropped and `poll` stops the others; then the error is raised. The
+    work may read what both lanes share, and write nothing to it.
+
+    Args:
+        threads: 1 or 2.
     """
 
     def __init__(self, threads: int = LANES) -> None:
+        fix_order_of_sums()  # for what follows in this process, on any number of threads
         torch.set_num_threads(1)
+        self._threads = threads
+        self._open()
+
+    def _open(self) -> None:
         self._stopped = Event()
-        self._pool = ThreadPoolExecutor(min(threads, LANES), "lane", torch.set_num_threads, (1,))
+        self._pool = ThreadPoolExecutor(self._threads, "lane", torch.set_num_threads, (1,))
 
     def poll(self) -> None:
         """Raise `Stopped` where the result is no longer wanted: long work asks now and then."""
@@ -45,11 +56,16 @@ class Lanes:
 
     def map(self, work: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
         """`work` of every part, in their order. A lane that is free takes the next one."""
+        futures = [self._pool.submit(work, part) for part in parts]
         try:
-            return [future.result() for future in [self._pool.submit(work, part) for part in parts]]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            if failed := [future for future in futures if future.done() and future.exception()]:
+                failed[0].result()  # raises
+            return [future.result() for future in futures]
         except BaseException:
             self._stopped.set()
             self._pool.shutdown(cancel_futures=True)  # waits for what has begun
+            self._open()
             raise
 
     def add_gradients(

@@ -38,6 +38,11 @@ class Batch:
     loss_mask_BL: torch.Tensor
     seq_idx_BL: torch.Tensor | None = None
 
+    @property
+    def num_trained(self) -> int:
+        """Labels that are trained on, whatever their weights."""
+        return int(self.loss_mask_BL.count_nonzero())
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
         seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL.to(device)

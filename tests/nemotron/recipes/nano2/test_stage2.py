@@ -142,6 +142,14 @@ def test_a_pair_begins_where_two_attempts_part(sft: Checkpoint) -> None:
     assert training_dpo.make_pairs([attempts[0], attempt([30, 31], 0.0)], most=2) == []  # nothing tells them apart
 
 
+def test_answers_are_the_same_on_one_thread_and_on_two(sft: Checkpoint) -> None:
+    tasks = [task for family in ("math", "workplace_assistant") for task in generate_tasks(family, "train", 5)]
+    prompts = [(task, True) for task in tasks]
+    one, two = (sample(load_policy(sft, threads), prompts, samples=3, max_turns=3, seed=[7]) for threads in (1, 2))
+    assert one == two and len(one) == 30 and [answer.prompt_index for answer in one[::3]] == list(range(10))
+    assert len({tuple(answer.completion_ids) for answer in one}) > 20
+
+
 @pytest.mark.slow
 def test_grpo_learns_what_it_is_rewarded_for(sft: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward for tokens of one half of the vocabulary: from a half of them to most."""

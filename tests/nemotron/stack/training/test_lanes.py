@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -86,21 +88,49 @@ def test_results_are_in_the_order_of_the_parts(count: int) -> None:
     assert lanes.map(lambda part: (part, torch.get_num_threads()), range(9)) == [(i, 1) for i in range(9)]
 
 
-def test_where_one_fails_the_other_is_stopped_and_the_rest_is_not_begun() -> None:
-    lanes, begun, stopped = Lanes(2), list[int](), threading.Event()
+@pytest.mark.parametrize("failing", [0, 1])
+def test_where_a_part_fails_the_others_are_stopped_and_the_rest_is_not_begun(failing: int) -> None:
+    lanes, begun, stopped = Lanes(2), list[int](), list[int]()
 
     def work(part: int) -> None:
         begun.append(part)
-        if part == 0:
-            raise RuntimeError("first part")
+        if part == failing:
+            raise RuntimeError(f"part {part}")
         try:
             while True:
                 lanes.poll()
         except Stopped:
-            stopped.set()
+            stopped.append(part)
             raise
 
-    with pytest.raises(RuntimeError, match="first part"):
+    with pytest.raises(RuntimeError, match=f"part {failing}"):
         lanes.map(work, range(50))
-    assert stopped.is_set() and len(begun) < 50
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lane") and thread.is_alive()]
+    assert len(begun) < 50 and [*stopped, failing] == sorted(begun, key=lambda part: part == failing)
+    assert lanes.map(lambda part: part, range(3)) == [0, 1, 2]  # they go on
+
+
+def test_a_signal_stops_the_lanes() -> None:
+    """As Ctrl-C does: an exception in the thread that waits for them."""
+    lanes, begun = Lanes(2), threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def work(part: int) -> None:
+        begun.set()
+        while True:
+            lanes.poll()
+
+    def send() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lanes.map(work, range(4))
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -51,7 +51,6 @@ from nemotron.stack.evaluation.language_model import (
 )
 from nemotron.stack.evaluation.model import load_tokenizer
 from nemotron.stack.models import NemotronH
-from nemotron.stack.training.lanes import Lanes
 from nemotron.stack.training.loaders import BlendLoader, PackedLoader, held_out_documents
 
 SEQUENCES = ("seed", "seq_length", "batch_size")  # with the number of steps: which tokens were trained on
@@ -67,7 +66,7 @@ class Config:
     num_documents: Annotated[int, Field(ge=2)] = 10_000  # held-out documents of each source, at full scale
     batch_size: Annotated[int, Field(ge=1)] = 16  # windows of text at once
     trigram: bool = True  # also count the trigram model
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    threads: Annotated[int, Field(ge=1)] = 1  # of the processor
     output_dir: Path | None = None  # also leave results.json there
 
 
@@ -103,12 +102,10 @@ def main(config: Config) -> Results:
         questions = PackedLoader(dataset.path / str(checkpoint.metrics["blend"]) / "valid.parquet", None, seed=0)
         long = ([d for d in group if len(d) > questions.seq_len][:LONG_DOCUMENTS] for group in held_out.values())
         documents = list(chain.from_iterable(long))
-        models = {"before": model_before, "after": model}
-
-        def in_long_windows(name: str) -> dict[str, dict[str, float]]:
-            return score_long(models[name], name, documents, byte_lengths, questions)
-
-        metrics["long"] = dict(zip(models, Lanes(config.threads).map(in_long_windows, models), strict=True))
+        metrics["long"] = {
+            name: score_long(scored, name, documents, byte_lengths, questions)
+            for name, scored in (("before", model_before), ("after", model))
+        }
     with output_folder(config.output_dir) as folder:
         results = Results(path=folder, metrics=metrics)
         return results.save()

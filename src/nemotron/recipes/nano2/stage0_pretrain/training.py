@@ -63,7 +63,7 @@ class Config:
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.18  # the last 3.6 T of 20 T tokens
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of a batch one after another, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: the halves of a batch one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 

@@ -62,7 +62,7 @@ class Config:
     warmup_steps: Annotated[int, Field(ge=0)] = 30  # in which lr rises from 0
     decay_share: Annotated[float, Field(ge=0, le=1)] = 0.4  # the last of the steps, in which lr falls to 0
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of a batch one after another, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: the halves of a batch one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -98,7 +98,7 @@ def main(config: Config) -> Checkpoint:
         lr = lr_at(i, len(order), settings, schedule)
         set_lr(optimizer, lr)
         batch = train[stage].next_batch(config.batch_size).trimmed()  # rows of `tools` are not full
-        loss = lanes.add_gradients(model, partial(answer_nats, model), batch.halves(), batch.loss_mask_BL.sum().item())
+        loss = lanes.add_gradients(model, partial(answer_nats, model), batch.halves(), batch.num_trained)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         losses.append(loss.item())
         if not math.isfinite(losses[-1] + grad_norm.item()):  # before it reaches a weight
@@ -143,7 +143,7 @@ def validate(model: NemotronH, loader: PackedLoader) -> float:
     """Held-out loss in nats, mean over trained tokens."""
     batches = [*loader.all_batches(8)]
     nats = sum(answer_nats(model.eval(), batch).item() for batch in batches)
-    return nats / sum(batch.loss_mask_BL.sum().item() for batch in batches)
+    return nats / sum(batch.num_trained for batch in batches)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from nemotron.stack.training.lanes import LANES, Lanes
 
 Prompt = tuple[Task, bool]
 """A task, and whether the model is to reason."""
-ANSWERS_AT_ONCE = 256  # decoded together
+ANSWERS_AT_ONCE = 256  # decoded together in a lane, at most
 
 
 @dataclass
@@ -109,8 +109,9 @@ def sample(
         max_new_tokens=64, max_turns=max_turns, max_length=2048, stop_token_ids=policy.stop_ids,
     )  # fmt: skip
     encoded = [policy.encode(task, thinking) for task in tasks]
-    prompts_at_once = max(1, min(ANSWERS_AT_ONCE // samples, -(-len(tasks) // LANES)))
-    calls = cut_into_calls(tasks, encoded, prompts_at_once, list(seed))
+    rounds = -(-len(tasks) * samples // (LANES * ANSWERS_AT_ONCE))  # in which every lane has one call
+    calls = cut_into_calls(tasks, encoded, -(-len(tasks) // (LANES * rounds)), list(seed))
+    policy.model.eval()  # here: decoding switches back to how it found the model, and two would switch at once
 
     def draw(call: Call) -> Drawn:
         return draw_call(call, policy.model, policy.tokenizer, settings, policy.lanes.poll)

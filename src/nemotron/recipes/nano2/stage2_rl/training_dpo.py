@@ -71,7 +71,7 @@ class Config:
     beta: Annotated[float, Field(gt=0)] = 0.1  # how strongly the policy is held to the reference
     sft_weight: Annotated[float, Field(ge=0)] = 0.1  # of the chosen turn's negative log-likelihood (sum over tokens)
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of what is done one after another, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: one half after the other, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 

@@ -74,7 +74,7 @@ class Config:
     beta: Annotated[float, Field(gt=0)] = 2.0  # scale of the rewards in the loss, SimPO's
     lr: Annotated[float, Field(gt=0)] = 3e-4  # the smaller the model, the larger
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of what is done one after another, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: one half after the other, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 

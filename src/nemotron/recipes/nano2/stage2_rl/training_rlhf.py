@@ -60,7 +60,7 @@ class Config:
     lr: Annotated[float, Field(gt=0)] = 4e-4  # the smaller the model, the larger
     kl_penalty: Annotated[float, Field(ge=0)] = 2e-2  # against answers that only the reward model likes
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of what is done one after another, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: one half after the other, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 

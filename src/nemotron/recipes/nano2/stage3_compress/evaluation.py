@@ -54,7 +54,7 @@ class Config:
     scale: Scale = "tiny"  # of num_tasks
     num_tasks: Annotated[int, Field(ge=1)] = 6_400  # of each family, at full scale
     memory_tokens: Annotated[int, Field(ge=1)] = 1024  # at which memory is compared
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: one mode after the other, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: one mode after the other, with the same result
     seed: Seed = 0  # of every random choice
     output_dir: Path | None = None  # also leave results.json there
 

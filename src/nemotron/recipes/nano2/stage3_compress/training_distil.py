@@ -65,7 +65,7 @@ class Config:
     warmup_steps: Annotated[int, Field(ge=0)] = 10  # in which lr rises from 0
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # of the matrices
     clip_grad: Annotated[float, Field(gt=0)] = 1.0  # largest norm of the gradient
-    threads: Annotated[int, Field(ge=1)] = 2  # 1: the halves of a batch one after another, with the same result
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # 1: the halves of a batch one after another, with the same result
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -82,6 +82,7 @@ def main(config: Config) -> Checkpoint:
     steps = max(1, rows // config.batch_size)
 
     student, teacher = (NemotronH.from_pretrained(made.checkpoint_path or made.path) for made in (pruned, large))
+    torch.set_num_threads(1)  # of an operation, as in the loop
     progress, losses = Progress(steps, label="distil"), list[float]()
     recovery = {0: measure_recovery(student, teacher, valid.all_batches(8))}
     # --- The loop is `distil`; between its steps the recovery is measured on held-out rows
@@ -136,7 +137,7 @@ def distil(
     for i in range(steps):
         set_lr(optimizer, lr_at(i, steps, settings, schedule))
         batch = train.next_batch(config.batch_size)
-        loss = lanes.add_gradients(student.train(), loss_sum, batch.halves(), batch.loss_mask_BL.sum().item())
+        loss = lanes.add_gradients(student.train(), loss_sum, batch.halves(), batch.num_trained)
         grad_norm = torch.nn.utils.clip_grad_norm_(student.parameters(), config.clip_grad)
         if not math.isfinite(loss.item() + grad_norm.item()):  # before it reaches a weight
             raise RunFailed(f"loss {loss.item()}, gradient norm {grad_norm} at step {i + 1}", "try a smaller --lr")

@@ -65,7 +65,7 @@ class Config:
     candidates: Annotated[int, Field(ge=1)] = 10  # that are pruned
     trials: Annotated[int, Field(ge=1)] = 3  # of them that are distilled
     trial_steps: Annotated[int, Field(ge=1)] = 15  # the paper's are 19 B tokens
-    threads: Annotated[int, Field(ge=1)] = 2  # of the processor
+    threads: Annotated[int, Field(ge=1, le=2)] = 2  # of the trials; 1: the halves of a batch one after another
     seed: Seed = 1234  # of every random choice
     output_dir: Path | None = None  # also leave the model there
 
@@ -77,7 +77,7 @@ def main(config: Config) -> Checkpoint:
     if (teacher_path := config.teacher_path or dataset.tokenizer_path) is None:
         raise UserError(f"{dataset.path} does not say which model it is for", "name it: --teacher-path")
     large = Checkpoint.load(path=teacher_path)
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     teacher = NemotronH.from_pretrained(large.checkpoint_path or large.path).eval()
     full, num_parameters = teacher.config, teacher.num_parameters()[0]
     # --- Importance of widths and of depth, on the calibration rows
@@ -104,7 +104,7 @@ def main(config: Config) -> Checkpoint:
     def score(candidate: search.Candidate, steps: int) -> float:
         student = prune(teacher, units, candidate.target)
         train.load_state_dict({"drawn": 0, "num_rows": train.num_rows})  # the same rows for each of them
-        list(training_distil.distil(student, teacher, train, training_distil.Config(), steps))  # runs them
+        list(training_distil.distil(student, teacher, train, training_distil.Config(threads=config.threads), steps))
         kl = measure_recovery(student, teacher, valid.all_batches(8)).kl
         say(f"{shape(candidate)}: {kl:.3f} nats of KL after {steps} steps")
         return -kl

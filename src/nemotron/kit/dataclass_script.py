@@ -125,12 +125,14 @@ def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) 
             key = ".".join(str(part) for part in first["loc"])
             raise UserError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
 
-    options = (tyro.conf.FlagConversionOff,)
-    if file is None:
-        parsed = tyro.cli(config_class, args=args, config=options)
-    else:
-        from_file = checked(_values_of(config_class, file, args), file)
-        parsed = tyro.cli(config_class, args=args, default=from_file, config=options)
+    cli = functools.partial(
+        tyro.cli,
+        config_class,
+        args=args,
+        description=f"{config_class.__doc__} --config NAME or FILE reads values from YAML, over which flags win.",
+        config=(tyro.conf.FlagConversionOff,),
+    )
+    parsed = cli() if file is None else cli(default=checked(_values_of(config_class, file, args), file))
     return checked(asdict(parsed), "command line")
 
 

@@ -81,6 +81,9 @@ def test_a_flag_out_of_range_and_an_unknown_one_are_refused(capsys: pytest.Captu
     with pytest.raises(SystemExit) as left:
         read_config(Config, ["--stepss", "1"])
     assert left.value.code == 2 and "--stepss" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        read_config(Config, ["--help"])
+    assert left.value.code == 0 and "--config NAME or FILE" in capsys.readouterr().out
 
 
 def test_a_step_has_its_own_name_and_inputs_whoever_calls_it(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ class Lanes:
 
     def map(self, work: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
         """`work` of every part, in their order. A lane that is free takes the next one."""
-        futures = [self._pool.submit(work, part) for part in parts]
         try:
+            futures = [self._pool.submit(work, part) for part in parts]
             wait(futures, return_when=FIRST_EXCEPTION)
             if failed := [future for future in futures if future.done() and future.exception()]:
                 failed[0].result()  # raises

@@ -9,7 +9,7 @@ wait for each other once a step. It is data parallelism inside one process, on o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from threading import Event
 from typing import TypeVar
 
@@ -56,16 +56,20 @@ class Lanes:
 
     def map(self, work: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
         """`work` of every part, in their order. A lane that is free takes the next one."""
+        if self._stopped.is_set():  # not before: a thread that a signal kept from being counted has time to see it
+            self._open()
         try:
             futures = [self._pool.submit(work, part) for part in parts]
-            wait(futures, return_when=FIRST_EXCEPTION)
-            if failed := [future for future in futures if future.done() and future.exception()]:
+            failed, pending = list[Future[Result]](), set(futures)
+            while pending and not failed:  # a second at a time: Python overlooks a signal that comes as a wait begins
+                ended, pending = wait(pending, timeout=1, return_when=FIRST_EXCEPTION)
+                failed = [future for future in futures if future in ended and future.exception()]
+            if failed:
                 failed[0].result()  # raises
             return [future.result() for future in futures]
         except BaseException:
             self._stopped.set()
             self._pool.shutdown(cancel_futures=True)  # waits for what has begun
-            self._open()
             raise
 
     def add_gradients(

@@ -274,7 +274,7 @@ def test_phases_add_up_over_attempts_and_count_when_they_fail(script, raw):
     with run.phase("train"):
         time.sleep(0.01)
     assert [phase for phase, _ in phases(run)] == ["train", "train", "eval", "train"]
-    assert 0.06 <= sum(seconds for phase, seconds in phases(run) if phase == "train") < 0.5
+    assert sum(seconds for phase, seconds in phases(run) if phase == "train") >= 0.06
 
 
 def test_other_ranks_wait_for_rank_0_share_its_directory_and_write_nothing_of_its(script, raw, monkeypatch):

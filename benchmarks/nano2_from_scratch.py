@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, choices=T_QUANTILE)
     parser.add_argument("--tasks", type=int, default=64, help="held-out tasks of each family")
     parser.add_argument("--scratch-lr", type=float, default=4e-3, help="of random weights; the default is stage 1's")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, choices=(1, 2))
     args = parser.parse_args()
     print(machine())
     lanes = Lanes(args.threads)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.metrics import MetricsLog, Progress, format_seconds, read_metrics
+from nemotron.kit.metrics import MetricsLog, Progress, StatusLine, format_seconds, read_metrics
 
 
 class Terminal(io.StringIO):
@@ -151,3 +151,17 @@ def test_on_a_terminal_one_line_is_redrawn_and_notes_stand_alone(monkeypatch):
 )
 def test_durations(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_two_lines_on_one_terminal_do_not_tear_each_other(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    one, two = StatusLine(terminal), StatusLine(terminal)
+    one.show("one")
+    two.show("two")  # in the place of the first
+    two.note("of the second")
+    one.end()  # there is nothing left to end
+    two.show("two again")
+    one.end()
+    two.end()
+    assert terminal.getvalue() == "\r\x1b[2Kone\r\x1b[2Ktwo\nof the second\n\r\x1b[2Ktwo again\n"

@@ -1,9 +1,9 @@
 """Two lanes: halves of a batch, or of anything else that comes in independent parts, at once on two threads.
 
-OpenMP's threads share the work of each operation and wait for each other after it, a thousand times a step. Operations
-of a tiny model take tens of microseconds: that gains little on an idle machine, and on a busy one loses more. Two lanes
-wait for each other once a step. It is data parallelism inside one process, on one copy of the weights; PyTorch's
-(`DistributedDataParallel`) takes processes, each with a copy.
+OpenMP's threads share the work of each operation and wait for each other after it; two lanes wait for each other once a
+step. On an idle machine the two are about as fast. Where another process has one of two cores, OpenMP's two threads take
+twice as long as one, and two lanes as long as one or less (`benchmarks/lanes.py`). It is data parallelism inside one
+process, on one copy of the weights; PyTorch's (`DistributedDataParallel`) takes processes, each with a copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lanes:
     """
 
     def __init__(self, threads: int = LANES) -> None:
-        fix_order_of_sums()  # for what follows in this process, on any number of threads
+        fix_order_of_sums()  # for a phase with OpenMP's threads that follows: it has to be set before the first product
         torch.set_num_threads(1)
         self._threads = threads
         self._open()

@@ -19,6 +19,7 @@ from nemo_runspec.errors import UserError
 from nemotron.stack.training.distributed import Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 from nemotron.stack.training.loaders import (
+    Batch,
     BlendLoader,
     PackedLoader,
     TokenStream,
@@ -218,6 +219,17 @@ def test_packed_rows_carry_labels_masks_and_sequence_indices(tmp_path: Path) -> 
     trained = batch.labels_BL[batch.loss_mask_BL.bool()].tolist()
     assert trained == [12, 13, 22, *range(32, 39), 42, 52, 62, 72, 73]  # never the first token of a conversation
     assert loader.trained_tokens == len(trained)
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (2, [1, 1]), (5, [3, 2])])
+def test_halves_are_the_batch_and_weights_do_not_count_as_labels(rows: int, sizes: list[int]) -> None:
+    ids_BL = torch.arange(rows * 4).view(rows, 4)
+    batch = Batch(ids_BL, ids_BL + 1, torch.tensor([[0.0, 0.5, 2.0, 0.0]]).expand(rows, -1), ids_BL // 2)
+    halves = batch.halves()
+    assert [len(half.input_ids_BL) for half in halves] == sizes
+    for name, tensor in vars(batch).items():
+        assert torch.equal(torch.cat([getattr(half, name) for half in halves]), tensor)
+    assert batch.num_trained == sum(half.num_trained for half in halves) == 2 * rows
 
 
 def test_trimmed_rows_end_behind_the_last_label(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def main(config: Config) -> Checkpoint:
     if (teacher_path := config.teacher_path or dataset.tokenizer_path) is None:
         raise UserError(f"{dataset.path} does not say which model it is for", "name it: --teacher-path")
     large = Checkpoint.load(path=teacher_path)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # of an operation, as in the trials
     teacher = NemotronH.from_pretrained(large.checkpoint_path or large.path).eval()
     full, num_parameters = teacher.config, teacher.num_parameters()[0]
     # --- Importance of widths and of depth, on the calibration rows

@@ -1,8 +1,8 @@
 """Two lanes: halves of a batch, or of anything else that comes in independent parts, at once on two threads.
 
-OpenMP's threads share the work of each operation and wait for each other after it; two lanes wait for each other once a
-step. On an idle machine the two are about as fast. Where another process has one of two cores, OpenMP's two threads take
-twice as long as one, and two lanes as long as one or less (`benchmarks/lanes.py`). It is data parallelism inside one
+OpenMP's threads share the work of each operation and wait for each other after it; two lanes wait for each other once
+a step. On an idle machine both are about as fast. Where another process has one of two cores, OpenMP's two threads take
+twice as long as one, and two lanes no longer than one (`benchmarks/lanes.py`). It is data parallelism inside one
 process, on one copy of the weights; PyTorch's (`DistributedDataParallel`) takes processes, each with a copy.
 """
 

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 from types import ModuleType
@@ -43,12 +44,12 @@ def main() -> None:
             break
 
 
-def _limit(name: str, value: int) -> None:
-    """Set a resource limit, for good, but never above the one that is in force."""
+def _limit(name: str, value: int, grace: int = 0) -> None:
+    """Set a resource limit, for good, but never above the one in force; the hard one is `grace` over the soft one."""
     number = getattr(resource, f"RLIMIT_{name}")
-    hard = resource.getrlimit(number)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(number, (value, value))
+    in_force = resource.getrlimit(number)[1]
+    soft, hard = (v if in_force == resource.RLIM_INFINITY else min(v, in_force) for v in (value, value + grace))
+    resource.setrlimit(number, (soft, hard))
 
 
 def _prelude() -> dict[str, Any]:
@@ -68,7 +69,9 @@ def _run_in_child(job: dict[str, Any], text: str, names: dict[str, Any], setting
         status = 1
         try:
             os.write(stdin, text.encode() if job["fn_name"] is None else b"")
-            _limit("CPU", settings["cpu_seconds"])
+            # SIGXCPU says that it was the limit; what ignores it is killed a second later. The clock of the limit
+            # counts ticks, and may be ahead of the one that reports usage by a tenth where a host takes time away.
+            _limit("CPU", settings["cpu_seconds"], grace=1)
             _limit("FSIZE", settings["output_bytes"])
             os.lseek(stdin, 0, os.SEEK_SET)
             for source, target in ((stdin, 0), (printed, 1), (os.open(os.devnull, os.O_WRONLY), 2)):
@@ -81,9 +84,8 @@ def _run_in_child(job: dict[str, Any], text: str, names: dict[str, Any], setting
     output = _content(printed if job["fn_name"] is None else returned)
     for file in (stdin, printed, returned):
         os.close(file)
-    if (
-        usage.ru_utime + usage.ru_stime > settings["cpu_seconds"] - 0.1
-    ):  # the clock of the limit is a little ahead of this one
+    used = usage.ru_utime + usage.ru_stime
+    if used > settings["cpu_seconds"] or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return {"failure": f"more than {settings['cpu_seconds']} s of processor time"}
     if os.WIFSIGNALED(status):
         return {"failure": f"killed by signal {os.WTERMSIG(status)}"}

@@ -54,7 +54,7 @@ class Config:
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale | None = None  # default: that of the data; tiny where it says none
-    num_sequences: Annotated[int, Field(ge=1)] = 1_000_000  # at full scale
+    num_sequences: Annotated[int, Field(ge=1)] = 800_000  # at full scale
     seq_length: Annotated[int, Field(ge=8)] = 128  # tokens
     batch_size: Annotated[int, Field(ge=1)] = 8  # sequences; the paper's is 768 of 8,192 tokens
     lr: Annotated[float, Field(gt=0)] = 4e-3  # the smaller the model, the larger; the paper's is 4.5e-4
@@ -72,6 +72,7 @@ class Config:
 ARCHITECTURE = NemotronHConfig(
     hybrid_override_pattern="M-M*-M-",
     hidden_size=128,
+    initializer_range=0.05,  # the narrower, the larger: the 12B, 5,120 wide, begins with 0.02
     intermediate_size=512,  # 4 times the hidden size, as in the 12B
     num_attention_heads=4,
     num_key_value_heads=2,

@@ -51,11 +51,11 @@ from nemotron.stack.environments import generate_tasks, prompt_tools, to_message
 
 # Family -> its share of the conversations of `mixed` and `truncated`: fewer of what is learned soon or is long.
 SHARES = {
-    "math": 0.28,
-    "multiple_choice": 0.28,
-    "instruction_following": 0.28,
-    "structured_output": 0.12,
-    "workplace_assistant": 0.04,
+    "math": 0.285,
+    "multiple_choice": 0.285,
+    "instruction_following": 0.285,
+    "structured_output": 0.125,
+    "workplace_assistant": 0.02,
 }
 
 

@@ -54,7 +54,7 @@ class Config:
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale | None = None  # default: that of the data; tiny where it says none
-    num_sequences: Annotated[int, Field(ge=1)] = 800_000  # at full scale
+    num_sequences: Annotated[int, Field(ge=1)] = 600_000  # at full scale
     seq_length: Annotated[int, Field(ge=8)] = 128  # tokens
     batch_size: Annotated[int, Field(ge=1)] = 8  # sequences; the paper's is 768 of 8,192 tokens
     lr: Annotated[float, Field(gt=0)] = 4e-3  # the smaller the model, the larger; the paper's is 4.5e-4

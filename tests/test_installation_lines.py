@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_runspec.installation import DISTRIBUTION, install_line
+from nemo_runspec.installation import install_line, own_distribution
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -53,7 +53,8 @@ def test_an_install_line_works(page: str, line: str) -> None:
 
 def test_there_are_install_lines() -> None:
     assert sum(page == "README.md" for page, _ in lines()) >= 4
-    assert PROJECT["name"] == DISTRIBUTION
+    own = own_distribution()
+    assert own is not None and PROJECT["name"] == own.name
 
 
 def test_the_readme_names_every_extra_for_users() -> None:

@@ -20,7 +20,7 @@ from nemo_runspec.display import display_job
 from nemo_runspec.errors import INTERRUPTED, UserError, run_main
 from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.execution.local import execute_local
-from nemo_runspec.installation import DISTRIBUTION
+from nemo_runspec.installation import own_distribution
 from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemo_runspec.options import parse_words
 from nemo_runspec.pipeline import submit_to_ray, submit_to_slurm
@@ -39,7 +39,8 @@ app = typer.Typer(
 def show_version(asked: bool) -> None:
     """Callback of `--version`: print what is installed, and leave."""
     if asked:
-        print(f"{DISTRIBUTION} {__version__}")
+        own = own_distribution()
+        print(f"{own.name if own else 'nemo-runspec'} {__version__}")
         raise typer.Exit()
 
 

@@ -234,7 +234,7 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         code = INTERRUPTED
         report(error, "interrupted")
     except BrokenPipeError:
-        # The reader of our stdout left (`nemotron … | head`). Python would complain once more while closing it.
+        # The reader of our stdout left (`… | head`). Python would complain once more while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     except Exception as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import importlib.util
 import os
 import shlex
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +16,6 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import CODE_DIGEST
 
-DISTRIBUTION = "nemotron-cookbook"
 # `src` of a clone, `site-packages` where a wheel was installed.
 _PACKAGES = Path(__file__).resolve().parents[1]
 # NeMo-Run needs older versions of a few libraries than the other extras are tested with.
@@ -38,26 +39,51 @@ _S3, _GS = StoreClient("s3", "s3fs"), StoreClient("gs", "gcsfs")
 STORE_CLIENTS = {"s3": _S3, "s3a": _S3, "gs": _GS, "gcs": _GS, "wandb": StoreClient("wandb", "wandb")}
 
 
+class Distribution(NamedTuple):
+    """What brought this package: its name, the clone (None for a wheel), and its files of constraints."""
+
+    name: str
+    clone: Path | None
+    constraints: dict[str, Path]
+
+
+def own_distribution() -> Distribution | None:
+    """The distribution that this package is part of; None in a job that only the package has travelled to."""
+    return _distribution_of(_PACKAGES)
+
+
+@functools.cache
+def _distribution_of(packages: Path) -> Distribution | None:
+    project = packages.parent / "pyproject.toml"
+    if packages.name == "src" and project.is_file():
+        name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
+        return Distribution(name, project.parent, {path.name: path for path in packages.glob("*/constraints*.txt")})
+    for wheel in importlib.metadata.distributions(path=[str(packages)]):
+        if f"{__package__}/__init__.py" in (wheel.read_text("RECORD") or ""):
+            files = [Path(str(wheel.locate_file(file))) for file in wheel.files or () if len(file.parts) == 2]
+            return Distribution(wheel.name, None, {file.name: file for file in files})
+    return None
+
+
 def install_line(extra: str) -> str:
     """The `pip install` that brings `extra` of this distribution; in the folder of a clone its paths are relative.
 
     A clone is installed as an editable package; of an installed wheel pip adds the extra's packages and asks no index
     for the wheel again.
     """
-    packages, requirement = _PACKAGES, f"{DISTRIBUTION}[{extra}]"
-    words = ["pip", "install"]
-    if packages.name == "src" and (packages.parent / "pyproject.toml").is_file():
-        # In a job the code lies in a folder that goes: the line is for a clone, in the environment of the job.
-        here = packages.parent == Path.cwd() or CODE_DIGEST in os.environ
-        clone = Path() if here else packages.parent
-        packages, requirement = clone / "src", f"{clone}[{extra}]"
-        words += ["-e", requirement]
+    own = own_distribution()
+    if own is None:
+        return f"the image of the job needs what the extra `{extra}` brings"
+    constraints = own.constraints.get(f"constraints{'-cluster' if extra in _CLUSTER_EXTRAS else ''}.txt")
+    if own.clone is None:
+        words = [f"{own.name}[{extra}]"]
     else:
-        words += [requirement]
-    constraints = packages / "nemotron" / f"constraints{'-cluster' if extra in _CLUSTER_EXTRAS else ''}.txt"
-    if constraints.is_file():  # nemo_runspec may have travelled to a job alone
-        words[2:2] = ["-c", str(constraints)]
-    return shlex.join(words)
+        # In a job the code lies in a folder that goes: the line is for a clone, in the environment of the job.
+        here = own.clone == Path.cwd() or CODE_DIGEST in os.environ
+        if constraints is not None and here:
+            constraints = constraints.relative_to(own.clone)
+        words = ["-e", f"{Path() if here else own.clone}[{extra}]"]
+    return shlex.join(["pip", "install", *(["-c", str(constraints)] if constraints else []), *words])
 
 
 def imported_from_extras(script: Path) -> list[str]:
@@ -80,7 +106,8 @@ def check_dependencies(spec: Runspec) -> None:
         try:
             importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            if name == DISTRIBUTION:
+            own = own_distribution()
+            if own is not None and name == own.name:
                 continue  # this very code, which need not be installed to run
             raise _not_installed(spec.script_path, name) from None
 

@@ -147,3 +147,10 @@ def test_show_validate_run_and_read_what_another_script_published(
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, "did you mean count?")
     words = " ".join(done.stdout + done.stderr for done in (missing, made, dry, fitted, refused, runspec("--help")))
     assert "nemotron" not in words.replace(str(tmp_path), "")
+
+
+def test_no_source_of_the_toolkit_names_what_it_is_used_for() -> None:
+    folder = Path(nemo_runspec.__file__).parent
+    sources = {path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    assert "runspec.py" in sources
+    assert [name for name, text in sources.items() if "nemotron" in text.lower()] == []

@@ -17,38 +17,49 @@ from nemo_runspec.runspec import Runspec, parse
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my clone"
-    (folder / "src" / "nemotron").mkdir(parents=True)
-    (folder / "pyproject.toml").touch()
+    (folder / "src" / "points").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text('[project]\nname = "lines-of-points"\n')
     for name in ("constraints.txt", "constraints-cluster.txt"):
-        (folder / "src" / "nemotron" / name).touch()
+        (folder / "src" / "points" / name).touch()
     monkeypatch.setattr(installation, "_PACKAGES", folder / "src")
     return folder
 
 
 def test_in_the_folder_of_a_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
-    assert install_line("curation") == "pip install -c src/nemotron/constraints.txt -e '.[curation]'"
-    assert install_line("ray") == "pip install -c src/nemotron/constraints-cluster.txt -e '.[ray]'"
+    assert install_line("curation") == "pip install -c src/points/constraints.txt -e '.[curation]'"
+    assert install_line("ray") == "pip install -c src/points/constraints-cluster.txt -e '.[ray]'"
 
 
 def test_a_clone_from_another_folder(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(install_line("hf"))
-    assert words == ["pip", "install", "-c", f"{clone}/src/nemotron/constraints.txt", "-e", f"{clone}[hf]"]
+    assert words == ["pip", "install", "-c", f"{clone}/src/points/constraints.txt", "-e", f"{clone}[hf]"]
 
 
 def test_in_a_job_the_line_is_for_a_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSPEC_CODE_DIGEST", "c0de")
-    assert install_line("curation") == "pip install -c src/nemotron/constraints.txt -e '.[curation]'"
+    assert install_line("curation") == "pip install -c src/points/constraints.txt -e '.[curation]'"
 
 
 def test_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = tmp_path / "site-packages"
-    (packages / "nemotron").mkdir(parents=True)
+    for name, files in (("other", "points/constraints.txt"), ("lines-of-points", "nemo_runspec/__init__.py")):
+        folder = packages / f"{name.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "RECORD").write_text(f"{files},,\n")
     monkeypatch.setattr(installation, "_PACKAGES", packages)
-    assert install_line("train") == "pip install 'nemotron-cookbook[train]'"  # the toolkit without its constraints
-    (packages / "nemotron" / "constraints.txt").touch()
-    assert install_line("train") == f"pip install -c {packages}/nemotron/constraints.txt 'nemotron-cookbook[train]'"
+    assert install_line("train") == "pip install 'lines-of-points[train]'"  # whose wheel has no constraints
+    installation._distribution_of.cache_clear()
+    with (packages / "lines_of_points-1.0.dist-info" / "RECORD").open("a") as record:
+        record.write("points/constraints.txt,,\n")
+    assert install_line("train") == f"pip install -c {packages}/points/constraints.txt 'lines-of-points[train]'"
+
+
+def test_in_a_job_that_the_package_alone_has_travelled_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "_PACKAGES", tmp_path)
+    assert install_line("train") == "the image of the job needs what the extra `train` brings"
 
 
 def test_this_checkout_has_the_constraints() -> None:

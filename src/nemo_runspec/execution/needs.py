@@ -12,7 +12,7 @@ import shlex
 from nemo_runspec.errors import RunspecError, UserError
 from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.slurm.remote import Completed, last_line, shell_for
-from nemo_runspec.installation import DISTRIBUTION, STORE_CLIENTS, imported_from_extras
+from nemo_runspec.installation import STORE_CLIENTS, imported_from_extras, own_distribution
 from nemo_runspec.profile import Env, Ssh
 from nemo_runspec.runspec import Runspec
 
@@ -35,7 +35,8 @@ def needs_of(spec: Runspec, env: Env) -> list[str]:
     store, and Ray where the job makes one over several nodes.
     """
     names = imported_from_extras(spec.script_path) if spec.run.cmd.startswith("python") else []
-    names += [name for name in spec.dependencies if name not in (*names, DISTRIBUTION)]
+    own = own_distribution()
+    names += [name for name in spec.dependencies if name not in (*names, own.name if own else "")]
     if spec.run.launch == "ray" and env.nodes > 1:
         names.append("ray")
     scheme = (env.artifacts or "").partition("://")[0]

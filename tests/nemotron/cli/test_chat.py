@@ -1,4 +1,4 @@
-"""`nano3 chat` finds the model and lets the chat script take its place, with the settings that every local job gets."""
+"""`FAMILY chat` finds the model and lets the chat script take its place, with the settings of every local job."""
 
 from __future__ import annotations
 
@@ -50,6 +50,23 @@ def test_without_a_stage_the_last_aligned_model_answers(start: Tool, tmp_path: P
         assert start("-c", "small")[1]["model"] == str(path)
 
 
+def test_the_models_of_nano2_have_no_config_in_their_names(start: Tool, tool: Tool, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "artifacts")
+    script = {"producer": {"name": None, "script": "training.py"}}  # as a script that is started by hand leaves it
+    answering, base = ({"type": "Model", "fields": {"chat_template": name}, **script} for name in ("nano2", None))
+    for stage in ("sft", "rl", "compressed"):
+        path = registry.publish(f"nano2-{stage}-model", tmp_path / "payload", answering).path
+        _, options, _ = tool("nano2", "chat", "--stage", stage, "What is 1 + 1?")
+        assert (options["model"], options["complete"]) == (str(path), False)
+    assert tool("nano2", "chat")[1]["model"] == str(registry.resolve("nano2-rl-model").path)
+    path = registry.publish("nano2-long-model", tmp_path / "payload", base).path
+    for words in (("--stage", "long"), ("-m", "nano2-long-model")):
+        _, options, _ = tool("nano2", "chat", *words, "def main(")
+        assert (options["model"], options["complete"]) == (str(path), True)
+    smoke = registry.publish("nano2-sft-model-smoke", tmp_path / "payload", answering)
+    assert tool("nano2", "chat", "-c", "smoke")[1]["model"] == str(smoke.path)
+
+
 def test_a_base_model_completes_text(start: Tool) -> None:
     _, options, environment = start("-c", "tiny", "--stage", "pretrain", "--debug")
     assert options["complete"] and environment["RUNSPEC_DEBUG"] == "1"
@@ -67,7 +84,11 @@ def test_another_model_is_an_artifact_or_a_directory(start: Tool, tmp_path: Path
 
 def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_path: Path) -> None:
     for name, reasoning in (("plain", False), ("reasoner", True), ("unknown", None)):
-        record = {"type": "Model", "fields": {"reasoning": reasoning}, "producer": {"name": "mine/sft"}}
+        record = {
+            "type": "Model",
+            "fields": {"reasoning": reasoning, "chat_template": "nano3"},
+            "producer": {"name": "mine/sft"},
+        }
         Registry(tmp_path / "artifacts").publish(name, tmp_path / "payload", record)
     asked = [start("-m", name)[1]["max_reasoning"] for name in ("plain", "reasoner", "unknown")]
     assert asked == [0, None, None] and start("-m", "plain", "--thinking")[1]["max_reasoning"] is None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import typer
 
 from nemo_runspec.job import CONTEXT_SETTINGS
+from nemotron.cli.commands.chat import FamilyModels, chat_command, chat_help
 from nemotron.cli.commands.model import model
-from nemotron.cli.commands.nano3.chat import chat
 from nemotron.cli.commands.nano3.pipe import HELP, RECIPE, pipe
 from nemotron.cli.commands.nano3.rl.published import rl
 from nemotron.cli.groups import GroupThatRuns, QuickGroup, add_steps, group_in_order
 
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
 ORDER = ["pipe", *(step.command.split()[2] for step in RECIPE.steps), "chat", "model"]
+MODELS = FamilyModels(
+    "nano3", base=("pretrain",), aligned=("sft", "rl", "rlhf", "final"), last=("rl", "rlhf", "final"), by_config=True
+)
 
 app = typer.Typer(
     cls=group_in_order(ORDER),
@@ -29,5 +32,5 @@ add_steps({"": app, "data": data, "data prep": prep, "rl": phases}, RECIPE)
 data.add_typer(prep, name="prep")
 app.add_typer(data, name="data")
 app.add_typer(phases, name="rl")
-app.command("chat")(chat)
+app.command("chat", help=chat_help(MODELS))(chat_command(MODELS))
 app.add_typer(model, name="model")

@@ -47,6 +47,26 @@ def test_recorded_rewards_but_for_the_flaws() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "theirs", "ours"),
+    [  # recorded of the server's `_strip_math_delimiters`
+        ("\\(x\\)", "x", "x"),
+        ("$16$", "16", "16"),
+        (" $ 16 $ ", "16", "16"),
+        ("$", "$", "$"),
+        ("\\( $3$ \\)", "3", "3"),
+        ("(16)", "(16)", "(16)"),
+        # it takes one `$` of two, and the first and the last of two formulas
+        ("$$16$$", "$16$", "16"),
+        ("$a$ and $b$", "a$ and $b", "$a$ and $b$"),
+        ("\\(a\\) or \\(b\\)", "a\\) or \\(b", "\\(a\\) or \\(b\\)"),
+    ],
+)
+def test_delimiters_are_stripped_as_recorded_but_for_three(text: str, theirs: str, ours: str) -> None:
+    assert without_delimiters(text) == ours
+    assert (ours == theirs) is (text not in ("$$16$$", "$a$ and $b$", "\\(a\\) or \\(b\\)"))
+
+
+@pytest.mark.parametrize(
     ("expected", "answer"),
     [
         ("16", "x+1=16"),

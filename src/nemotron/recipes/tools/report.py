@@ -29,7 +29,7 @@ from markupsafe import Markup
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env import output_root
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import ArtifactError, UserError, run_main
 from nemotron.data_prep.curation.step import StepTable, source_rows, source_samples
 from nemotron.data_prep.work.shards import restore
 from nemotron.kit.chat import END_THINK, parse_response
@@ -135,7 +135,7 @@ def curves(records: Records) -> list[Markup]:
     """The figures that the family asks for: loss, reward and entropy over the steps of the models' runs."""
     figures = []
     for curve in records.family["curves"]:
-        model = records.models.get(curve["model"])
+        model = model_of(records, curve["model"])
         log = [] if model is None else run_lines(model, METRICS_FILE)
         lines: dict[str, list[tuple[float, float]]] = {}
         for line in log:
@@ -151,6 +151,18 @@ def curves(records: Records) -> list[Markup]:
             series += trigram_lines(records, (log[0]["step"], log[-1]["step"]))
         figures.append(line_chart(curve["title"], "optimiser step", curve["unit"], series))
     return [figure for figure in figures if figure]
+
+
+def model_of(records: Records, place: str) -> Version | None:
+    """The model of a figure: that of a role, or, as in `rlhf/judge`, an input of it; None where it is not there."""
+    role, _, of_its_inputs = place.partition("/")
+    model = records.models.get(role)
+    if model is None or not of_its_inputs:
+        return model
+    pinned = model.record["inputs"].get(of_its_inputs)
+    with contextlib.suppress(ArtifactError):
+        return records.registry.resolve(pinned) if pinned else None
+    return None
 
 
 def labelled(line: dict[str, Any], labels: dict[str, str]) -> Iterator[tuple[str, float]]:

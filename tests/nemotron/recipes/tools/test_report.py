@@ -241,6 +241,20 @@ def test_what_a_version_carries_serves_when_its_run_is_gone(registry: Registry, 
     assert "1:15" in page.text
 
 
+def test_a_figure_of_a_model_that_another_was_made_with(registry: Registry) -> None:
+    judge = publish(registry, "nano3-genrm-model-t", "nano3/genrm", "ffff", {}, {})
+    inputs = {"judge": judge, "gone": f"no-such:1@{'0' * 64}"}
+    rlhf = publish(registry, "nano3-rlhf-model-t", "nano3/rlhf", "eeee", inputs, {})
+    evaluation = registry.resolve("nano3-eval-results-t").record
+    publish(registry, "nano3-eval-results-t", "nano3/eval", "gggg", {**evaluation["inputs"], "rlhf": rlhf}, METRICS)
+    records = report.read_records("nano3-eval-results-t", registry)
+    places = ("rlhf", "rlhf/judge", "rlhf/gone", "rlhf/other", "final/judge")
+    found = [report.model_of(records, place) for place in places]
+    assert [version and version.pinned for version in found] == [rlhf, judge, None, None, None]
+    asked = {curve["model"] for curve in records.family["curves"]}
+    assert {"base", "sft", "rl", "rlhf", "rlhf/judge", "final"} <= asked
+
+
 def test_a_figure_takes_single_metrics_dictionaries_and_whole_groups() -> None:
     line = {"step": 3, "reward": 0.5, "reward_math": 0.25, "reward_choice": 0.75, "bits": {"a": 1.0}, "note": "x"}
     assert list(report.labelled(line, {"reward": "all", "reward_*": ""})) == [

@@ -23,6 +23,8 @@ TOKEN_METRICS = (
     "probs_ratio", "probs_ratio_clamped", "sampling_importance_ratio", "is_oob_ratio", "kl_penalty",
     "token_mult_prob_error", "gen_kl_error", "policy_kl_error", "js_divergence_error", "approx_entropy",
 )  # fmt: skip
+# A factor that rounding in fp32 does not reach: another expert at a tie of a router, or two policies.
+MISMATCH = 1.001
 _EXTREMES = ("probs_ratio", "probs_ratio_clamped", "seq_mult_prob_error")
 
 
@@ -84,6 +86,7 @@ class LossRecord:
             "seq_mult_prob_error",
             "num_masked_seqs",
             "masked_correct",
+            "num_mismatched_tokens",
         )
         self.sums: dict[str, Tensor | float] = {**dict.fromkeys(names, 0.0), "num_valid_samples": num_samples}
         self.maxima = {f"{sign}{name}": -math.inf for name in _EXTREMES for sign in "+-"}
@@ -105,6 +108,7 @@ class LossRecord:
     def add_tokens(self, values: dict[str, Tensor]) -> None:
         """Count the tokens in the loss, `values` of `token_metrics`."""
         self.sums["tokens"] += len(values["probs_ratio"])
+        self.sums["num_mismatched_tokens"] += (values["token_mult_prob_error"] > MISMATCH).sum()
         for name, values_T in values.items():
             self.sums[name] += values_T.sum()
             if name in _EXTREMES:
@@ -129,6 +133,9 @@ class LossRecord:
             **{name: sums[name] / max(sums["tokens"], 1) for name in TOKEN_METRICS},
             "mean_seq_mult_prob_error": sums["seq_mult_prob_error"] / max(sums["sequences"], 1),
             **extremes,
-            **{name: sums[name] for name in ("num_valid_samples", "num_masked_seqs", "trained_tokens")},
+            **{
+                name: sums[name]
+                for name in ("num_mismatched_tokens", "num_valid_samples", "num_masked_seqs", "trained_tokens")
+            },
             "masked_correct_pct": sums["masked_correct"] / max(sums["num_masked_seqs"], 1),
         }

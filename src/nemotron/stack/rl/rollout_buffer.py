@@ -26,6 +26,7 @@ from torch import Tensor
 from nemotron.stack.environments import Task
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.grpo import Batch, StepConfig
+from nemotron.stack.rl.loss_metrics import MISMATCH
 from nemotron.stack.rl.rollouts import Rollout, pack_rollouts
 from nemotron.stack.rl.shaping import Message
 from nemotron.stack.training.distributed import gather_bytes, least_of_ranks, sum_metrics
@@ -34,10 +35,12 @@ from nemotron.stack.training.session import Session
 
 @dataclass
 class _Drawn:
-    """A batch, and exp|log p - log g| summed over its tokens: g as sampled, p recomputed by the same weights."""
+    """A batch, and exp|log p - log g| of its tokens, g as sampled and p recomputed by the same weights: the sum, and
+    how many are above `MISMATCH`."""
 
     batch: Batch
     mult_prob_error: float
+    num_mismatched: int
 
 
 @dataclass
@@ -93,15 +96,17 @@ class RolloutBuffer:
     def metrics(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Metrics of the batch of `step`, some in place of `metrics`, its update's; all ranks call it together.
 
-        token_mult_prob_error: of generation recomputed by the weights that sampled it, over all its tokens. What the
-        update measured under this name is by the trainer's weights: policy_lag. avg_trajectory_age: updates between
-        the two.
+        token_mult_prob_error, num_mismatched_tokens: of generation recomputed by the weights that sampled it, over all
+        its tokens. What the update measured under the first name is by the trainer's weights: policy_lag.
+        avg_trajectory_age: updates between the two.
         """
         drawn = self.pending[step].future.result()
         num_tokens = sum(len(rollout.logprobs) for rollout in drawn.batch.rollouts)
-        sums = sum_metrics({"error": drawn.mult_prob_error, "tokens": num_tokens}, self.session.ranks)
+        counts = {"error": drawn.mult_prob_error, "mismatched": drawn.num_mismatched, "tokens": num_tokens}
+        sums = sum_metrics(counts, self.session.ranks)
         return {
             "token_mult_prob_error": sums["error"] / max(sums["tokens"], 1),
+            "num_mismatched_tokens": sums["mismatched"],
             "policy_lag": metrics["token_mult_prob_error"],
             "avg_trajectory_age": step - self.pending[step].weight_version,
         }
@@ -163,13 +168,13 @@ class RolloutBuffer:
         self._generator.load_state_dict(weights)
         with self.session.autocast:
             batch = self.draw(self._generator, target, self._poll)
-        return _Drawn(batch, self._recomputed_error(batch.rollouts))
+        return _Drawn(batch, *self._recomputed_error(batch.rollouts))
 
     @torch.no_grad()
-    def _recomputed_error(self, rollouts: list[Rollout]) -> float:
+    def _recomputed_error(self, rollouts: list[Rollout]) -> tuple[float, int]:
         """Read whole completions with the weights that sampled them token by token, as the trainer would."""
         everywhere = [[1.0] * len(rollout.completion_ids) for rollout in rollouts]
-        policy, total = self.cfg.policy, 0.0
+        policy, total, num_mismatched = self.cfg.policy, 0.0, 0
         for micro in pack_rollouts(
             rollouts, everywhere, policy.max_total_sequence_length, policy.train_micro_batch_size
         ):
@@ -179,7 +184,8 @@ class RolloutBuffer:
                 logp_T = micro.logprobs(self._generator)
             error_T = (logp_T - micro.logp_generator_T).abs().exp()
             total += error_T.sum(dtype=torch.float64).item()
-        return total
+            num_mismatched += int((error_T > MISMATCH).sum())
+        return total, num_mismatched
 
     def _from_json(self, target: int, parts: list[dict[str, Any]]) -> _Drawn:
         """This rank's share of a batch that was saved in `parts`, one a rank: groups go round, as tasks do."""
@@ -194,12 +200,13 @@ class RolloutBuffer:
         own = parts[ranks.rank :: ranks.world_size]
         errors = [error for part in own for error in part["errors"]]
         batch = Batch(self.tasks(target), rollouts, errors, parts[0]["families"])
-        return _Drawn(batch, sum(part["mult_prob_error"] for part in own))
+        error, mismatched = (sum(part[name] for part in own) for name in ("mult_prob_error", "num_mismatched"))
+        return _Drawn(batch, error, mismatched)
 
 
 def _to_json(drawn: _Drawn, weight_version: int) -> dict[str, Any]:
     rollouts = [{**vars(r), "messages": [vars(message) for message in r.messages]} for r in drawn.batch.rollouts]
     return {
         "weight_version": weight_version, "families": drawn.batch.families, "errors": drawn.batch.errors,
-        "mult_prob_error": drawn.mult_prob_error, "rollouts": rollouts,
+        "mult_prob_error": drawn.mult_prob_error, "num_mismatched": drawn.num_mismatched, "rollouts": rollouts,
     }  # fmt: skip

@@ -69,7 +69,7 @@ def test_trainer_and_generator_of_one_program_agree(model: NemotronH, rollouts: 
     _, metrics = step(model, config(), rollouts, ADVANTAGES)
     assert metrics["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["max_seq_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["num_valid_samples"] == 3 and metrics["num_masked_seqs"] == 0
+    assert metrics["num_valid_samples"] == 3 and metrics["num_masked_seqs"] == metrics["num_mismatched_tokens"] == 0
     assert metrics["probs_ratio_min"] == metrics["probs_ratio_max"] == 1.0
 
 
@@ -83,7 +83,9 @@ def test_a_completion_on_which_they_disagree_leaves_loss_and_denominator(
     assert metrics["num_masked_seqs"] == 1 and metrics["num_valid_samples"] == 2 and metrics["masked_correct_pct"] == 1
     assert metrics["max_seq_mult_prob_error"] == pytest.approx(2.4596, rel=1e-4)
     assert metrics["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)  # of what is left
-    kept, _ = step(model, config(seq_logprob_error_threshold=None), rollouts, ADVANTAGES)
+    assert metrics["num_mismatched_tokens"] == 0
+    kept, metrics = step(model, config(seq_logprob_error_threshold=None), rollouts, ADVANTAGES)
+    assert metrics["num_mismatched_tokens"] == len(rollouts[2].logprobs)
     with pytest.raises(AssertionError):
         assert_equal(kept, expected)
 

@@ -136,6 +136,7 @@ def test_a_step_trains_on_what_the_weights_of_the_largest_age_sampled(
     assert ages == [min(step, max_age) for step in range(STEPS)]
     # What was generated is what its own weights say; the trainer's have moved on, but for the first step.
     assert all(record["token_mult_prob_error"] <= 1 + 1e-6 for record in trainer.records)
+    assert [record["num_mismatched_tokens"] for record in trainer.records] == [0] * STEPS
     lags = [record["policy_lag"] for record in trainer.records]
     assert lags[0] <= 1 + 1e-6
     assert all(lag > 1 + 1e-4 for lag in lags[1:]), lags

@@ -1,7 +1,8 @@
 """`python stop_in.py PHASE CALL SIGNAL SCRIPT …` runs a script of RL and sends itself a signal in the midst of a phase.
 
 generation: in the CALLth batch of completions that takes more than one token (greedy validation may end at the first,
-at a moment of its own); reward: before the CALLth verdict; update: before the CALLth micro-batch's loss.
+at a moment of its own); reward: before the CALLth verdict; judge: in the CALLth batch of a judge's answers; update:
+before the CALLth micro-batch's loss.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import nemotron.stack.models.decoding.turns as generation
 import nemotron.stack.rl.dialogue as reward
 import nemotron.stack.rl.grpo as training
+import nemotron.stack.rl.judging as judging
 
 phase, call, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 sys.argv = sys.argv[4:]
@@ -55,6 +57,8 @@ if phase == "generation":
     generation.generate = stop_at_token(generation.generate)
 elif phase == "reward":
     reward.Dialogue.verdict = stop_at_call(reward.Dialogue.verdict)  # type: ignore[method-assign]
+elif phase == "judge":
+    judging.generate = stop_at_token(judging.generate)
 elif phase == "update":
     training.grpo_loss = stop_at_call(training.grpo_loss)
 else:

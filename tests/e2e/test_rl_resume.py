@@ -12,6 +12,7 @@ import math
 import re
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -127,16 +128,24 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert house.records(output, "rollouts.jsonl") == house.records("unbroken", "rollouts.jsonl")
 
 
-def stopped_in_every_phase(house: House, command: list[object], output: str) -> None:
-    """The same command five times, the first four stopped in the midst of a phase; compares with the run before."""
-    expected = house.digest(OUTPUT)
-    stops = [("generation", 14, 9), ("reward", 150, 9), ("update", 4, 9), ("generation", 3, 15)]
+STOPS = (("generation", 14, 9), ("reward", 150, 9), ("update", 4, 9), ("generation", 3, 15))
+
+
+def stopped_in_every_phase(
+    house: House,
+    command: list[object],
+    output: str,
+    stops: Sequence[tuple[str, int, int]] = STOPS,
+    name: str = OUTPUT,
+) -> None:
+    """The same command once more than there are stops, each in the midst of a phase; compares with the run before."""
+    expected = house.digest(name)
     for phase, call, number in stops:
         process = house.start([Path(__file__).with_name("stop_in.py"), phase, call, number, *command], output)
         errors = process.communicate(timeout=200)[1]
         assert process.returncode == (-9 if number == 9 else 143), (phase, errors)
     assert "resumed at step" in house.run(command, output)
-    assert house.digest(OUTPUT) == expected
+    assert house.digest(name) == expected
 
 
 def test_generation_ahead_stopped_in_generation_reward_and_update(house: House) -> None:

@@ -11,7 +11,7 @@ from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, 
 from nemotron.kit import Model
 
 from .house import NANO3, House
-from .test_rl_resume import letter_model
+from .test_rl_resume import letter_model, stopped_in_every_phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -68,6 +68,14 @@ def test_killed_and_started_again_ends_with_the_same_weights(
     assert house.digest(name) == house.digest(f"{name}:1")
     assert house.records(output) == house.records(unbroken)
     assert house.records(output, "rollouts.jsonl") == house.records(unbroken, "rollouts.jsonl")
+
+
+def test_rlhf_stopped_in_generation_in_the_judge_and_in_the_update(house: House) -> None:
+    """SIGTERM while the judge answers, too: what it has said so far is not gone on from, but said again."""
+    stops = [("generation", 2, 9), ("judge", 2, 9), ("judge", 1, 15), ("update", 4, 9)]
+    stopped_in_every_phase(house, RLHF, "rlhf-phases", stops, "nano3-rlhf-model-tiny")
+    assert house.records("rlhf-phases") == house.records("unbroken-rlhf")
+    assert house.records("rlhf-phases", "rollouts.jsonl") == house.records("unbroken-rlhf", "rollouts.jsonl")
 
 
 def test_the_runs_learned_something(house: House) -> None:

@@ -71,21 +71,22 @@ def reasoning_budget(tokenizer_dir: Path, template: str, max_tokens: int, max_ne
     and let it go on with the answer; the one of Nano 3 puts a full stop before it, which no trace of SFT has that was
     cut.
 
-    UserError: `</think>` is not one token; `max_new_tokens` has no room for what ends the reasoning and an answer; the
-    template's prompts open no reasoning.
+    UserError: `max_new_tokens` has no room for what ends the reasoning and an answer; the template's prompts open no
+    reasoning.
     """
-    tokenizer = load_tokenizer(tokenizer_dir)
-    end_ids = tokenizer.encode(chat.end_of_reasoning(template), add_special_tokens=False).ids
-    end_id = tokenizer.token_to_id(chat.END_THINK)
-    if end_id not in end_ids:
-        raise UserError(f"the tokenizer in {tokenizer_dir} has no token {chat.END_THINK}, which ends a budget")
+    end = chat.end_of_reasoning(template)
+    encoding = load_tokenizer(tokenizer_dir).encode(end, add_special_tokens=False)
+    start = end.index(chat.END_THINK)
+    stop = start + len(chat.END_THINK)
+    tag_ids = [i for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True) if a < stop and b > start]
+    end_ids = encoding.ids
     if max_tokens + len(end_ids) >= max_new_tokens:
         raise UserError(
             f"a reasoning budget of {max_tokens} leaves no answer in {max_new_tokens} new tokens, "
             f"of which the end of the reasoning takes {len(end_ids)}",
             "take a smaller budget, or more new tokens",
         )
-    return ReasoningBudget(max_tokens, end_id, tuple(end_ids))
+    return ReasoningBudget(max_tokens, tuple(tag_ids), tuple(end_ids))
 
 
 def model_generate_fn(

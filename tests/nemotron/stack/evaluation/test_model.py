@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.evaluation.model import (
@@ -193,6 +193,16 @@ def test_a_budget_ends_reasoning_as_the_template_does(
     assert large.sampled_completions == free.sampled_completions
     with pytest.raises(UserError, match="a reasoning budget of 9 leaves no answer in 12 new tokens"):
         evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=9)
+
+
+def test_a_budget_of_a_tokenizer_whose_tags_are_several_tokens(tmp_path: Path) -> None:
+    """As that of Nano v2, and as the one that its recipe trains."""
+    tokenizer = train_tokenizer(["words of </think>", "> \n\n"] * 9, 300, template="nano2")
+    save_tokenizer(tokenizer, tmp_path, model_max_length=99, template="nano2")
+    budget = reasoning_budget(tmp_path, "nano2", 7, 40)
+    assert len(budget.tag_ids) > 1
+    assert tokenizer.decode(budget.end_ids) == "\n</think>\n\n"
+    assert "</think>" in tokenizer.decode(budget.tag_ids) and not tokenizer.decode(budget.tag_ids).startswith("\n")
 
 
 def test_a_budget_of_nothing_is_reasoning_off(rambler: NemotronH, folder: Path) -> None:

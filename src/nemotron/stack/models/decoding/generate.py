@@ -36,22 +36,30 @@ class Generation:
 
 @dataclass(frozen=True)
 class ReasoningBudget:
-    """Reasoning of `max_tokens` tokens at most: rows that did not draw `end_id` by then go on with `end_ids`.
+    """Reasoning of `max_tokens` tokens at most: rows that have not drawn `tag_ids` by then go on with `end_ids`.
 
-    end_id: `</think>`. end_ids: the tokens from reasoning to answer, `end_id` among them. A token is drawn for a row
-    even where another one is put in its place, so that a budget that no row reaches changes nothing.
+    tag_ids: `</think>`, a special token or several others. end_ids: the tokens from reasoning to answer, those of the
+    tag among them. A token is drawn for a row even where another one is put in its place, so that a budget that no row
+    reaches changes nothing.
     """
 
     max_tokens: int
-    end_id: int
+    tag_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
 
-    def hold(self, index: int, next_B: Tensor, reasons_B: Tensor) -> Tensor:
-        """The tokens number `index` of the rows, drawn or put; `reasons_B`, bool, is brought up to date."""
+    def hold(self, index: int, next_B: Tensor, progress_B: Tensor) -> Tensor:
+        """The tokens number `index` of the rows, drawn or put.
+
+        `progress_B`, int, is brought up to date: how many tokens of the tag each row has just drawn; all: it answers.
+        """
+        tag_T = torch.tensor(self.tag_ids, device=next_B.device)
+        answers_B = progress_B == len(tag_T)
         if index < self.max_tokens:
-            reasons_B &= next_B != self.end_id
+            expected_B = tag_T[progress_B.clamp(max=len(tag_T) - 1)]
+            drawn_B = torch.where(next_B == expected_B, progress_B + 1, (next_B == tag_T[0]).to(progress_B.dtype))
+            progress_B.copy_(torch.where(answers_B, progress_B, drawn_B))
         elif index < self.max_tokens + len(self.end_ids):
-            return torch.where(reasons_B, self.end_ids[index - self.max_tokens], next_B)
+            return torch.where(answers_B, next_B, self.end_ids[index - self.max_tokens])
         return next_B
 
 
@@ -110,14 +118,14 @@ def generate(
             logits_BV = logits_BV[copies]
         rows = torch.arange(total, device=device)  # which completion each row of the batch is
         finished_B = torch.zeros(total, dtype=torch.bool, device=device)
-        reasons_B = torch.ones_like(finished_B)
+        progress_B = torch.zeros_like(rows)  # of the end of reasoning
         records: list[tuple[Tensor, ...]] = []  # of each step: rows, tokens, and what their probabilities follow from
         for index in range(max_new_tokens):
             logits_BV = at_least_fp32(logits_BV)
             probs_BV = torch.softmax(logits_BV, dim=-1)
             next_B = _choose(logits_BV, probs_BV, temperature, top_p, generator)
             if budget:
-                next_B = budget.hold(index, next_B, reasons_B)
+                next_B = budget.hold(index, next_B, progress_B)
             logit_B = logits_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)
             best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
@@ -131,7 +139,7 @@ def generate(
                 num_kept += -num_kept % ROW_MULTIPLE
             if num_finished >= COMPACT_AT * num_rows and num_kept < num_rows:  # until then a finished row decodes on
                 keep = finished_B.int().argsort(stable=True)[:num_kept]
-                rows, next_B, finished_B, reasons_B = rows[keep], next_B[keep], finished_B[keep], reasons_B[keep]
+                rows, next_B, finished_B, progress_B = rows[keep], next_B[keep], finished_B[keep], progress_B[keep]
                 cache.keep_rows(keep)
             logits_BV = step(model, next_B, cache)
     finally:
@@ -180,13 +188,13 @@ def generate_tokens(
     try:
         with torch.inference_mode():
             logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, len(prompt) + max_new_tokens)
-        reasons_B = torch.ones(1, dtype=torch.bool, device=input_ids_BL.device)
+        progress_B = torch.zeros(1, dtype=torch.int64, device=input_ids_BL.device)
         for index in range(max_new_tokens):
             with torch.inference_mode():  # not around the yield: the caller is not in it
                 logits_BV = at_least_fp32(logits_BV)
                 next_B = _choose(logits_BV, torch.softmax(logits_BV, dim=-1), temperature, 1.0, generator)
                 if budget:
-                    next_B = budget.hold(index, next_B, reasons_B)
+                    next_B = budget.hold(index, next_B, progress_B)
             token = int(next_B)
             yield token
             if token in stop_token_ids or index + 1 == max_new_tokens:

@@ -220,7 +220,7 @@ def test_a_budget_puts_its_tokens_where_reasoning_has_not_ended_and_the_model_go
     # A token that the first row draws among its first four, and ends its reasoning with, and no other row.
     firsts = [set(tokens[:4]) for tokens in free.tokens]
     end = next(token for token in firsts[0] if not any(token in others for others in firsts[1:]))
-    budget = ReasoningBudget(4, end, (30, end, 31))
+    budget = ReasoningBudget(4, (end,), (30, end, 31))
     held = generate(model, PROMPTS, 14, temperature=0, stop_token_ids=(), budget=budget)
     assert held.tokens[0] == free.tokens[0] and held.logprobs[0] == pytest.approx(free.logprobs[0], abs=1e-5)
     for prompt, tokens, before in zip(PROMPTS[1:], held.tokens[1:], free.tokens[1:], strict=True):
@@ -232,6 +232,29 @@ def test_a_budget_puts_its_tokens_where_reasoning_has_not_ended_and_the_model_go
             assert tokens == list(generate_tokens(model, prompt, 14, 0, stops, torch.Generator(), budget))
 
 
+def test_reasoning_may_end_with_several_tokens(model: NemotronH) -> None:
+    free = generate(model, PROMPTS, 14, temperature=0, stop_token_ids=())
+    # Three in a row of the first completion end its reasoning; each alone, or in another order, ends none.
+    others = {tuple(tokens[i : i + 3]) for tokens in free.tokens[1:] for i in range(4)}
+    tag = next(tag for i in range(4) if (tag := tuple(free.tokens[0][i : i + 3])) not in others)
+    for tag_ids, is_held in ((tag, False), (tag[::-1], True), ((tag[0], 31, tag[2]), True)):
+        budget = ReasoningBudget(6, tag_ids, (30, *tag_ids))
+        held = generate(model, PROMPTS, 14, temperature=0, stop_token_ids=(), budget=budget)
+        for row, (tokens, before) in enumerate(zip(held.tokens, free.tokens, strict=True)):
+            assert (tokens == before) is (row == 0 and not is_held)
+            if row or is_held:
+                assert tokens[:10] == [*before[:6], 30, *tag_ids]
+        assert held.tokens[0] == [*generate_tokens(model, PROMPTS[0], 14, 0, (), torch.Generator(), budget)]
+
+
+@pytest.mark.parametrize("drawn", [[1, 1, 2], [1, 2, 3], [5, 1, 2]])
+def test_the_end_is_found_behind_what_began_like_it(drawn: list[int]) -> None:
+    budget, progress = ReasoningBudget(9, (1, 2), (7, 1, 2)), torch.zeros(1, dtype=torch.int64)
+    for index, token in enumerate(drawn):
+        budget.hold(index, torch.tensor([token]), progress)
+    assert int(progress) == 2
+
+
 def test_a_budget_larger_than_the_reasoning_changes_nothing(known: NemotronH) -> None:
     """Nor does one that only other rows reach: each draws what it would have drawn."""
 
@@ -239,9 +262,9 @@ def test_a_budget_larger_than_the_reasoning_changes_nothing(known: NemotronH) ->
         generator = torch.Generator().manual_seed(3)
         return generate(known, [[5]] * 300, 12, stop_token_ids=(), generator=generator, budget=budget).tokens
 
-    free, held = sample(None), sample(ReasoningBudget(6, 2, (3, 2)))
+    free, held = sample(None), sample(ReasoningBudget(6, (2,), (3, 2)))
     ended = [2 in tokens[:6] for tokens in free]
     assert 30 < sum(ended) < 290
     for before, after, has_ended in zip(free, held, ended, strict=True):
         assert after == (before if has_ended else [*before[:6], 3, 2, *before[8:]])
-    assert sample(ReasoningBudget(12, 2, (3, 2))) == free
+    assert sample(ReasoningBudget(12, (2,), (3, 2))) == free

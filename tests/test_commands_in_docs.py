@@ -20,7 +20,10 @@ import typer
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.script import load_script_config
+from nemotron.cli.commands.chat import chat_help
 from nemotron.cli.commands.data.curate import STEPS
+from nemotron.cli.commands.nano2 import app as nano2
+from nemotron.cli.commands.nano3 import app as nano3
 from nemotron.cli.main import _run, app
 from nemotron.kit.dataclass_script import read_config
 
@@ -65,6 +68,9 @@ for _path in [*PAGES, *SCRIPTS]:
         if _command.startswith("python ") or _command not in _tried:
             COMMANDS[f"{_path.relative_to(ROOT)}: {_command}"] = _path, _command
         _tried.add(_command)
+# The help of `chat` is put together for each family.
+for _models in (nano2.MODELS, nano3.MODELS):
+    COMMANDS |= {f"chat --help: {command}": (SOURCE / "cli", command) for command in commands_in(chat_help(_models))}
 
 
 def runs_steps(words: list[str]) -> bool:

@@ -53,7 +53,9 @@ def test_without_a_stage_the_last_aligned_model_answers(start: Tool, tmp_path: P
 def test_the_models_of_nano2_have_no_config_in_their_names(start: Tool, tool: Tool, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "artifacts")
     script = {"producer": {"name": None, "script": "training.py"}}  # as a script that is started by hand leaves it
-    answering, base = ({"type": "Model", "fields": {"chat_template": name}, **script} for name in ("nano2", None))
+    answering, base = (
+        {"type": "Model", "fields": {"chat_template": name, "num_steps": 9}, **script} for name in ("nano2", None)
+    )
     for stage in ("sft", "rl", "compressed"):
         path = registry.publish(f"nano2-{stage}-model", tmp_path / "payload", answering).path
         _, options, _ = tool("nano2", "chat", "--stage", stage, "What is 1 + 1?")
@@ -73,10 +75,14 @@ def test_a_base_model_completes_text(start: Tool) -> None:
 
 
 def test_another_model_is_an_artifact_or_a_directory(start: Tool, tmp_path: Path) -> None:
-    base = {"type": "Model", "fields": {"chat_template": None}, "producer": {"name": "mine/pretrain"}}
+    fields = {"chat_template": None, "num_steps": 9}
+    base = {"type": "Model", "fields": fields, "producer": {"name": "mine/pretrain"}}
     Registry(tmp_path / "artifacts").publish("mine-base", tmp_path / "payload", base)
     assert start("-m", "mine-base")[1]["complete"]  # its record says what it is
     assert not start("-m", "mine-base", "--stage", "sft")[1]["complete"]
+    added = {**base, "fields": {**fields, "num_steps": 0}, "producer": {"script": "add_model.py", "name": None}}
+    Registry(tmp_path / "artifacts").publish("added", tmp_path / "payload", added)
+    assert not start("-m", "added")[1]["complete"]  # from elsewhere: its tokenizer knows whether it answers
     assert start("-m", "./some/folder", "-s", "pretrain")[1].items() >= {
         "model": "./some/folder", "tokenizer": None, "producer": None, "complete": True
     }.items()  # fmt: skip
@@ -120,6 +126,25 @@ def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemo
     assert refused.returncode == 2 and "--thinking and --reasoning-budget 0 contradict each other" in refused.stderr
     refused = nemotron("nano3 chat -m ./x --stage pretrain --reasoning-budget 16 hello")
     assert refused.returncode == 2 and "this model completes text" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("nano2 chat -c smokee hi", "no model of config 'smokee': there is no nano2-rl-model-smokee", "mean smoke?"),
+        (
+            "nano2 chat -c tinny -s sft hi",
+            "no model of config 'tinny': there is no nano2-sft-model-tinny",
+            "mean tiny?",
+        ),
+        ("nano3 chat -c tny hi", "no model of config 'tny': there is no nano3-final-model-tny", "mean tiny?"),
+        ("nano2 chat -c smoke hi", "no artifact 'nano2-rl-model-smoke'", "nemotron nano2 rl -c smoke"),
+        ("nano2 chat hi", "no artifact 'nano2-rl-model'", "nemotron nano2 rl -c tiny"),
+    ],
+)
+def test_a_model_that_no_config_makes_is_refused(nemotron: Nemotron, words: str, error: str, hint: str) -> None:
+    refused = nemotron(words)
+    assert refused.returncode == 2 and error in refused.stderr and hint in refused.stderr, refused.stderr
 
 
 def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:

@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 class FamilyModels:
     """The models that the steps of a family make, by stage.
 
-    `base`: those that complete text; `aligned`: those that answer, in order; `last`: of which chat takes the last that
-    there is where it is not told which. `by_config`: an artifact's name ends with the config's, which has to be given;
-    otherwise the name of config `tiny` has no such end, and it is the default.
+    Args:
+        base: models that complete text, in the order of training.
+        aligned: models that answer, in the order of training.
+        defaults: without `--stage` chat takes the last of these that there is.
+        names_end_with_config: as in nano3-rl-model-tiny; `--config` has to be given. Otherwise the models of config
+            `tiny`, the default, have no such end.
     """
 
     family: str
     base: tuple[str, ...]
     aligned: tuple[str, ...]
-    last: tuple[str, ...]
-    by_config: bool
+    defaults: tuple[str, ...]
+    names_end_with_config: bool
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -38,26 +41,37 @@ class FamilyModels:
     def artifact(self, stage: str, config: str) -> str:
         """The name of the artifact of a stage."""
         name = f"{self.family}-{stage}-model"
-        return f"{name}-{config}" if self.by_config or config != "tiny" else name
+        return f"{name}-{config}" if self.names_end_with_config or config != "tiny" else name
 
-    def last_artifact(self, registry: Registry, config: str) -> str:
-        """The last model of `last` that there is; where there is none, the last that some config makes."""
-        from nemotron.kit.commands import command_for
+    def chosen(self, registry: Registry, stage: str | None, config: str) -> str:
+        """The model of a stage, or the last default that there is; where there is none, the last that a config makes.
 
-        names = [self.artifact(stage, config) for stage in reversed(self.last)]
+        UserError: there is none, and no step has a config of this name.
+        """
+        from nemotron.kit.commands import makers_by_artifact
+
+        stages = [stage] if stage else reversed(self.defaults)
+        names = [self.artifact(each, config) for each in stages]
+        made = [name for name in names if name in makers_by_artifact()]
         existing = [name for name in names if registry.versions(name)]
-        return (existing or [name for name in names if command_for(name)] or names)[0]
+        if not existing and not made:
+            prefix = f"{self.family}-{stage or self.defaults[0]}-model"
+            makers = {name.removeprefix(prefix): name for name in makers_by_artifact() if name.startswith(prefix)}
+            configs = [end.removeprefix("-") or "tiny" for end in makers if end == "" or end.startswith("-")]
+            raise UserError(f"no model of config '{config}': there is no {names[0]}", did_you_mean(config, configs))
+        return (existing or made)[0]
 
 
 def chat_help(models: FamilyModels) -> str:
     """What `--help` says."""
     stages = ", ".join(f"{stage} (completes text)" if stage in models.base else stage for stage in models.stages)
-    artifact = models.artifact("STAGE", "CONFIG" if models.by_config else "tiny")
-    command = f"nemotron {models.family} chat"
-    chat = f"{command} -c tiny" if models.by_config else command
+    artifact = models.artifact("STAGE", "CONFIG" if models.names_end_with_config else "tiny")
+    defaults, command = ", ".join(models.defaults), f"nemotron {models.family} chat"
+    chat = f"{command} -c tiny" if models.names_end_with_config else command
     return f"""Talk to the model of a stage.
 
-    Stages: {stages}. Reads the artifact {artifact}; without --stage the last of {", ".join(models.last)} that there is.
+    Stages: {stages}. Reads the artifact {artifact}; without --stage the last of {defaults} that there is.
+    Reasoning goes to stderr, dimmed on a terminal; the answer goes to stdout.
 
     \b
     Examples:
@@ -83,7 +97,7 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
             typer.Option(
                 "--stage",
                 "-s",
-                help="Whose model, as named above.",
+                help="Whose model, of those above; with --model, as which of them it is asked.",
             ),
         ] = None,
         model: Annotated[
@@ -123,7 +137,7 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
             raise UserError(f"unknown stage '{stage}'", did_you_mean(stage, models.stages))
         if model is not None and config is not None:
             raise UserError("--config and --model both name a model", "give one of them")
-        if model is None and config is None and models.by_config:
+        if model is None and config is None and models.names_end_with_config:
             hint = f"as in nemotron {models.family} chat -c tiny"
             raise UserError("which model? neither --config nor --model names one", hint)
         from nemo_runspec.artifacts.registry import Registry
@@ -134,14 +148,12 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
             folder, record = model, {}
         else:
             registry = Registry.default()
-            chosen = config or "tiny"
-            name = model or (models.artifact(stage, chosen) if stage else models.last_artifact(registry, chosen))
-            version = registry.resolve_verified(name)
+            version = registry.resolve_verified(model or models.chosen(registry, stage, config or "tiny"))
             folder, record = str(version.path), version.record
         origin = read_origin(Path(folder).expanduser())  # a directory that an export made says how it was trained
         fields, producer = record.get("fields") or {}, record.get("producer") or {}
-        made_by_script = bool(producer.get("name") or producer.get("script"))  # whose record says under which template
-        is_base = origin.is_base if origin else made_by_script and fields.get("chat_template") is None
+        trained_here = bool(fields.get("num_steps"))  # and so the record says under which template, if any
+        is_base = origin.is_base if origin else trained_here and fields.get("chat_template") is None
         complete = stage in models.base if stage else is_base and template is None
         if complete and reasoning_budget is not None:
             raise UserError("--reasoning-budget is for answers, and this model completes text", "leave it out")

@@ -37,7 +37,7 @@ def export(
 
     \b
     Examples:
-      nemotron nano3 model export nano3-rl-model-tiny -o my-model
+      nemotron nano2 model export nano2-rl-model -o my-model
       nemotron nano3 model export nano3-sft-model-small:2 -o my-model --dtype bfloat16
       nemotron nano3 model export nano3-rl-model-tiny --push hf://me/my-model
     """

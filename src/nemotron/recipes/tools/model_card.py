@@ -43,7 +43,7 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         fields=record.get("fields") or {},
         inputs=record.get("inputs") or {},
         producer=producer,
-        is_base=str(producer.get("name", "")).endswith("/pretrain"),
+        is_base=(record.get("fields") or {}).get("chat_template") is None,
         config=config,
         blocks=", ".join(blocks).replace("*", r"\*"),
         count=count_parameters(config),

@@ -12,7 +12,11 @@ from nemotron.cli.groups import QuickGroup, add_steps, group_in_order
 
 ORDER = ["pipe", "data", "pretrain", "long", "sft", "rl", "compress", "eval", "chat", "model"]
 MODELS = FamilyModels(
-    "nano2", base=("pretrain", "long"), aligned=("sft", "rl", "compressed"), last=("sft", "rl"), by_config=False
+    "nano2",
+    base=("pretrain", "long"),
+    aligned=("sft", "rl", "compressed"),
+    defaults=("sft", "rl"),
+    names_end_with_config=False,
 )
 
 app = typer.Typer(

@@ -14,7 +14,11 @@ from nemotron.cli.groups import GroupThatRuns, QuickGroup, add_steps, group_in_o
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
 ORDER = ["pipe", *(step.command.split()[2] for step in RECIPE.steps), "chat", "model"]
 MODELS = FamilyModels(
-    "nano3", base=("pretrain",), aligned=("sft", "rl", "rlhf", "final"), last=("rl", "rlhf", "final"), by_config=True
+    "nano3",
+    base=("pretrain",),
+    aligned=("sft", "rl", "rlhf", "final"),
+    defaults=("rl", "rlhf", "final"),
+    names_end_with_config=True,
 )
 
 app = typer.Typer(

@@ -48,7 +48,7 @@ class Distribution(NamedTuple):
 
 
 def own_distribution() -> Distribution | None:
-    """The distribution that this package is part of; None in a job that only the package has travelled to."""
+    """The distribution that this package is part of; None where it lies alone, as in the bundle of a job."""
     return _distribution_of(_PACKAGES)
 
 
@@ -56,7 +56,10 @@ def own_distribution() -> Distribution | None:
 def _distribution_of(packages: Path) -> Distribution | None:
     project = packages.parent / "pyproject.toml"
     if packages.name == "src" and project.is_file():
-        name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
+        name = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("name")
+    else:
+        name = None
+    if name is not None:
         return Distribution(name, project.parent, {path.name: path for path in packages.glob("*/constraints*.txt")})
     for wheel in importlib.metadata.distributions(path=[str(packages)]):
         if f"{__package__}/__init__.py" in (wheel.read_text("RECORD") or ""):
@@ -73,7 +76,7 @@ def install_line(extra: str) -> str:
     """
     own = own_distribution()
     if own is None:
-        return f"the image of the job needs what the extra `{extra}` brings"
+        return f"the Python that runs this needs what the extra `{extra}` brings"
     constraints = own.constraints.get(f"constraints{'-cluster' if extra in _CLUSTER_EXTRAS else ''}.txt")
     if own.clone is None:
         words = [f"{own.name}[{extra}]"]

@@ -151,6 +151,6 @@ def test_show_validate_run_and_read_what_another_script_published(
 
 def test_no_source_of_the_toolkit_names_what_it_is_used_for() -> None:
     folder = Path(nemo_runspec.__file__).parent
-    sources = {path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
-    assert "runspec.py" in sources
+    sources = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    assert {"runspec.py", "script.py", "config/script.py"} <= sources.keys()
     assert [name for name, text in sources.items() if "nemotron" in text.lower()] == []

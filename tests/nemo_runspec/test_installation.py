@@ -57,9 +57,16 @@ def test_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert install_line("train") == f"pip install -c {packages}/points/constraints.txt 'lines-of-points[train]'"
 
 
-def test_in_a_job_that_the_package_alone_has_travelled_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_package_lies_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "_PACKAGES", tmp_path)
-    assert install_line("train") == "the image of the job needs what the extra `train` brings"
+    assert install_line("train") == "the Python that runs this needs what the extra `train` brings"
+
+
+def test_in_the_src_of_a_project_that_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\n")
+    monkeypatch.setattr(installation, "_PACKAGES", tmp_path / "src")
+    assert installation.own_distribution() is None
 
 
 def test_this_checkout_has_the_constraints() -> None:

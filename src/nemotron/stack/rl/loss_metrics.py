@@ -24,7 +24,7 @@ TOKEN_METRICS = (
     "token_mult_prob_error", "gen_kl_error", "policy_kl_error", "js_divergence_error", "approx_entropy",
 )  # fmt: skip
 # A factor that rounding in fp32 does not reach: another expert at a tie of a router, or two policies.
-MISMATCH = 1.001
+MISMATCH_FACTOR = 1.001
 _EXTREMES = ("probs_ratio", "probs_ratio_clamped", "seq_mult_prob_error")
 
 
@@ -108,7 +108,7 @@ class LossRecord:
     def add_tokens(self, values: dict[str, Tensor]) -> None:
         """Count the tokens in the loss, `values` of `token_metrics`."""
         self.sums["tokens"] += len(values["probs_ratio"])
-        self.sums["num_mismatched_tokens"] += (values["token_mult_prob_error"] > MISMATCH).sum()
+        self.sums["num_mismatched_tokens"] += (values["token_mult_prob_error"] > MISMATCH_FACTOR).sum()
         for name, values_T in values.items():
             self.sums[name] += values_T.sum()
             if name in _EXTREMES:

@@ -26,7 +26,7 @@ from torch import Tensor
 from nemotron.stack.environments import Task
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.grpo import Batch, StepConfig
-from nemotron.stack.rl.loss_metrics import MISMATCH
+from nemotron.stack.rl.loss_metrics import MISMATCH_FACTOR
 from nemotron.stack.rl.rollouts import Rollout, pack_rollouts
 from nemotron.stack.rl.shaping import Message
 from nemotron.stack.training.distributed import gather_bytes, least_of_ranks, sum_metrics
@@ -36,7 +36,7 @@ from nemotron.stack.training.session import Session
 @dataclass
 class _Drawn:
     """A batch, and exp|log p - log g| of its tokens, g as sampled and p recomputed by the same weights: the sum, and
-    how many are above `MISMATCH`."""
+    how many are above `MISMATCH_FACTOR`."""
 
     batch: Batch
     mult_prob_error: float
@@ -184,7 +184,7 @@ class RolloutBuffer:
                 logp_T = micro.logprobs(self._generator)
             error_T = (logp_T - micro.logp_generator_T).abs().exp()
             total += error_T.sum(dtype=torch.float64).item()
-            num_mismatched += int((error_T > MISMATCH).sum())
+            num_mismatched += int((error_T > MISMATCH_FACTOR).sum())
         return total, num_mismatched
 
     def _from_json(self, target: int, parts: list[dict[str, Any]]) -> _Drawn:

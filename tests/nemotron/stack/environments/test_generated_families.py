@@ -1,6 +1,7 @@
 """A thousand wrong answers to generated tasks of each family whose rewards train the tiny models: none passes.
 
-Each answer is wrong by how it is made from the right one, so that nothing here repeats what the verifier does.
+What makes an answer wrong is how it is made from the right one, so that nothing here repeats what the verifier does.
+Reading is strict: an answer in a sentence, in brackets or in a fence is not the answer.
 """
 
 from __future__ import annotations

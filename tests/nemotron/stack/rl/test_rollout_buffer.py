@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -141,6 +142,23 @@ def test_a_step_trains_on_what_the_weights_of_the_largest_age_sampled(
     assert lags[0] <= 1 + 1e-6
     assert all(lag > 1 + 1e-4 for lag in lags[1:]), lags
     assert all(abs(record["sampling_importance_ratio"] - 1) > 1e-6 for record in trainer.records[1:])
+
+
+def test_tokens_of_another_policy_are_counted_also_after_a_checkpoint(initial: NemotronH) -> None:
+    def apart(model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
+        batch = draw(model, step, poll)
+        for rollout in batch.rollouts[:3]:
+            rollout.logprobs[0] -= math.log(1.1)
+        return batch
+
+    trainer, again = Trainer(initial, 1, apart), Trainer(initial, 1, apart)
+    with trainer.buffer, again.buffer:
+        trainer.buffer.take(0)
+        metrics = trainer.buffer.metrics(0, {"token_mult_prob_error": 1.0})
+        again.buffer.restore(0, trainer.buffer.tensors(0))
+        restored = again.buffer.metrics(0, {"token_mult_prob_error": 1.0})
+    assert metrics["num_mismatched_tokens"] == restored["num_mismatched_tokens"] == 3
+    assert metrics == restored
 
 
 @pytest.mark.parametrize(

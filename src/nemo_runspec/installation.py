@@ -54,13 +54,12 @@ def own_distribution() -> Distribution | None:
 
 @functools.cache
 def _distribution_of(packages: Path) -> Distribution | None:
-    project = packages.parent / "pyproject.toml"
-    if packages.name == "src" and project.is_file():
-        name = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("name")
-    else:
-        name = None
-    if name is not None:
-        return Distribution(name, project.parent, {path.name: path for path in packages.glob("*/constraints*.txt")})
+    pyproject = packages.parent / "pyproject.toml"
+    if packages.name == "src" and pyproject.is_file():
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
+        if "name" in project:
+            constraints = {path.name: path for path in packages.glob("*/constraints*.txt")}
+            return Distribution(project["name"], packages.parent, constraints)
     for wheel in importlib.metadata.distributions(path=[str(packages)]):
         if f"{__package__}/__init__.py" in (wheel.read_text("RECORD") or ""):
             files = [Path(str(wheel.locate_file(file))) for file in wheel.files or () if len(file.parts) == 2]

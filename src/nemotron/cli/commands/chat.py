@@ -56,8 +56,8 @@ class FamilyModels:
         existing = [name for name in names if registry.versions(name)]
         if not existing and not made:
             prefix = f"{self.family}-{stage or self.defaults[0]}-model"
-            makers = {name.removeprefix(prefix): name for name in makers_by_artifact() if name.startswith(prefix)}
-            configs = [end.removeprefix("-") or "tiny" for end in makers if end == "" or end.startswith("-")]
+            made = [name for name in makers_by_artifact() if name.startswith(prefix)]
+            configs = [name.removeprefix(prefix).removeprefix("-") or "tiny" for name in made]
             raise UserError(f"no model of config '{config}': there is no {names[0]}", did_you_mean(config, configs))
         return (existing or made)[0]
 

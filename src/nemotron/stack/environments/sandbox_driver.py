@@ -48,8 +48,10 @@ def _limit(name: str, value: int, grace: int = 0) -> None:
     """Set a resource limit, for good, but never above the one in force; the hard one is `grace` over the soft one."""
     number = getattr(resource, f"RLIMIT_{name}")
     in_force = resource.getrlimit(number)[1]
-    soft, hard = (v if in_force == resource.RLIM_INFINITY else min(v, in_force) for v in (value, value + grace))
-    resource.setrlimit(number, (soft, hard))
+    limits = (value, value + grace)
+    if in_force != resource.RLIM_INFINITY:
+        limits = (min(value, in_force), min(value + grace, in_force))
+    resource.setrlimit(number, limits)
 
 
 def _prelude() -> dict[str, Any]:

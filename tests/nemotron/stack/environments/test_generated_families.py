@@ -76,7 +76,7 @@ def wrong_lists(task: Task, rng: random.Random) -> Iterator[str]:
             ("-" if separator == "commas" else ",").join(words),
         )
     yield from (f"{right}{join}{right}", f"Here they are: {right}", f"1. {right}", f"{right}!", f"*{right}*")
-    yield from (text for text in wrapped(right, "zebra"))
+    yield from wrapped(right, "zebra")
     yield task.prompt
 
 

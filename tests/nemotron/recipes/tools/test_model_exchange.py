@@ -140,6 +140,19 @@ def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> 
         assert said in body, said
 
 
+def test_the_card_shows_how_a_base_model_and_one_that_answers_are_used(published: Path, tmp_path: Path) -> None:
+    source = Registry(published).resolve("nano3-sft-model-tiny").path
+    uses = {"base": 'tokenizer("def main("', "answering": "apply_chat_template"}
+    for name, template in (("base", None), ("answering", "nano3")):
+        folder = shutil.copytree(source, tmp_path / "models" / name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
+            Model(path=folder, num_steps=7, tokenizer_path=folder, chat_template=template).save(name)
+        assert run(model_export, model=name, output=tmp_path / name, artifacts=tmp_path / "artifacts")[0] == 0
+        card = (tmp_path / name / "README.md").read_text()
+        assert [use for use in uses.values() if use in card] == [uses[name]]
+
+
 def test_dtype_and_shard_size(published: Path, tmp_path: Path) -> None:
     chosen = {"model": "nano3-sft-model-tiny", "output": tmp_path / "small", "dtype": "bfloat16"}
     done = run(model_export, **chosen, max_shard_size="20KB", artifacts=published)

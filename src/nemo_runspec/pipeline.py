@@ -52,12 +52,14 @@ class Step:
     """One step: a script, whose block says where its configs are. A config may name another script (`find_script`).
 
     `overrides` are this step's. It takes the config that the command line chose, with `config_suffix` behind its name.
+    `configs`: the folder of its configs, where the script is that of another recipe.
     """
 
     name: str
     script: Path
     config_suffix: str = ""
     overrides: tuple[str, ...] = ()
+    configs: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -345,10 +347,10 @@ def _planned(step: Step, job: Job, cfg: RecipeConfig, *, read: bool = False) -> 
 
 
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executors: Sequence[str] = EXECUTORS) -> Job:
-    spec = parse_runspec(step.script)
+    spec = parse_runspec(step.script, step.configs)
     name = f"{cfg.config_name or spec.config.default}{step.config_suffix}" if step.config_suffix else cfg.config_name
     loaded = parse_config(dataclasses.replace(cfg, config_name=name, overrides=step.overrides), spec)
-    spec = parse_runspec(find_script(step.script.parent, loaded.run.script))
+    spec = parse_runspec(find_script(step.configs or step.script.parent, loaded.run.script))
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded, executors=executors)
     return build_job_config(loaded, spec, env, dry_run=cfg.dry_run, argv=cfg.argv, produced=produced)
 

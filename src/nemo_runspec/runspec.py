@@ -10,7 +10,7 @@ import os
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +159,11 @@ def recipe_name(run: Mapping[str, Any], spec: Runspec) -> str:
     return spec.name if (family, stage) == (spec.family, spec.stage) else f"{family}/{stage}"
 
 
-def parse(path: str | Path) -> Runspec:
+def parse(path: str | Path, configs: Path | None = None) -> Runspec:
     """Parse the block of the script at `path`.
+
+    Args:
+        configs: the folder of the configs, where it is not the one that the block names: that of another recipe.
 
     Raises:
         UserError: no such file, no block, two blocks, bad TOML, an unknown key, a wrong type, an unknown launcher,
@@ -174,7 +177,8 @@ def parse(path: str | Path) -> Runspec:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     first_line, block = _extract_block(script, text)
-    return _build(read_toml(block, str(script), first_line), script, first_line)
+    spec = _build(read_toml(block, str(script), first_line), script, first_line)
+    return spec if configs is None else replace(spec, config_dir=configs.absolute())
 
 
 def _nearest_file(script: Path) -> str | None:

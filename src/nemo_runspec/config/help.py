@@ -199,9 +199,9 @@ def _script_of(spec: Runspec, words: list[str]) -> Runspec:
     return spec
 
 
-def recipe_command(script: Path) -> type[TyperCommand]:
+def recipe_command(script: Path, configs: Path | None = None) -> type[TyperCommand]:
     """The class for `app.command(cls=…)` whose `--help` is `recipe_help`, with the configs that the block of `script`
-    names; nothing is read before it is asked for."""
+    names, or those in the folder `configs`; nothing is read before it is asked for."""
     import typer
     from typer.core import TyperCommand, TyperOption
 
@@ -211,7 +211,9 @@ def recipe_command(script: Path) -> type[TyperCommand]:
         def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
             """Answer `--keys`, which needs no more than a script; everything else is the command's."""
             if "--keys" in args:
-                typer.echo("\n".join(key_lines(_script_of(parse(script), args)) or ["this script declares no schema"]))
+                typer.echo(
+                    "\n".join(key_lines(_script_of(parse(script, configs), args)) or ["this script declares no schema"])
+                )
                 raise typer.Exit
             return super().parse_args(ctx, args)
 
@@ -222,7 +224,7 @@ def recipe_command(script: Path) -> type[TyperCommand]:
                 for parameter in self.params
                 if isinstance(parameter, TyperOption)
             }
-            return recipe_help(parse(script), ctx.command_path, self.help or "", own)
+            return recipe_help(parse(script, configs), ctx.command_path, self.help or "", own)
 
         def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
             """Write the page as it is, without wrapping."""

@@ -225,14 +225,15 @@ def _refuse_defaults_of_another_family(model: BaseModel, spec: Runspec, loaded: 
 def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[KeyPath]:
     """The keys that have their default, where a class of `module` states it.
 
-    A default that is computed, such as a version filled in from this machine, is nobody's number. A group that a
-    factory makes is entered, as its keys are what the config has to state; a default that is an instance is one value.
+    A default that is computed, such as a version filled in from this machine, is nobody's number; neither is null. A
+    group that a factory makes is entered, as its keys are what the config has to state; a default that is an instance
+    is one value.
     """
     for name, field_info in type(group).model_fields.items():
         value, computed = getattr(group, name), field_info.default_factory is not None
         if hasattr(value, "model_fields_set") and (computed or name in group.model_fields_set):
             yield from _own_defaults(value, module, (*path, name))
-        elif name not in group.model_fields_set and not computed:
+        elif name not in group.model_fields_set and not computed and value is not None:
             stating = next(cls for cls in type(group).__mro__ if name in inspect.get_annotations(cls))
             if stating.__module__ == module:
                 yield (*path, name)

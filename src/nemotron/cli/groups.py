@@ -73,14 +73,15 @@ def add_steps(groups: Mapping[str, typer.Typer], recipe: Recipe) -> None:
         if words not in groups:
             at = f"{recipe.folder / STEPS_FILE}: {step.name}: command = {step.command!r}"
             raise UserError(f"{at}: no group {words!r}", did_you_mean(words, [word for word in groups if word]))
-        add = groups[words].command(name, cls=recipe_command(step.script), context_settings=CONTEXT_SETTINGS)
+        page = recipe_command(step.script, step.configs)
+        add = groups[words].command(name, cls=page, context_settings=CONTEXT_SETTINGS)
         add(_command_of(step, recipe))
 
 
 def _command_of(step: RecipeStep, recipe: Recipe) -> Callable[..., None]:
     """The first public function of the command file that has the words of the step's command: that of
-    `nemotron nano3 data prep sft` is in commands/nano3/data/prep/sft.py."""
-    name = ".".join(["nemotron.cli.commands", *step.command.split()[1:]])
+    `nemotron nano3 data prep sft` is in commands/nano3/data/prep/sft.py; a dash in a word is an underscore there."""
+    name = ".".join(["nemotron.cli.commands", *step.command.replace("-", "_").split()[1:]])
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:

@@ -67,7 +67,7 @@ def makers_by_artifact() -> dict[str, Maker]:
     makers: dict[str, Maker] = {}
     with contextlib.suppress(UserError):
         for recipe in all_recipes():
-            specs = [parse(step.script) for step in recipe.steps]
+            specs = [parse(step.script, step.configs) for step in recipe.steps]
             configs = [list_configs(spec.config_dir, spec.config.format) for spec in specs]
             piped = [
                 {config.removesuffix(step.config_suffix) for config in names if config.endswith(step.config_suffix)}

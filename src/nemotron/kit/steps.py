@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.runspec import find_script
 from nemo_runspec.toml_text import TomlText, read_toml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 STEPS_FILE = "steps.toml"
 
-_KEYS = ("command", "script", "about", "in_pipe", "config_suffix")
+_KEYS = ("command", "script", "configs", "about", "in_pipe", "config_suffix")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class RecipeStep:
     `name`: in the pipe, as in `sft:optimizer.lr=1e-3`. `command`: all words of the command that runs the step alone.
     `script`: absolute. `about`: one sentence for the help page; empty where the command's own docstring has it.
     `in_pipe`: false where the pipe leaves the step out, and its command alone runs it. `config_suffix`: stands behind
-    the name of the config that the pipe chose, where a script runs twice.
+    the name of the config that the pipe chose, where a script runs twice. `configs`: where the script is that of
+    another recipe, the folder of this recipe's configs for it, absolute.
     """
 
     name: str
@@ -34,6 +36,7 @@ class RecipeStep:
     about: str = ""
     in_pipe: bool = True
     config_suffix: str = ""
+    configs: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,20 @@ class Recipe:
 
     def runs_later(self, step: RecipeStep, config: str) -> bool:
         """Whether `config` is that of another step with the script of `step`, by its suffix."""
-        others = (other.config_suffix for other in self.steps if other.script == step.script)
+        place = step.script, step.configs
+        others = (other.config_suffix for other in self.steps if (other.script, other.configs) == place)
         return any(len(suffix) > len(step.config_suffix) and config.endswith(suffix) for suffix in others)
 
     def part(self, start: str | None, end: str | None) -> slice:
         """Which steps of the pipe run from the stage of the step `start` to the step `end`, that one included.
 
-        A stage begins with the first step whose script is in the same folder. None: from the first, to the last.
+        A stage begins with the first step of the same folder of the recipe, be it that of the script or of the configs
+        for the script of another recipe. None: from the first, to the last.
 
         Raises:
             UserError: no step of the pipe is called so; `end` comes before that stage.
         """
-        folders = {step.name: step.script.parent for step in self.piped}
+        folders = {step.name: self._stage(step) for step in self.piped}
         for name in (start, end):
             if name is not None and name not in folders:
                 raise UserError(f"unknown step '{name}'", did_you_mean(name, folders, "steps"))
@@ -71,6 +76,12 @@ class Recipe:
         if behind <= first:
             raise UserError(f"--to {end} comes before --from {start}", f"the order is {', '.join(folders)}")
         return slice(first, behind)
+
+    def _stage(self, step: RecipeStep) -> Path:
+        """The folder of a step's stage."""
+        if step.configs is None:
+            return step.script.parent
+        return self.folder / step.configs.relative_to(self.folder).parts[0]
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -107,9 +118,13 @@ def _read_step(name: str, line: object, toml: TomlText, folder: Path) -> RecipeS
         raise UserError(f"{at}: in_pipe = {in_pipe!r}: must be true or false")
     script = folder / line["script"]
     if not script.is_file():
+        script = find_script(folder, line["script"])  # that of another recipe
+    if not script.is_file():
         near = did_you_mean(line["script"], [file.relative_to(folder).as_posix() for file in folder.rglob("*.py")])
         raise UserError(f"{at}: script = {line['script']!r}: no such file in {folder}", near)
-    return RecipeStep(name, line["command"], script, line.get("about", ""), in_pipe, line.get("config_suffix", ""))
+    configs = folder / line["configs"] if "configs" in line else None
+    suffix = line.get("config_suffix", "")
+    return RecipeStep(name, line["command"], script, line.get("about", ""), in_pipe, suffix, configs)
 
 
 def all_recipes() -> list[Recipe]:

@@ -22,6 +22,12 @@ from nemotron.kit.commands import command_for, command_hint
         ("nano3-rl-model-tiny", "nemotron nano3 rl rlvr -c tiny"),
         ("nano3-final-model-tiny", "nemotron nano3 rl rlvr -c tiny-final"),  # the second run of that script
         ("nano3-eval-results-tiny", "nemotron nano3 eval -c tiny"),
+        ("super3-pretrain-model-tiny-phase2", "nemotron super3 pretrain -c tiny-phase2"),  # by a script of nano3
+        ("super3-sft-model-tiny", "nemotron super3 sft -c tiny"),
+        ("super3-sft-model-tiny-budget", "nemotron super3 sft -c tiny-budget"),
+        ("super3-rl-model-tiny-swe2", "nemotron super3 rl rlvr -c tiny-swe2"),
+        ("super3-mtp-healing-model-tiny", "nemotron super3 rl mtp-healing -c tiny"),
+        ("lightning35-qad-model-smoke", "nemotron lightning35 qad -c smoke"),
         ("nemotron_cc-fuzzy_dedup-data-tiny", "nemotron data curate fuzzy_dedup -c tiny"),
         ("nemotron_cc-data-tiny", "nemotron data curate decontaminate -c tiny"),
         ("nemotron_cc-data-default", "nemotron data curate rephrase -c default"),

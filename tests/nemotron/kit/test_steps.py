@@ -64,6 +64,26 @@ def test_a_script_that_runs_twice_takes_a_config_of_its_own_for_each(folder: Pat
     assert not recipe.runs_later(second, "tiny-late")
 
 
+def test_a_script_of_another_recipe_has_its_configs_here(folder: Path) -> None:
+    """The scripts of the folder itself come first; a stage is the folder of the configs."""
+    mine = folder / "mine"
+    (mine / "bed").mkdir(parents=True)
+    (mine / "bed/dig.py").touch()
+    again = 'sow-late = {command = "nemotron mine sow", script = "bed/sow.py", configs = "kitchen/late"'
+    (mine / "steps.toml").write_text(
+        '[steps]\ndig = {command = "nemotron mine dig", script = "bed/dig.py"}\n'
+        f'{LINE[:-1]}, configs = "bed/config/sow"}}\n{again}, config_suffix = "-late"}}\n'
+    )
+    recipe = read_recipe(mine)
+    assert [(step.script, step.configs) for step in recipe.steps] == [
+        (mine / "bed/dig.py", None),
+        (folder / "bed/sow.py", mine / "bed/config/sow"),
+        (folder / "bed/sow.py", mine / "kitchen/late"),
+    ]
+    assert [recipe.part(name, None).start for name in ("dig", "sow", "sow-late")] == [0, 0, 2]
+    assert not recipe.runs_later(recipe.steps[1], "tiny-late")  # its folder has no such config
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [

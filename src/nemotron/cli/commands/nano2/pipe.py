@@ -23,7 +23,7 @@ from nemotron.kit.steps import read_recipe
 
 RECIPE = read_recipe(recipe_dir("nano2"))
 # In order. Each has its own script and config; `-c tiny` is the tiny config of each.
-STEPS = tuple(Step(step.name, step.script, step.config_suffix) for step in RECIPE.piped)
+STEPS = tuple(Step(step.name, step.script, step.config_suffix, configs=step.configs) for step in RECIPE.piped)
 
 HELP = f"""All of it: each stage's data, training and evaluation.
 

@@ -25,7 +25,7 @@ from nemotron.kit.steps import read_recipe
 FAMILY = recipe_dir("nano3")
 RECIPE = read_recipe(FAMILY)
 # In order. Each has its own script and config; `-c tiny` is the tiny config of each.
-STEPS = tuple(Step(step.name, step.script, step.config_suffix) for step in RECIPE.piped)
+STEPS = tuple(Step(step.name, step.script, step.config_suffix, configs=step.configs) for step in RECIPE.piped)
 
 HELP = f"""All of it: data, base model, SFT, RL, evaluation.
 

@@ -19,8 +19,8 @@ from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.kit.steps import read_recipe
 
 GROUP = "nemotron nano3 rl "
-PIPED = read_recipe(recipe_dir("nano3")).piped
-PHASES = tuple(Step(step.name, step.script, step.config_suffix) for step in PIPED if step.command.startswith(GROUP))
+PIPED = [step for step in read_recipe(recipe_dir("nano3")).piped if step.command.startswith(GROUP)]
+PHASES = tuple(Step(step.name, step.script, step.config_suffix, configs=step.configs) for step in PIPED)
 
 
 def rl(ctx: typer.Context) -> None:

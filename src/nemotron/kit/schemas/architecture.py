@@ -1,4 +1,4 @@
-"""Which dimensions of a Nemotron-H model fit together, and which of its blocks FP8 training takes."""
+"""Which dimensions of a Nemotron-H model fit together, and which of its blocks FP8 and NVFP4 training take."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def check_dimensions(model: Dimensions) -> None:
         )
 
 
-def fp8_layers(pattern: str, num_layers_at_start_in_bf16: int, num_layers_at_end_in_bf16: int) -> range:
-    """Indices of the blocks of `pattern` that train in FP8: all but the first and last few.
+def fp8_layers(
+    pattern: str, num_layers_at_start_in_bf16: int | None = None, num_layers_at_end_in_bf16: int | None = None
+) -> range:
+    """Indices of the blocks of `pattern` that train in FP8: all but the first and last few; None: 4, as in Nano 2.
 
     Raises:
         ValueError: there are `E` blocks, whose routed experts the emulation does not cover, or nothing is left.
@@ -47,10 +49,32 @@ def fp8_layers(pattern: str, num_layers_at_start_in_bf16: int, num_layers_at_end
         raise ValueError(
             f"hybrid_override_pattern {pattern}: FP8 is emulated for M, * and - blocks, not for experts (E)"
         )
-    layers = range(num_layers_at_start_in_bf16, len(pattern) - num_layers_at_end_in_bf16)
+    start = 4 if num_layers_at_start_in_bf16 is None else num_layers_at_start_in_bf16
+    end = 4 if num_layers_at_end_in_bf16 is None else num_layers_at_end_in_bf16
+    return _layers_between(pattern, start, end, "FP8")
+
+
+def nvfp4_layers(
+    pattern: str, num_layers_at_start_in_bf16: int | None = None, num_layers_at_end_in_bf16: int | None = None
+) -> range:
+    """Indices of the blocks of `pattern` that train in NVFP4: all but the first and last few.
+
+    None: none at the start, and at the end the final 15 % (Nemotron 3 Super, arXiv 2604.12374, table 3), rounded up:
+    14 of its 88 blocks, as Megatron-Bridge's recipe has it.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    start = num_layers_at_start_in_bf16 or 0
+    end = -(-15 * len(pattern) // 100) if num_layers_at_end_in_bf16 is None else num_layers_at_end_in_bf16
+    return _layers_between(pattern, start, end, "NVFP4")
+
+
+def _layers_between(pattern: str, start: int, end: int, precision: str) -> range:
+    layers = range(start, len(pattern) - end)
     if not layers:
         raise ValueError(
-            f"num_layers_at_start_in_bf16 {num_layers_at_start_in_bf16} and num_layers_at_end_in_bf16 "
-            f"{num_layers_at_end_in_bf16} leave none of the {len(pattern)} blocks for FP8"
+            f"num_layers_at_start_in_bf16 {start} and num_layers_at_end_in_bf16 {end} leave none of the "
+            f"{len(pattern)} blocks for {precision}"
         )
     return layers

@@ -81,7 +81,7 @@ class BlockwiseFp8(torch.autograd.Function):
         ctx.save_for_backward(x, weight_NK)
         x_TK = x.reshape(-1, x.shape[-1])
         left, right_NK = round_to_fp8(x_TK, ALONG_ROWS).view(x.shape), round_to_fp8(weight_NK, WEIGHT_BLOCK)
-        return _fp32_product(left, right_NK.T).to(x.dtype)
+        return fp32_product(left, right_NK.T).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -90,16 +90,17 @@ class BlockwiseFp8(torch.autograd.Function):
         dy_TN, x_TK = grads[0].reshape(-1, len(weight_NK)), x.reshape(-1, x.shape[-1])
         dx = dw_NK = None
         if ctx.needs_input_grad[0]:
-            dx_TK = _fp32_product(round_to_fp8(dy_TN, ALONG_ROWS), round_to_fp8(weight_NK, WEIGHT_BLOCK))
+            dx_TK = fp32_product(round_to_fp8(dy_TN, ALONG_ROWS), round_to_fp8(weight_NK, WEIGHT_BLOCK))
             dx = dx_TK.view(x.shape).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            dw_NK = _fp32_product(round_to_fp8(dy_TN, ALONG_COLUMNS).T, round_to_fp8(x_TK, ALONG_COLUMNS))
+            dw_NK = fp32_product(round_to_fp8(dy_TN, ALONG_COLUMNS).T, round_to_fp8(x_TK, ALONG_COLUMNS))
             dw_NK = dw_NK.to(weight_NK.dtype)
         return dx, dw_NK
 
 
-def _fp32_product(a: Tensor, b: Tensor) -> Tensor:
-    with torch.autocast(a.device.type, enabled=False):  # which would round the factors to bf16
+def fp32_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b in fp32, under autocast, too, which would round the factors to bf16."""
+    with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
 
@@ -119,9 +120,11 @@ class Fp8Linear(Linear):
 
 
 def train_in_fp8(
-    model: NemotronH, num_layers_at_start_in_bf16: int = 4, num_layers_at_end_in_bf16: int = 4
+    model: NemotronH, num_layers_at_start_in_bf16: int | None = None, num_layers_at_end_in_bf16: int | None = None
 ) -> list[str]:
     """Replace the linear layers of all blocks but the first and last few by `Fp8Linear`, in place; returns their names.
+
+    None: the first and last 4, as in Nano 2.
 
     These are in_proj and out_proj of `M`, q, k, v and o_proj of `*`, up and down_proj of `-`. Embedding, output head,
     multi-token prediction, norms, convolution and scan stay as they are, and so do parameters and their names:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nemotron.kit.artifact import Preferences as Preferences
     from nemotron.kit.artifact import PretrainBlend as PretrainBlend
     from nemotron.kit.artifact import Producer as Producer
+    from nemotron.kit.artifact import QuantizedModel as QuantizedModel
     from nemotron.kit.artifact import Results as Results
     from nemotron.kit.artifact import RLPrompts as RLPrompts
     from nemotron.kit.artifact import SFTPack as SFTPack
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from nemotron.kit.schemas.group import UserPath as UserPath
 
 _HOMES = {
-    "artifact": "Artifact Checkpoint Dataset Model Preferences PretrainBlend Producer Results RLPrompts SFTPack Source",
+    "artifact": "Artifact Checkpoint Dataset Model Preferences PretrainBlend Producer QuantizedModel Results RLPrompts "
+    "SFTPack Source",
     "lineage": "MlflowTracker WandbTracker set_lineage_tracker",
     "metrics": "MetricsLog Progress",
     "pipes": "print_complete read_pipe",

@@ -478,6 +478,13 @@ class Model(Checkpoint):
             raise UserError(f"{self.path}: not a model in Hugging Face layout", "config.json and *.safetensors in it")
 
 
+class QuantizedModel(Model):
+    """A model whose weights are codes and scales, as ModelOpt exports them; `num_parameters` counts values."""
+
+    quant_algo: str = Field(description="format, in ModelOpt's words; MIXED_PRECISION where layers have several")
+    full_path: Path = Field(description="payload of the model that was quantised, and that QAD learns from")
+
+
 def _fresh_results_dir() -> Path:
     folder = _run_results_dir()
     if folder is None:

@@ -25,8 +25,9 @@ from nemotron.recipes.tools.model_files import check_manifest
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.published.config_json import load_config, read_config, unknown_keys
+from nemotron.stack.models.published.config_json import is_quantized, load_config, read_config, unknown_keys
 from nemotron.stack.models.published.hub import checked_weights
+from nemotron.stack.quantization.export import load_model
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,12 @@ def check(folder: Path) -> tuple[int, int]:
     check_manifest(folder)
     with torch.device("meta"):
         model = NemotronH(config)
-    for tensor in checked_weights(folder, model.state_dict()).values():
-        if tensor.sha256 is not None:
-            tensor.read()
+    if is_quantized(read_config(folder)):
+        load_model(folder)
+    else:
+        for tensor in checked_weights(folder, model.state_dict()).values():
+            if tensor.sha256 is not None:
+                tensor.read()
     size = load_tokenizer(folder).get_vocab_size()
     if size > config.vocab_size:
         raise UserError(f"{folder / 'tokenizer.json'} has {size} tokens, the model only {config.vocab_size}")

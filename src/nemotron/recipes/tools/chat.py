@@ -32,6 +32,7 @@ from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
+from nemotron.stack.quantization.export import load_model as read_model
 
 HELP = "/think on|off|TOKENS  reasoning    /reset  forget the conversation    /quit    Ctrl-C  end an answer"
 
@@ -149,10 +150,10 @@ def load_model(folder: Path, tokenizer: Tokenizer) -> NemotronH:
     """The model in `folder`: in bf16 on the GPU if there is one, else in fp32.
 
     Raises:
-        UserError: see `NemotronH.from_pretrained`; the tokenizer has tokens that the model does not know.
+        UserError: see `quantization.export.load_model`; the tokenizer has tokens that the model does not know.
     """
     gpu = torch.cuda.is_available()
-    model = NemotronH.from_pretrained(folder, torch.bfloat16 if gpu else torch.float32, "cuda" if gpu else "cpu")
+    model = read_model(folder, torch.bfloat16 if gpu else torch.float32, "cuda" if gpu else "cpu")
     if tokenizer.get_vocab_size() > model.config.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model only {model.config.vocab_size}",

@@ -21,6 +21,7 @@ from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.environments import FAMILIES, Environment, load_environment
 from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.environments.gym_server import GymHTTPServer, ResourcesServer
+from nemotron.stack.environments.repository_repair import FAMILY as REPOSITORY_REPAIR
 from nemotron.stack.environments.sandbox import check_sandbox
 
 
@@ -52,7 +53,7 @@ def main(options: Options) -> None:
         raise UserError(f"--sandbox {options.sandbox}", did_you_mean(options.sandbox, get_args(Sandbox)))
     sandbox = cast(Sandbox, options.sandbox)
     family, environment = find_environment(options.name)
-    if environment is not None and hasattr(environment, "open_episode"):
+    if family == REPOSITORY_REPAIR or (environment is not None and hasattr(environment, "open_episode")):
         raise UserError(f"{options.name} has episodes", "of tasks with several turns, workplace_assistant is served")
     if environment is None and family == CODE_GENERATION:
         check_sandbox(sandbox)

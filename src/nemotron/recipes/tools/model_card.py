@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import jinja2
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import UserError
 from nemotron.kit.lineage import LineageNode, format_lineage, raw_sources
+from nemotron.kit.model_folder import ADAPTER_CONFIG
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
 
@@ -44,6 +46,7 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         inputs=record.get("inputs") or {},
         producer=producer,
         is_base=(record.get("fields") or {}).get("chat_template") is None,
+        adapter_base=_adapter_base(version.path / ADAPTER_CONFIG),
         config=config,
         blocks=", ".join(blocks).replace("*", r"\*"),
         count=count_parameters(config),
@@ -54,6 +57,11 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         lineage="\n".join(format_lineage(lineage)),
         sources=raw_sources(lineage),
     )
+
+
+def _adapter_base(file: Path) -> str | None:
+    """The model that the adapters beside the weights are for, as their config says; None without any."""
+    return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]) if file.is_file() else None
 
 
 def _evaluations(version: Version, registry: Registry) -> Iterator[tuple[Version, str | None, dict[str, Any]]]:

@@ -31,14 +31,22 @@ from nemotron.kit import Model, Source
 from nemotron.kit.chat_template import load_template, token_text
 from nemotron.kit.hub import what_failed
 from nemotron.kit.lineage import raw_sources, walk
-from nemotron.kit.model_folder import CARD_FILE, GENERATION_FILE, TOKENIZER_FILES, Origin, adopt_model, hub_address
+from nemotron.kit.model_folder import (
+    ADAPTER_FOLDER,
+    CARD_FILE,
+    GENERATION_FILE,
+    TOKENIZER_FILES,
+    Origin,
+    adopt_model,
+    hub_address,
+)
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import whole_directory, write_manifest
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.published.config_json import load_config, read_config
+from nemotron.stack.models.published.config_json import is_quantized, load_config, read_config
 from nemotron.stack.models.published.hub import (
     DTYPES,
     Written,
@@ -67,8 +75,13 @@ class Options:
 
 
 def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size: int) -> None:
-    """Fill the empty `folder` with the model: weights, config, tokenizer, generation config, model card, manifest."""
+    """Fill the empty `folder` with the model: weights, config, tokenizer, generation config, model card, manifest.
+
+    Adapters that the model was trained by stay beside it, in their own folder and dtype.
+    """
     config = load_config(model.path)
+    if is_quantized(read_config(model.path)):
+        raise UserError(f"{model.ref} is quantised, and its folder is what engines read", f"copy {model.path}")
     with torch.device("meta"):
         state = NemotronH(config).state_dict()
     stored = checked_weights(model.path, state)
@@ -82,6 +95,8 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     main_dtype = tensors["lm_head.weight"].dtype
     write_directory(folder, hub_config(config, main_dtype, others), tensors, max_shard_size)
     write_generation_config(model, folder, others)
+    if (model.path / ADAPTER_FOLDER).is_dir():
+        shutil.copytree(model.path / ADAPTER_FOLDER, folder / ADAPTER_FOLDER)
     registry = model.version.registry
     shown_dtype = str(main_dtype).removeprefix("torch.")
     lineage = walk(model.ref, registry)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
-from nemotron.kit.model_folder import LISTED_FILES, MANIFEST_FILE, is_model_file
+from nemotron.kit.model_folder import ADAPTER_FOLDER, LISTED_FILES, MANIFEST_FILE, is_model_file
 
 
 def write_manifest(folder: Path) -> None:
@@ -65,7 +65,7 @@ def whole_directory(output: Path, force: bool) -> Iterator[Path]:
     present = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
     if present and not force:
         raise UserError(f"{output} is not empty", "give another directory, or --force to replace the model in it")
-    if strangers := [name for name in present if not is_model_file(name)]:
+    if strangers := [name for name in present if not is_model_file(name) and name != ADAPTER_FOLDER]:
         raise UserError(f"{output} holds {strangers[0]}, which is no part of a model: --force does not delete it")
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     old = output.with_name(f".{output.name}.old-{os.getpid()}")

@@ -154,15 +154,16 @@ def curves(records: Records) -> list[Markup]:
 
 
 def model_of(records: Records, place: str) -> Version | None:
-    """The model of a figure: that of a role, or, as in `rlhf/judge`, an input of it; None where it is not there."""
-    role, _, of_its_inputs = place.partition("/")
+    """The model of a figure: that of a role, or, as in `rlhf/judge`, an input of it, or one of that; None where it is
+    not there."""
+    role, *inputs = place.split("/")
     model = records.models.get(role)
-    if model is None or not of_its_inputs:
-        return model
-    pinned = model.record["inputs"].get(of_its_inputs)
-    with contextlib.suppress(ArtifactError):
-        return records.registry.resolve(pinned) if pinned else None
-    return None
+    for key in inputs:
+        pinned = None if model is None else model.record["inputs"].get(key)
+        model = None
+        with contextlib.suppress(ArtifactError):
+            model = records.registry.resolve(pinned) if pinned else None
+    return model
 
 
 def labelled(line: dict[str, Any], labels: dict[str, str]) -> Iterator[tuple[str, float]]:

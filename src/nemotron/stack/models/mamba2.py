@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.kernels.conv import CausalConv
 from nemotron.stack.models.kernels.cuda import causal_conv_silu, scan_kernel
-from nemotron.stack.models.kernels.linear import Linear
+from nemotron.stack.models.kernels.linear import Linear, Rounding, rounded
 from nemotron.stack.models.layers import GatedGroupRMSNorm, at_least_fp32
 from nemotron.stack.models.shared_prompt import SharedPrompts
 from nemotron.stack.models.ssd import ssd_chunk_scan
@@ -52,7 +52,12 @@ class MambaCache:
 
 
 class Mamba2(nn.Module):
-    """in_proj -> [z | x B C | dt] -> causal conv + SiLU on x B C -> SSD scan -> gated group norm -> out_proj."""
+    """in_proj -> [z | x B C | dt] -> causal conv + SiLU on x B C -> SSD scan -> gated group norm -> out_proj.
+
+    `round_state` rounds the state that is kept between decoding steps, where it is kept in fewer bits than fp32.
+    """
+
+    round_state: Rounding | None = None
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
@@ -103,6 +108,7 @@ class Mamba2(nn.Module):
             cache.ssm.unflatten(-1, (-1, self.head_dim)).copy_(
                 state_BHPN.unflatten(1, (self.num_groups, -1)).permute(0, 1, 4, 2, 3)
             )
+            cache.ssm = rounded(cache.ssm, self.round_state)
         y_BLHP = y_BLHP + self.D.unsqueeze(-1) * x_BLHP
         return self.out_proj(self.norm(y_BLHP.flatten(-2), z_BLI))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Linear, matmul_nt, onednn_serves
+from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Linear, Rounding, matmul_nt, onednn_serves, rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
 
 
@@ -81,7 +81,13 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Weights of all routed experts, stacked: up [E, F, D], down [E, D, F]; D is the latent width in a LatentMoE."""
+    """Weights of all routed experts, stacked: up [E, F, D], down [E, D, F]; D is the latent width in a LatentMoE.
+
+    `round_input` rounds what goes into up, `round_active` what goes into down, where activations are quantised.
+    """
+
+    round_input: Rounding | None = None
+    round_active: Rounding | None = None
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
@@ -91,12 +97,13 @@ class Experts(nn.Module):
 
     def forward(self, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         device = x_TD.device.type
+        x_TD = rounded(x_TD, self.round_input)
         up_EFD: Tensor = self.up_proj
         down_EDF: Tensor = self.down_proj
         if torch.is_autocast_enabled(device):  # autocast does not look into a function with its own gradient
             dtype = torch.get_autocast_dtype(device)
             x_TD, up_EFD, down_EDF = x_TD.to(dtype), up_EFD.to(dtype), down_EDF.to(dtype)
-        out_TD: Tensor = RoutedExperts.apply(x_TD, weights_TK, chosen_TK, up_EFD, down_EDF)
+        out_TD: Tensor = RoutedExperts.apply(x_TD, weights_TK, chosen_TK, up_EFD, down_EDF, self.round_active)
         return out_TD
 
 
@@ -109,30 +116,32 @@ class RoutedExperts(torch.autograd.Function):
         a = relu(x up^T)^2, y = a down^T      da = w g down      dpre = da * 2 relu(x up^T)
         d down = (w g)^T a    d up = dpre^T x    dx = dpre up    dw = g . y
 
-    Each expert's slice may end in padding rows (see `_dispatch`): they repeat token 0 with weight 0, so that they add
-    nothing to any gradient, and their output is never read.
+    Each expert's slice may end in padding rows (see `dispatch`): they repeat token 0 with weight 0, so that they add
+    nothing to any gradient, and their output is never read. Where `round_active` rounds a, its gradient is that of the
+    rounded one (straight through).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, up_EFD: Tensor, down_EDF: Tensor
-    ) -> Tensor:
+        ctx: Any, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, up_EFD: Tensor, down_EDF: Tensor,
+        round_active: Rounding | None,
+    ) -> Tensor:  # fmt: skip
         fast = onednn_serves(x_TD) and chosen_TK.numel() >= ROW_MULTIPLE * len(up_EFD)
-        slot_TK, token_S, slices = _dispatch(chosen_TK, len(up_EFD), ROW_MULTIPLE if fast else 1)
+        slot_TK, token_S, slices = dispatch(chosen_TK, len(up_EFD), ROW_MULTIPLE if fast else 1)
         x_SD = x_TD.index_select(0, token_S)  # copies whole rows; x_TD[token_S] takes three times as long
         y_SD, relu_SF = torch.empty_like(x_SD), x_SD.new_empty(len(x_SD), up_EFD.shape[1])
         for expert, rows in slices:
             matmul_nt(x_SD[rows], up_EFD[expert], relu_SF[rows], fast)
-        active_SF = relu_SF.relu_().square()
+        active_SF = rounded(relu_SF.relu_().square(), round_active)
         for expert, rows in slices:
             matmul_nt(active_SF[rows], down_EDF[expert], y_SD[rows], fast)
         ctx.save_for_backward(x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF)
-        ctx.slices, ctx.fast = slices, fast
+        ctx.slices, ctx.fast, ctx.round_active = slices, fast, round_active
         return weighted_sum(y_SD, slot_TK, weights_TK)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor | None, None]:
         (grad_TD,) = grads
         x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF = ctx.saved_tensors
         fast = ctx.fast
@@ -150,11 +159,11 @@ class RoutedExperts(torch.autograd.Function):
         grad_up = grad_down = None
         if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
             grad_up, grad_down = torch.zeros_like(up_EFD), torch.zeros_like(down_EDF)
-            active_SF = relu_SF.square()
+            active_SF = rounded(relu_SF.square(), ctx.round_active)
             for expert, rows in ctx.slices:
                 matmul_nt(grad_y_SD[rows].T, active_SF[rows].T, grad_down[expert], fast)
                 matmul_nt(grad_pre_SF[rows].T, x_SD[rows].T, grad_up[expert], fast)
-        return F.embedding_bag(slot_TK, grad_x_SD, mode="sum"), grad_weights_TK, None, grad_up, grad_down
+        return F.embedding_bag(slot_TK, grad_x_SD, mode="sum"), grad_weights_TK, None, grad_up, grad_down, None
 
 
 def weighted_sum(y_SD: Tensor, slot_TK: Tensor, weights_TK: Tensor) -> Tensor:
@@ -165,7 +174,7 @@ def weighted_sum(y_SD: Tensor, slot_TK: Tensor, weights_TK: Tensor) -> Tensor:
     return F.embedding_bag(slot_TK, at_least_fp32(y_SD), per_sample_weights=weights_TK, mode="sum").to(y_SD.dtype)
 
 
-def _dispatch(chosen_TK: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[tuple[int, slice]]]:
+def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[tuple[int, slice]]]:
     """Give every choice a row among those of its expert, each expert's rows padded to a multiple of `multiple`.
 
     Returns the row of each choice [T, K], the token of each row [S], and the rows of every expert that was chosen.

@@ -227,6 +227,32 @@ def test_curves_come_from_the_runs_that_made_the_models_and_a_run_that_is_gone_i
     assert len(dashed) == 1
 
 
+def test_drafts_and_quantised_models_are_shown_where_they_were_measured(registry: Registry) -> None:
+    assert not {"Speculative decoding", "Quantisation"} & set(read(registry).words)
+    bytes_of_both = {"full": 5.25e6, "quantized": 1.5e6}
+    measured = {
+        "acceptance_length": {"greedy": {"before": 2.125, "after": 2.375}},
+        "quantization": {
+            "sft": {"kl": 0.0125, "accuracy": 0.9, "teacher_accuracy": 0.91, "bytes": bytes_of_both},
+            "rl": {"kl": 0.005, "accuracy": 0.905, "teacher_accuracy": 0.91, "bytes": None},
+        },
+    }
+    inputs = registry.resolve("nano3-eval-results-t").record["inputs"]
+    publish(registry, "nano3-eval-results-t", "nano3/eval", "ffff", inputs, METRICS | measured)
+    text = read(registry).text
+    assert "greedy 2.125 2.375" in text
+    assert "SFT 0.0125 90.0 91.0 1.50 5.25 RLVR 0.0050 90.5 91.0 – –" in text
+
+
+def test_a_figure_may_be_of_a_model_that_another_was_trained_from(registry: Registry) -> None:
+    """As those of the phases of pretraining: an input of an input, and so on; one that is not there leaves it out."""
+    records = report.read_records("nano3-eval-results-t", registry)
+    found = {place: report.model_of(records, place) for place in ("rl/model/model", "rl/judge", "rl/judge/model", "x")}
+    assert {place: model and model.name for place, model in found.items()} == {
+        "rl/model/model": "nano3-pretrain-model-t", "rl/judge": None, "rl/judge/model": None, "x": None
+    }  # fmt: skip
+
+
 def test_what_a_version_carries_serves_when_its_run_is_gone(registry: Registry, tmp_path: Path) -> None:
     version = registry.resolve("nano3-rl-model-t")
     lines = "".join(json.dumps({"step": step, "reward": step / 5}) + "\n" for step in range(1, 4))

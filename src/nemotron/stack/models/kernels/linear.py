@@ -9,6 +9,7 @@ millisecond, so shapes that keep changing stay with MKL.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,33 @@ HAS_ONEDNN = (
 )
 CPU_INFO = Path("/proc/cpuinfo")
 MKL_IS_FASTER = CPU_INFO.is_file() and "GenuineIntel" in CPU_INFO.read_text()
+# What a model with quantised activations does to an operand of a product: [..., K] -> [..., K].
+Rounding = Callable[[Tensor], Tensor]
 # Shapes that stay: a training batch is such a number of tokens, an odd prompt or a decoding step is not.
 MIN_ROWS = 256
 ROW_MULTIPLE = 64
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` without bias, x W^T. Shape [..., K] -> [..., N]; the weight is [N, K]."""
+    """`nn.Linear` without bias, x W^T. Shape [..., K] -> [..., N]; the weight is [N, K].
+
+    In a quantised model (`quantization/layers.py`) `round_input` rounds x, and `round_output` what k_proj and v_proj
+    give to the cache; None: nothing does.
+    """
+
+    round_input: Rounding | None = None
+    round_output: Rounding | None = None
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return rounded(linear(rounded(x, self.round_input), self.weight), self.round_output)
+
+
+def rounded(x: Tensor, rounding: Rounding | None) -> Tensor:
+    """x, rounded where there is something that rounds."""
+    return x if rounding is None else rounding(x)
 
 
 def linear(x: Tensor, weight_NK: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from nemotron.stack.models.config import NemotronHConfig
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "nemotron_h"
+MODELOPT = "modelopt"  # the method of quantised weights that `stack/quantization/export.py` writes and reads
 # Keys of `config.json` for which this model supports one value only, which is also what a missing key means.
 FIXED: dict[str, Any] = {
     "tie_word_embeddings": False,
@@ -41,7 +42,7 @@ NEUTRAL = frozenset((
     "expand", "time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "time_step_rank",
     "rescale_prenorm_residual", "rope_theta", "partial_rotary_factor", "norm_eps", "rms_norm_eps",
     "use_cache", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep", "moe_shared_expert_overlap",
-    "output_router_logits", "layers_block_type", "mtp_layers_block_type",
+    "output_router_logits", "layers_block_type", "mtp_layers_block_type", "mamba_ssm_stochastic_rounding",
 ))  # fmt: skip
 # Other names of a field in published configs and in transformers.
 ALIASES = {
@@ -123,8 +124,10 @@ def config_from_dict(values: dict[str, Any]) -> NemotronHConfig:
     low, high = _floats(values.get("time_step_limit", (0.0, math.inf)))
     if low > 0 or high < math.inf:
         raise ValueError(f"time_step_limit {_json([low, high])}: this model does not limit dt, [0, Infinity] expected")
-    if values.get("quantization_config"):
-        raise ValueError("quantization_config: quantised weights cannot be read, only floating-point ones")
+    if is_quantized(values) and (method := values["quantization_config"].get("quant_method")) != MODELOPT:
+        raise ValueError(
+            f"quantization_config: quant_method {_json(method)}: of quantised weights only ModelOpt's can be read"
+        )
     known = {field.name for field in fields(NemotronHConfig)}
     config = NemotronHConfig(**{key: value for key, value in values.items() if key in known})
     layers, blocks = values.get("num_hidden_layers"), len(config.hybrid_override_pattern)
@@ -145,6 +148,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{file}: a JSON object expected")
     return values
+
+
+def is_quantized(values: dict[str, Any]) -> bool:
+    """Whether a `config.json` says that weights are stored as codes and scales."""
+    return bool(values.get("quantization_config"))
 
 
 def unknown_keys(values: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,12 @@ PICKLES = (
     "consolidated*.pt*",
 )
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# What codes and scales of quantised weights are stored in (`stack/quantization/export.py`).
+PACKED_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "U8": torch.uint8}
+# And how a layer's scales are called: of its weight, of its input, of the keys and values that it makes.
+SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+_ALL_DTYPES = DTYPES | PACKED_DTYPES
+_DTYPE_NAMES = {dtype: name for name, dtype in _ALL_DTYPES.items()}
 _ASIDE = ".partial"
 _MAX_HEADER = 100_000_000  # of the safetensors format
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
@@ -164,8 +169,8 @@ def save_model(
         name: Written(tensor, dtype_in(name, dtype) if dtype else tensor.dtype)
         for name, tensor in hub_layout(state).items()
     }
-    if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {str(known) for known in _DTYPE_NAMES}:
-        raise UserError(f"weights are not written as {min(unknown)}", f"one of {', '.join(map(str, _DTYPE_NAMES))}")
+    if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {str(known) for known in DTYPES.values()}:
+        raise UserError(f"weights are not written as {min(unknown)}", f"one of {', '.join(map(str, DTYPES.values()))}")
     main_dtype = dtype or state["lm_head.weight"].dtype
     write_directory(folder, hub_config(config, main_dtype), tensors, max_shard_size)
 
@@ -279,8 +284,9 @@ class Stored:
         Raises:
             UserError: the file ends too early, or the bytes are not those of the sha256.
         """
-        direct = target.dtype == DTYPES[self.dtype] and target.device.type == "cpu" and target.is_contiguous()
-        buffer = target if direct else torch.empty(self.shape, dtype=DTYPES[self.dtype])
+        dtype = _ALL_DTYPES[self.dtype]
+        direct = target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous()
+        buffer = target if direct else torch.empty(self.shape, dtype=dtype)
         data = _bytes_of(buffer)
         num_read = 0
         with self.file.open("rb", buffering=0) as stream:
@@ -300,31 +306,45 @@ class Stored:
 
     def read(self) -> Tensor:
         """The tensor in newly allocated memory; raises as `read_into`."""
-        tensor = torch.empty(self.shape, dtype=DTYPES[self.dtype])
+        tensor = torch.empty(self.shape, dtype=_ALL_DTYPES[self.dtype])
         self.read_into(tensor)
         return tensor
 
 
-def load_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, device: torch.device | str = "cpu") -> None:
+def load_weights(
+    model: nn.Module,
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device | str = "cpu",
+    dequantized: Mapping[str, Tensor] | None = None,
+) -> None:
     """Give a model that was built on the meta device its weights, each read straight into its parameter.
 
     Args:
         dtype: of all parameters (but see `dtype_in`); None keeps the dtypes of the files.
         device: where the parameters are to lie.
+        dequantized: parameters whose codes somebody else has read, by their names in the model.
 
     Raises:
         UserError: see `checked_weights` and `Stored.read_into`.
     """
-    stored = checked_weights(folder, model.state_dict())
-    state: dict[str, Tensor] = {}
+    dequantized = dequantized or {}
+    packed = hub_layout(dequantized)
+    stored = checked_weights(folder, model.state_dict(), packed)
+    state: dict[str, Tensor] = {
+        name: tensor.to(device, dtype_in(name, dtype or tensor.dtype)) for name, tensor in dequantized.items()
+    }
     for name, meta in model.state_dict().items():
+        if name in dequantized:
+            continue
         dtypes = {stored[piece].dtype for piece in hub_layout({name: meta})}
         if len(dtypes) > 1:
             raise UserError(f"{folder}: experts of {name} have different dtypes: {', '.join(sorted(dtypes))}")
         target_dtype = dtype_in(name, dtype or DTYPES[dtypes.pop()])
         state[name] = torch.empty(meta.shape, dtype=target_dtype, device=device)
     for name, target in hub_layout(state).items():
-        stored[name].read_into(target)
+        if name not in packed:
+            stored[name].read_into(target)
     model.load_state_dict(state, assign=True)
     for module in model.modules():
         # Buffers that are no part of a checkpoint, such as the loads of the experts, begin at zero.
@@ -333,8 +353,10 @@ def load_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, devi
                 setattr(module, name, torch.zeros_like(buffer, device=device))
 
 
-def checked_weights(folder: Path, state: Mapping[str, Tensor]) -> dict[str, Stored]:
+def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collection[str] = ()) -> dict[str, Stored]:
     """The tensors of a model directory, checked against a model's state dict (which may be on the meta device).
+
+    Quantised weights, those in `packed`, and all scales (`….weight_scale`) are left out: others check them.
 
     Weights of multi-token prediction (`mtp.*`) are left out where the config has num_nextn_predict_layers 0, as
     transformers leaves them out always.
@@ -344,7 +366,13 @@ def checked_weights(folder: Path, state: Mapping[str, Tensor]) -> dict[str, Stor
             a floating-point dtype.
     """
     stored = open_weights(folder)
-    expected = {name: tuple(tensor.shape) for name, tensor in hub_layout(state).items()}
+    if packed:
+        stored = {
+            name: tensor
+            for name, tensor in stored.items()
+            if name not in packed and name.rpartition(".")[2] not in SCALES
+        }
+    expected = {name: tuple(tensor.shape) for name, tensor in hub_layout(state).items() if name not in packed}
     if not any(name.startswith("mtp.") for name in expected):
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith("mtp.")}
     if missing := [name for name in expected if name not in stored]:

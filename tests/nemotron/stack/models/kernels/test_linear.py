@@ -92,7 +92,7 @@ def test_experts_with_and_without_padded_rows(monkeypatch: pytest.MonkeyPatch, f
     chosen[:rows_of_first, 0] = 0
     x, weights = random(tokens, 12, grad=True), random(tokens, top_k, seed=1, grad=True)
     up, down = random(experts, 20, 12, seed=2, grad=True), random(experts, 12, 20, seed=3, grad=True)
-    out = RoutedExperts.apply(x, weights, chosen, up, down)
+    out = RoutedExperts.apply(x, weights, chosen, up, down, None)
     every = torch.einsum("edf,tef->ted", down, F.relu(torch.einsum("efd,td->tef", up, x)).square())
     gates = torch.zeros(tokens, experts).scatter(1, chosen, weights)
     expected = torch.einsum("te,ted->td", gates, every)

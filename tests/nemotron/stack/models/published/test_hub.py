@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from nemo_runspec.errors import UserError
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.speculative import generate_speculative
 from nemotron.stack.models.published.config_json import FIXED, config_from_dict, load_config, unknown_keys
 from nemotron.stack.models.published.hub import Written, parse_size, save_model, write_directory
 from nemotron.stack.models.published.presets import PRESETS
@@ -83,6 +84,29 @@ def test_import_of_export_is_equal_to_the_bit(
     model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (max_shard_size == 3000)
     assert_same(model, NemotronH.from_pretrained(tmp_path))
+
+
+def test_a_latent_moe_and_its_drafts_lie_under_the_published_names(make_model: Make, tmp_path: Path) -> None:
+    """One tensor an expert, in trunk and block alike, at the latent width; what is read again drafts the same."""
+    model = make_model("E*", n_routed_experts=3, **LATENT, **MTP)
+    model.save_pretrained(tmp_path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / SINGLE).items()}
+    for mixer in ("backbone.layers.0.mixer", "mtp.layers.1.mixer"):
+        expected = {
+            "gate.weight": (3, 24), "gate.e_score_correction_bias": (3,),
+            "fc1_latent_proj.weight": (12, 24), "fc2_latent_proj.weight": (24, 12),
+            "shared_experts.up_proj.weight": (18, 24), "shared_experts.down_proj.weight": (24, 18),
+        } | {f"experts.{e}.up_proj.weight": (14, 12) for e in range(3)} | {
+            f"experts.{e}.down_proj.weight": (12, 14) for e in range(3)
+        }  # fmt: skip
+        assert {name.removeprefix(f"{mixer}."): s for name, s in shapes.items() if name.startswith(mixer)} == expected
+    around = ("0.enorm", "0.hnorm", "0.eh_proj", "0.norm", "1.norm", "1.final_layernorm")
+    assert {f"mtp.layers.{name}.weight" for name in around} <= shapes.keys()
+
+    prompts = [[1, 2, 3], [4, 5]]
+    _, drafted = generate_speculative(model, prompts, 12, 3, stop_token_ids=())
+    _, again = generate_speculative(NemotronH.from_pretrained(tmp_path).eval(), prompts, 12, 3, stop_token_ids=())
+    assert again == drafted and drafted.rounds > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -299,7 +323,7 @@ def test_features_that_this_model_does_not_have_are_refused_by_name(tmp_path: Pa
         ({"hybrid_override_pattern": ..., "layers_block_type": "M"}, 'layers_block_type: "M" is not one of'),
         ({"time_step_limit": [0.001, math.inf]}, "time_step_limit"),
         ({"time_step_limit": 3}, "time_step_limit 3: two numbers expected"),
-        ({"quantization_config": {"quant_method": "modelopt"}}, "quantization_config: quantised weights"),
+        ({"quantization_config": {"quant_method": "gptq"}}, 'quantization_config: quant_method "gptq": of quantised'),
     ],
 )
 def test_configs_that_cannot_be_are_refused(tmp_path: Path, values: dict[str, Any], said: str) -> None:

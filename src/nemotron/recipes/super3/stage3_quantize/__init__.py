@@ -1,0 +1,1 @@
+"""Stage 3: quantisation after training, and distillation into the quantised model."""

@@ -1,0 +1,57 @@
+"""Configs of quantisation: every table is the published one, and each step reads what the one before wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nemotron.recipes
+from nemo_runspec.config.loader import load_config
+from nemotron.kit.schemas.quantization import PrecisionConfig
+
+RECIPES = Path(nemotron.recipes.__file__).parent
+SUPER3, NANO3 = RECIPES / "super3/stage3_quantize/config", RECIPES / "nano3/stage4_quantize/config"
+# The columns of docs/super3/quantization.md, of the released checkpoint (ModelOpt's nvfp4-mse.yaml), and of Nano 3.
+ALWAYS = {
+    "embedding": "BF16", "lm_head": "BF16", "conv1d": "BF16", "attention_qkv": "BF16", "attention_out": "BF16",
+    "latent_proj": "BF16", "router": "FP32", "mlp": "BF16", "mtp": "BF16", "kv_cache": "FP8",
+    "mamba_before_attention": None,
+}  # fmt: skip
+EXPERTS = ("routed_experts", "shared_experts")
+MAMBA = ("mamba_in_proj", "mamba_out_proj")
+RELEASED = {"routed_experts": "NVFP4", "shared_experts": "FP8", **dict.fromkeys(MAMBA, "FP8"), "ssm_state": "FP32"}
+TABLES: dict[tuple[Path, str], tuple[dict[str, Any], str]] = {
+    (SUPER3, "tiny"): (RELEASED, "mse"),
+    (SUPER3, "tiny-autoquantize"): (RELEASED, "mse"),
+    (SUPER3, "tiny-fp8"): (dict.fromkeys((*EXPERTS, *MAMBA), "FP8") | {"ssm_state": "FP16"}, "max"),
+    (SUPER3, "tiny-document"): (
+        dict.fromkeys((*EXPERTS, *MAMBA), "NVFP4") | {"ssm_state": "FP16_stochastic"}, "mse"
+    ),
+    (NANO3, "tiny"): (
+        dict.fromkeys((*EXPERTS, *MAMBA), "FP8") | {"mamba_before_attention": "BF16", "ssm_state": "FP32"}, "max"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("folder", "name"), TABLES, ids=lambda value: getattr(value, "parts", ["", "", value])[-3])
+def test_tables_are_the_published_ones(folder: Path, name: str) -> None:
+    data = load_config(folder, name, ()).data
+    table, scales = TABLES[folder, name]
+    assert PrecisionConfig.model_validate(data["precision"]).model_dump() == ALWAYS | table
+    assert data["weight_scales"] == scales
+
+
+def test_autoquantize_searches_what_the_documentation_leaves_open() -> None:
+    data = load_config(SUPER3, "tiny-autoquantize", ()).data
+    assert data["auto_quantize"]["effective_bits"] == 4.75
+    assert data["auto_quantize"]["layers"] == [*EXPERTS, *MAMBA]
+    assert data["auto_quantize"]["quant_algos"] == ["NVFP4", "FP8"]  # and BF16
+
+
+@pytest.mark.parametrize("size", ["tiny", "smoke"])
+def test_qad_goes_on_from_the_quantised_model(size: str) -> None:
+    quantize, qad = load_config(SUPER3, size, ()).data["run"], load_config(SUPER3 / "qad", size, ()).data["run"]
+    assert qad["model"] == quantize["output"] == f"super3-quantize-model-{size}"
+    assert qad["data"] == quantize["data"]

@@ -107,6 +107,16 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert sorted(losses(house, output)) == list(range(1, steps + 1))
 
 
+def test_stochastic_rounding_of_nvfp4_goes_on_with_the_same_numbers(house: House) -> None:
+    command = [*PRETRAIN, "mixed_precision=bf16_with_nvfp4_mixed", "run.output=nvfp4", "run.results=nvfp4-results"]
+    house.run(command, "unbroken-nvfp4")
+    expected = house.digest("nvfp4:1")
+    assert house.run_and_stop(command, "nvfp4", 21, signal.SIGKILL) == -9
+    assert "resumed at step" in house.run(command, "nvfp4")
+    assert house.digest("nvfp4") == expected != house.digest("nano3-pretrain-model-tiny:1")
+    assert losses(house, "nvfp4") == losses(house, "unbroken-nvfp4")
+
+
 def test_another_config_starts_fresh_and_cannot_resume_there(house: House) -> None:
     assert house.run_and_stop(PRETRAIN, "stopped", 10, signal.SIGTERM) == 143
     (stopped,) = (house.root / "stopped" / "nano3" / "pretrain").iterdir()

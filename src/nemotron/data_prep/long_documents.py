@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
 
@@ -29,6 +30,22 @@ LENGTH = 1024  # tokens of a document with its questions: 8 times the windows be
 ASKED_ABOUT = 768  # tokens at its beginning: without them nothing tells the answers
 MOST = 4  # questions about a text
 SPLITS: tuple[Literal["train", "valid", "test"], ...] = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class LongPhase:
+    """Sizes of a long-context phase; the defaults are Nano 2's.
+
+    length: tokens of a document with its questions. asked_about: tokens at its beginning that have all the answers.
+    share: of the tokens of the phase that are such documents. most: documents to train on; None: all there are.
+    """
+
+    length: int = LENGTH
+    asked_about: int = ASKED_ABOUT
+    share: float = SHARE
+    most: int | None = None
+
+
 # A definition whose head is one line, and the first line of its docstring, of at least 16 characters without quotes.
 _DEFINITION = re.compile(
     r'^[ \t]*(?:async )?(?:def|class) (?!__)(\w+)[^\n]*:\n[ \t]+[rR]?"""([^\n"]{16,})(?:"""|\n)', re.MULTILINE
@@ -55,54 +72,74 @@ def questions_about(text: str) -> list[Question]:
     return [q for q in found if names.count(q.name) == 1 == answers.count(q.answer)]
 
 
-def long_document(text: str, tokenizer: Tokenizer, eos_id: int) -> tuple[np.ndarray, np.ndarray] | None:
+def long_document(
+    text: str, tokenizer: Tokenizer, eos_id: int, phase: LongPhase = LongPhase()
+) -> tuple[np.ndarray, np.ndarray] | None:
     """The beginning of `text`, as much as fits, with up to MOST questions about it at its end: ids, label-aligned mask.
 
-    ids, int32 [LENGTH], end in `eos_id`; mask, uint8 [LENGTH], is 1 where the next token is of an answer. Answers stand
-    among the first ASKED_ABOUT tokens, questions behind these. None: the text is too short, or answers no question.
+    ids, int32 [length], end in `eos_id`; mask, uint8 [length], is 1 where the next token is of an answer. Answers stand
+    among the first `asked_about` tokens, questions behind these. None: the text is too short, or answers no question.
     """
+    length, asked_about = phase.length, phase.asked_about
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    if len(encoding.ids) < LENGTH:
+    if len(encoding.ids) < length:
         return None
-    questions = questions_about(text[: encoding.offsets[ASKED_ABOUT][0]])
+    questions = questions_about(text[: encoding.offsets[asked_about][0]])
     end, answers = list[int](), list[int]()
     for question in sorted(questions, key=lambda question: stable_hash(question.name, text))[:MOST]:
         asked = tokenizer.encode(question.asked, add_special_tokens=False).ids
         answer = tokenizer.encode(f"{question.answer}\n", add_special_tokens=False).ids
-        if ASKED_ABOUT + len(end) + len(asked) + len(answer) < LENGTH:
+        if asked_about + len(end) + len(asked) + len(answer) < length:
             end += asked + answer
             answers += [0] * len(asked) + [1] * len(answer)
     if not end:
         return None
-    ids = [*encoding.ids[: LENGTH - len(end) - 1], *end, eos_id]
-    mask = [*[0] * (LENGTH - len(end) - 2), *answers, 0, 0]  # a place earlier than the tokens: as labels
+    ids = [*encoding.ids[: length - len(end) - 1], *end, eos_id]
+    mask = [*[0] * (length - len(end) - 2), *answers, 0, 0]  # a place earlier than the tokens: as labels
     return np.array(ids, np.int32), np.array(mask, np.uint8)
 
 
-def write_long_phase(folder: Path, blend: Blend, texts: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> int:
+def write_long_phase(
+    folder: Path,
+    blend: Blend,
+    texts: Mapping[str, Sequence[str]],
+    tokenizer: Tokenizer,
+    phase: LongPhase = LongPhase(),
+    others: Mapping[str, tuple[float, Sequence[np.ndarray]]] | None = None,
+) -> int:
     """Write `folder`/long: blend.json, a fifth of it long documents, the rest as in the last phase of `blend`, whose
     streams lie in `folder`; long-train.bin and .idx; valid.parquet, a held-out document a row.
 
-    A stream of documents of LENGTH tokens is cut into windows of that length at their ends. Returns how many there are
-    to train on; where there are fewer than two, or none is held out, nothing is written.
+    A stream of documents of one length is cut into windows of that length at their ends. `others` are further sources
+    of such documents, with their share of the tokens: the ids of each, int32 [length]. Returns how many long documents
+    there are to train on; where there are fewer than two, or none is held out, they get no share, and where there are
+    no others either, nothing is written.
     """
     eos_id = blend["eos_id"] or 0
     train, valid = (
-        [document for text in texts[split] if (document := long_document(text, tokenizer, eos_id))]
-        for split in ("train", "valid")
+        list(islice(filter(None, (long_document(text, tokenizer, eos_id, phase) for text in texts[split])), most))
+        for split, most in (("train", phase.most), ("valid", None))
     )
-    if len(train) < 2 or not valid:
+    documents = dict(others or {})
+    if len(train) >= 2 and valid:
+        documents[LONG] = phase.share, [ids for ids, _ in train]
+        write_rows(folder / LONG / "valid.parquet", valid, phase.length, concatenate=False)
+    if not documents:
         return 0
-    write_rows(folder / LONG / "valid.parquet", valid, LENGTH, concatenate=False)
-    with IndexedDatasetWriter(folder / LONG / f"{LONG}-train", token_dtype(blend["vocab_size"])) as writer:
-        writer.add_documents(np.concatenate([ids for ids, _ in train]), [LENGTH] * len(train))
-    written = {"train": [f"{LONG}-train"], "documents": len(train), "tokens": LENGTH * len(train)}
+    (folder / LONG).mkdir(exist_ok=True)
     sources = {name: _from_below(source) for name, source in blend["sources"].items()}
-    sources[LONG] = cast(SourceFiles, {**empty_source(), **written})
-    phases = add_shares([{**blend["phases"][-1], "name": LONG, "until": 1.0}], {LONG: SHARE})
+    for name, (_, of_source) in documents.items():
+        with IndexedDatasetWriter(folder / LONG / f"{name}-train", token_dtype(blend["vocab_size"])) as writer:
+            writer.add_documents(np.concatenate(of_source), [phase.length] * len(of_source))
+        written = {"train": [f"{name}-train"], "documents": len(of_source), "tokens": phase.length * len(of_source)}
+        sources[name] = cast(SourceFiles, {**empty_source(), **written})
+    shares = {name: share for name, (share, _) in documents.items()}
+    phases = add_shares([{**blend["phases"][-1], "name": LONG, "until": 1.0}], shares)
     write_blend_file({**blend, "phases": phases, "sources": sources}, folder / LONG)
-    print(f"{LONG:6} {'train':6} {len(train):7,} documents, {len(valid)} held out", file=sys.stderr)
-    return len(train)
+    for name, (_, of_source) in documents.items():
+        held_out = f", {len(valid)} held out" if name == LONG else ""
+        print(f"{name:6} {'train':6} {len(of_source):7,} documents{held_out}", file=sys.stderr)
+    return len(train) if LONG in documents else 0
 
 
 def _from_below(source: SourceFiles) -> SourceFiles:

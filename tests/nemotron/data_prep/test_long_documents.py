@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from nemotron.data_prep.long_documents import long_document, questions_about, write_long_phase
+from nemotron.data_prep.long_documents import LongPhase, long_document, questions_about, write_long_phase
 from nemotron.data_prep.tokens.blend import Blend, write_source
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, train_tokenizer
 from nemotron.stack.training.loaders import BlendLoader
@@ -91,3 +91,28 @@ def test_a_fifth_is_long_documents_and_the_rest_as_the_last_phase_had_it(tokeniz
     assert json.loads((tmp_path / "long" / "blend.json").read_text())["sources"]["code"]["train"] == ["../code-train"]
     assert write_long_phase(tmp_path / "none", blend, {"train": [], "valid": []}, tokenizer) == 0
     assert not (tmp_path / "none").exists()
+
+
+def test_other_documents_take_their_share_and_sizes_are_those_asked_for(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    texts = {"train": [module(seed) for seed in range(6)], "valid": [module(6)]}
+    blend: Blend = {
+        "phases": [{"name": "last", "until": 1.0, "weights": {"code": 1.0}}],
+        "sources": {"code": write_source(tmp_path, "code", texts, tokenizer, EOS_ID)},
+        "vocab_size": tokenizer.get_vocab_size(),
+        "eos_id": EOS_ID,
+    }
+    phase = LongPhase(length=512, asked_about=384, share=0.25, most=3)
+    other = [np.full(512, 9 + i, np.int32) for i in range(4)]
+    assert write_long_phase(tmp_path, blend, texts, tokenizer, phase, {"facts": (0.125, other)}) == 3
+    written = json.loads((tmp_path / "long" / "blend.json").read_text())
+    assert written["phases"][0]["weights"] == {"code": 0.625, "long": 0.25, "facts": 0.125}
+    assert [written["sources"][name]["tokens"] for name in ("long", "facts")] == [3 * 512, 4 * 512]
+    loader = BlendLoader(tmp_path / "long", 512, 80, seed=0)
+    rows = loader.next_batch(80).input_ids_BL
+    assert sum(len(set(row.tolist())) == 1 for row in rows) == 10  # whole documents, an eighth of all
+    # Without questions the others are the long documents.
+    (tmp_path / "facts").mkdir()
+    none: dict[str, list[str]] = {"train": [], "valid": []}
+    assert write_long_phase(tmp_path / "facts", blend, none, tokenizer, phase, {"facts": (0.5, other)}) == 0
+    weights = json.loads((tmp_path / "facts" / "long" / "blend.json").read_text())["phases"][0]["weights"]
+    assert weights == {"code": 0.5, "facts": 0.5}

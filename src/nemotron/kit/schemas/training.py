@@ -12,6 +12,8 @@ from nemotron.kit.schemas.group import Group, ModelRunConfig, Seed
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 
 MixedPrecision: TypeAlias = Annotated[Literal["fp32", "bf16_mixed"], Field(description="type of the matrix products")]
+# "token": every trained token of the global batch weighs the same. "conversation": every conversation does.
+LossReduction: TypeAlias = Literal["token", "conversation"]
 Resume: TypeAlias = Annotated[
     Path | None, Field(description="run directory to go on in, if not the one of this config and these inputs")
 ]
@@ -39,11 +41,42 @@ class TrainedModelConfig(Group):
     )
 
 
-class Fp8ModelConfig(TrainedModelConfig):
-    """The same for training that knows blockwise FP8; the numbers are those of Nano 2 (arXiv 2508.14444)."""
+LinearPrecision: TypeAlias = Literal["bf16", "mxfp8", "nvfp4"]
 
-    num_layers_at_start_in_bf16: int = Field(4, ge=0, description="first blocks that FP8 leaves in bf16")
-    num_layers_at_end_in_bf16: int = Field(4, ge=0, description="last blocks that FP8 leaves in bf16")
+
+class QuantRecipe(Group):
+    """Precision of each kind of linear layer in NVFP4 training, by default that of Super 3 (arXiv 2604.12374, table 3).
+
+    Embedding, output head, router and multi-token prediction are never quantised, and the last blocks neither.
+    """
+
+    in_proj: LinearPrecision = Field("nvfp4", description="input projection of M")
+    out_proj: LinearPrecision = Field(
+        "mxfp8", description="output projection of M; of its values NVFP4 flushes up to 40 % to zero (Nano 3)"
+    )
+    qkv_proj: LinearPrecision = Field("bf16", description="query, key and value projections of *")
+    o_proj: LinearPrecision = Field("bf16", description="output projection of *")
+    latent_proj: LinearPrecision = Field("bf16", description="projections into and out of the latent of E")
+    experts: LinearPrecision = Field("nvfp4", description="up and down projections of the routed experts of E")
+    shared_experts: LinearPrecision = Field("nvfp4", description="those of the shared expert of E")
+    mlp: LinearPrecision = Field("nvfp4", description="those of -, which Super 3 does not have")
+
+
+class LowPrecisionModelConfig(TrainedModelConfig):
+    """The same for training that knows FP8 (numbers of Nano 2, arXiv 2508.14444) and NVFP4 (of Super 3)."""
+
+    num_layers_at_start_in_bf16: int | None = Field(
+        None, ge=0, description="first blocks that stay in bf16; null: 4 in FP8 (Nano 2), none in NVFP4 (Super 3)"
+    )
+    num_layers_at_end_in_bf16: int | None = Field(
+        None,
+        ge=0,
+        description="last blocks that stay in bf16; null: 4 in FP8 (Nano 2), in NVFP4 15 % rounded up "
+        "(Super 3: 14 of 88)",
+    )
+    quant_recipe: QuantRecipe = Field(
+        default_factory=QuantRecipe, description="precision of each kind of linear layer in NVFP4 training"
+    )
 
 
 class DatasetConfig(Group):

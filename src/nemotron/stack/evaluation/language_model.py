@@ -109,11 +109,12 @@ def bits_per_byte_by_position(
         ends: rising, at most L: 128, 512 gives the bits of the tokens behind 1 to 128 others, and behind 129 to 512.
     """
     nll_L, bytes_L = np.zeros(documents_NL.shape[1] - 1), byte_lengths[documents_NL[:, 1:]].sum(0)
+    device = next(model.parameters()).device
     with torch.inference_mode():
         for i in range(0, len(documents_NL), batch_size):
-            ids_NL = torch.from_numpy(documents_NL[i : i + batch_size].astype(np.int64))
+            ids_NL = torch.from_numpy(documents_NL[i : i + batch_size].astype(np.int64)).to(device)
             losses_NL = token_losses(model(ids_NL[:, :-1]).logits, ids_NL[:, 1:])
-            nll_L += losses_NL.double().sum(0).numpy()
+            nll_L += losses_NL.double().sum(0).cpu().numpy()
     ranges = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     return {f"{r.start}-{r.stop}": bits_per_byte_of(float(nll_L[r].sum()), int(bytes_L[r].sum())) for r in ranges}
 

@@ -26,8 +26,8 @@ from nemotron.stack.environments import (
     generate_tasks,
     load_environments,
     own,
+    runs_programs,
 )
-from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn, evaluate_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import ReasoningBudget, generate_tokens
@@ -308,5 +308,5 @@ def score_tasks(
         "tasks": evaluation.metrics(),
         "best_constant": constants,
         "generations": evaluation.generations(per_family=2),
-        "sandbox": settings.sandbox if CODE_GENERATION in settings.families else None,
+        "sandbox": settings.sandbox if runs_programs(settings.families) else None,
     }

@@ -315,7 +315,7 @@ def evaluate_tasks(
     """
     prompts = [prompt_text(task, template, thinking) for task in tasks]
     if template is not None and any(task.environment or prompt_tools(task) for task in tasks):
-        generate_fn = partial(generate_fn, begin=lambda position: open_episode(tasks[position], thinking))
+        generate_fn = partial(generate_fn, begin=lambda position: open_episode(tasks[position], thinking, sandbox))
     greedy = generate_fn(prompts, temperature=0.0, seed=seed)
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]

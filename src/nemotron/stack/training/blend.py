@@ -11,7 +11,8 @@ those of one list are one stream after another.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ class BlendFile:
     phases: tuple[Phase, ...]
     sources: dict[str, Source]
     vocab_size: int
+
+    def only(self, phase: str) -> tuple[Phase, ...]:
+        """The phases of a run that draws from the one of this name alone. UserError for an unknown name."""
+        found = [replace(each, until=1.0) for each in self.phases if each.name == phase]
+        if not found:
+            names = ", ".join(each.name for each in self.phases)
+            raise UserError(f"the blend has no phase {phase!r}", f"it has {names}")
+        return tuple(found)
+
+
+def is_short_step(step: int, share: float) -> bool:
+    """Whether step `step`, counted from 0, has short sequences where `share` of all steps have.
+
+    The first n steps have n x share of them, rounded down: 0.5 is every other step, 0.08 every twelfth or thirteenth.
+    A function of the step alone, so a resumed run goes on with the same order, and all ranks agree.
+    """
+    return math.floor((step + 1) * share + 1e-9) > math.floor(step * share + 1e-9)  # 25 x 0.08 is 2, not 1.99...
 
 
 def read_blend(directory: Path) -> BlendFile:

@@ -1,6 +1,7 @@
 """Training checkpoints: everything that a killed run needs to end with the weights of an unbroken one.
 
-    checkpoints/step-00000200/model.safetensors       weights and buffers (expert bias), whole tensors
+    checkpoints/step-00000200/model.safetensors       weights and buffers (expert bias), whole tensors; frozen weights
+                                                      are not in it: a run has them from where it began
                               optimizer.safetensors   AdamW moments and step counts, by parameter name
                               loop.safetensors        the loop's own tensors, where it has some: the best weights so far
                               rng.safetensors         random states of every rank, as byte tensors
@@ -37,9 +38,10 @@ from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
 from nemo_runspec.write import write_in_one_step
 from nemotron.stack.training.distributed import from_rank_0, full_tensor, message_device
-from nemotron.stack.training.sharding import shard_like
+from nemotron.stack.training.sharding import shard_like, trained_state
 
 STATE_FILE = "state.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 @dataclass
@@ -91,8 +93,8 @@ class Checkpoints:
         if path == self.last:
             return path
         files = {
-            "model.safetensors": self._snapshot("model", model.state_dict()),
-            "optimizer.safetensors": self._snapshot("optimizer", optimizer_tensors(model, optimizer)),
+            "model.safetensors": self._snapshot("model", trained_state(model)),
+            OPTIMIZER_FILE: self._snapshot("optimizer", optimizer_tensors(model, optimizer)),
             "rng.safetensors": rng_tensors(),
         }
         if tensors:
@@ -233,7 +235,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     if record["fingerprint"] != fingerprint:
         raise _refusal(path, STATE_FILE, f"is of run {record['fingerprint']}, not of this one, {fingerprint}")
     _verify_files(path, record["files"])
-    current = model.state_dict()
+    current = trained_state(model)
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in current.items()}
     with torch.no_grad():
         for name, tensor in _read_tensors(path, "model.safetensors", expected):
@@ -254,11 +256,36 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
+def save_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, writes: bool) -> None:
+    """Leave the optimiser's state in the folder of a model that is to be published; the rank that `writes` does.
+
+    All ranks call it: tensors of a sharded model are gathered. A file of an attempt before is replaced.
+    """
+    whole = {name: full_tensor(t.detach()) for name, t in optimizer_tensors(model, optimizer).items()}
+    if writes:
+        aside = folder / f".{OPTIMIZER_FILE}"
+        _save_tensors(aside, {name: tensor.cpu().contiguous() for name, tensor in whole.items()})
+        aside.rename(folder / OPTIMIZER_FILE)
+
+
+def load_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Go on with what `save_moments` left in `folder`: moments and step counts; rates and decay stay the optimiser's.
+
+    UserError where the model was published without, or a tensor is not of this model.
+    """
+    if not (folder / OPTIMIZER_FILE).is_file():
+        raise UserError(
+            f"{folder}: no {OPTIMIZER_FILE}, the model was published without its moments",
+            "checkpoint.save_optim=true in the run that makes it, or here checkpoint.load_optim=false",
+        )
+    _restore_optimizer(folder, model, optimizer)
+
+
 def _restore_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     by_name = {names[id(parameter)]: parameter for parameter in parameters}
-    file = "optimizer.safetensors"
+    file = OPTIMIZER_FILE
     state: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in _read_tensors(path, file):
         name, _, kind = key.rpartition(":")

@@ -8,7 +8,7 @@ Shapes: B sequences of this rank, L = seq_len.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.schemas.training import LossReduction
 from nemotron.stack.training.blend import Blend, MixtureRow, read_blend
 from nemotron.stack.training.distributed import ALONE, Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
@@ -121,11 +122,23 @@ class BlendLoader:
 
     Which source sequence number n comes from is decided by `Blend.draw`; rank r of world_size reads rows r,
     r+world_size, ... of every global batch, and keeps the same books as all others. `state_dict` is the cursor.
+
+    With `phase` all sequences are drawn from the phase of that name; the sources' streams are those of the whole blend,
+    so runs of one phase after another read what a run of all phases reads, where each begins with `go_on_from` the
+    windows that the one before had drawn.
     """
 
-    def __init__(self, directory: Path, seq_len: int, total_sequences: int, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        seq_len: int,
+        total_sequences: int,
+        seed: int,
+        ranks: Ranks = ALONE,
+        phase: str | None = None,
+    ) -> None:
         blend_file = read_blend(directory)
-        self.blend = Blend(blend_file.phases, total_sequences)
+        self.blend = Blend(blend_file.phases if phase is None else blend_file.only(phase), total_sequences)
         self.seq_len, self._ranks = seq_len, ranks
         used = sorted({source for phase in blend_file.phases for source, weight in phase.weights.items() if weight > 0})
         self._streams = {
@@ -147,6 +160,17 @@ class BlendLoader:
         inputs = tokens[:, :-1].contiguous()
         return Batch(inputs, tokens[:, 1:].contiguous(), torch.ones_like(inputs))
 
+    @property
+    def drawn(self) -> dict[str, int]:
+        """Windows drawn so far of each source, those of the runs before included."""
+        return dict(self._drawn)
+
+    def go_on_from(self, drawn: Mapping[str, int]) -> None:
+        """Leave out the windows that a run before drew, `drawn` of it. Raises UserError if it is of other sources."""
+        if set(drawn) != set(self._drawn):
+            raise UserError(f"cursor of sources {sorted(drawn)}, but the blend has {sorted(self._drawn)}")
+        self._drawn = {source: int(n) for source, n in drawn.items()}
+
     def mixture(self) -> list[MixtureRow]:
         """The realised mixture: a row for each phase and source, with the weight asked for and the one drawn so far."""
         return self.blend.realised(self.seq_len)
@@ -165,9 +189,7 @@ class BlendLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a cursor of `state_dict`. Raises UserError if it is of other sources."""
-        if set(state["drawn"]) != set(self._drawn):
-            raise UserError(f"cursor of sources {sorted(state['drawn'])}, but the blend has {sorted(self._drawn)}")
-        self._drawn = {source: int(n) for source, n in state["drawn"].items()}
+        self.go_on_from(state["drawn"])
         self.blend.load_state_dict(state["blend"])
 
 
@@ -241,18 +263,28 @@ class PackedLoader:
     padded with id 0 to `seq_len` (None: the longest row); padding is a sub-sequence of its own, on which nothing is
     trained. Rows are reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
 
+    With `reduction` "conversation" the mask of a token is divided by the number of trained tokens of its conversation,
+    which the column `conversation_tokens` has for each sub-sequence. Then the masks of a conversation sum to 1 (to its
+    weight in the loss, where it has one), in whatever rows it lies, and the sum of a global batch's masks is the number
+    of its conversations, where one of which only a part lies in the batch counts as that part.
+
     UserError, with the file: it is missing, lacks a column, has no row or one longer than `seq_len`, or a mask that is
     neither 0 and 1 nor weights.
     """
 
-    def __init__(self, path: Path, seq_len: int | None, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, path: Path, seq_len: int | None, seed: int, ranks: Ranks = ALONE, reduction: LossReduction = "token"
+    ) -> None:
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
             raise UserError(f"{path}: no packed Parquet file there")
-        tables = []
+        tables, columns = [], ["input_ids", "loss_mask", "seq_start_id"]
+        if reduction == "conversation":
+            columns.append("conversation_tokens")
+            check_conversation_tokens(files)
         for file in files:
             try:
-                tables.append(pq.read_table(file, columns=["input_ids", "loss_mask", "seq_start_id"]))
+                tables.append(pq.read_table(file, columns=columns))
             except (pa.ArrowException, KeyError) as error:
                 raise UserError(f"{file}: not a packed Parquet file ({str(error).splitlines()[0]})") from error
         table = pa.concat_tables(tables)
@@ -270,6 +302,13 @@ class PackedLoader:
             raise UserError(f"{path}: loss_mask and input_ids differ in length")
         self._mask = _checked_mask(self._mask, path)
         self.trained_tokens = int(np.count_nonzero(self._mask))
+        if reduction == "conversation":
+            totals, _ = _flat_lists(table, "conversation_tokens")
+            if len(totals) != len(self._starts) or totals.min() < 1:
+                raise UserError(f"{path}: conversation_tokens is not a number from 1 on for each sequence")
+            begins = self._starts + np.repeat(self._offsets[:-1], np.diff(self._start_offsets))
+            lengths = np.diff(begins, append=self._offsets[-1])
+            self._mask = (self._mask / np.repeat(totals, lengths)).astype(np.float32)
         self._drawn, self._epoch = 0, -1
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -322,6 +361,20 @@ class PackedLoader:
             boundaries[length] = 1  # padding is no part of the last conversation
             seq_idx[out] = np.cumsum(boundaries[: self.seq_len])
         return Batch(*(torch.from_numpy(array) for array in (ids, labels, mask, seq_idx)))
+
+
+def check_conversation_tokens(files: Sequence[Path]) -> None:
+    """UserError: one of the packed files does not say how many tokens are trained of each conversation."""
+    for file in files:
+        try:
+            names = pq.read_schema(file).names
+        except (pa.ArrowException, OSError):
+            continue  # reading it says so better
+        if "conversation_tokens" not in names:
+            raise UserError(
+                f"{file}: a mean over conversations needs the column conversation_tokens, which is not there",
+                "prepare the data with packing.conversation_tokens=true, or train with train.loss_reduction=token",
+            )
 
 
 def _checked_mask(mask: NDArray[Any], path: Path) -> NDArray[Any]:

@@ -72,6 +72,15 @@ def mtp_loss_sums(
     return torch.stack(sums), torch.stack(counts).float()
 
 
+def mtp_trained_tokens(select_BL: torch.Tensor, seq_idx_BL: torch.Tensor | None, num_depths: int) -> torch.Tensor:
+    """The counts of `mtp_loss_sums` from what is selected alone, an fp32 tensor [depths]: they are wanted before the
+    first forward pass of a global batch, whose every micro-batch is divided by those of all. Labels count as given."""
+    return torch.stack(
+        [shift_left(select_BL, depth, seq_idx_BL, fill=False).sum() for depth in range(1, num_depths + 1)]
+        or [select_BL.new_zeros(0, dtype=torch.int64)]
+    ).float()
+
+
 def mtp_loss(
     mtp_logits: list[torch.Tensor],
     labels_BL: torch.Tensor,

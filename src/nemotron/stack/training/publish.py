@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nemotron.kit.artifact import Model
 from nemotron.kit.run import Run
 from nemotron.stack.models import NemotronH
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 def publish_model(run: Run, model: NemotronH, tokenizer_dir: Path, metrics: dict[str, Any], **fields: Any) -> Model:
@@ -19,12 +21,19 @@ def publish_model(run: Run, model: NemotronH, tokenizer_dir: Path, metrics: dict
         fields: of `Model`, but for paths and sizes that follow from the model.
     """
     model.save_pretrained(run.output_dir)
+    return publish_written(run, model, tokenizer_dir, Model, metrics, **fields)
+
+
+def publish_written(
+    run: Run, model: NemotronH, tokenizer_dir: Path, kind: type[AnyModel], metrics: dict[str, Any], **fields: Any
+) -> AnyModel:
+    """The same where config and weights are in `run.output_dir` already; `kind`: what it is published as."""
     for file in sorted(tokenizer_dir.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)
     if isinstance(template := fields.get("chat_template"), Path):  # it lies in the data; the model has its own copy
         fields["chat_template"] = shutil.copytree(template, run.output_dir / template.name, dirs_exist_ok=True)
     total, active = model.num_parameters()
-    return Model(
+    return kind(
         path=run.output_dir,
         tokenizer_path=run.output_dir,
         num_parameters=total,

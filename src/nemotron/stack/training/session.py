@@ -46,7 +46,9 @@ class SessionConfig(Protocol):
     @property
     def checkpoint(self) -> CheckpointConfig: ...
     @property
-    def mixed_precision(self) -> Literal["fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed"]: ...
+    def mixed_precision(
+        self,
+    ) -> Literal["fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_nvfp4_mixed"]: ...
 
 
 @contextlib.contextmanager
@@ -71,7 +73,7 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
 class Session:
     """One training run as this rank sees it. From `begin` on it also has what is trained, and for how long.
 
-    last_step: the number of updates after which training ends. bf16: mixed precision is on, FP8 included.
+    last_step: the number of updates after which training ends. bf16: mixed precision is on, FP8 and NVFP4 included.
     """
 
     ranks: Ranks
@@ -93,7 +95,7 @@ class Session:
 
     @property
     def autocast(self) -> torch.autocast:
-        """The precision of matrix products: bf16 under mixed precision, where FP8 layers use FP8, else fp32."""
+        """The precision of matrix products: bf16 under mixed precision, but for FP8 and NVFP4 layers, else fp32."""
         return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.bf16)
 
     def open_log(self, name: str) -> MetricsLog:

@@ -20,7 +20,7 @@ import torch
 
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.distributed import clip_gradients, full_tensor
-from nemotron.stack.training.losses import selected_loss_sum
+from nemotron.stack.training.losses import mtp_loss, selected_loss_sum
 
 PERIOD = 64  # steps from one comparison to the next
 TURNS = 3  # steps with each of the two numbers in a comparison
@@ -56,6 +56,8 @@ def has_fixed_gradients(model: NemotronH, shape: tuple[int, int], packed: bool, 
         with autocast:
             out = model(ids_BL[:, :-1], documents_BL, answers_BL)
         loss = selected_loss_sum(out.logits.flatten(0, -2), labels_T) / len(labels_T) + out.load_balancing_loss
+        if out.mtp_logits:
+            loss = loss + mtp_loss(out.mtp_logits, ids_BL[:, 1:], documents_BL, answers_BL)
         loss.backward()
         clip_gradients(model, 1e-3)  # so low that the norm is in every gradient
         gradients = [full_tensor(p.grad) for p in model.parameters() if p.grad is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.training.blend import Blend, Phase, read_blend
+from nemotron.stack.training.blend import Blend, Phase, is_short_step, read_blend
 
 
 @settings(max_examples=150)
@@ -24,6 +25,19 @@ def test_realised_equals_requested_to_within_one_sequence_at_every_moment(weight
         counts[blend.draw()] += 1
         for name, weight in zip(names, weights, strict=True):
             assert abs(counts[name] - n * weight / sum(weights)) < 1.0 + 1e-6
+
+
+@pytest.mark.parametrize(("share", "percent"), [(0.5, 50), (0.08, 8), (0.92, 92), (0.01, 1), (1 / 3, 100 / 3)])
+def test_short_steps_are_spread_evenly(share: float, percent: float) -> None:
+    """After n steps n x share of them were short, rounded down, in whole numbers; gaps differ by one step at most."""
+    short = [step for step in range(600) if is_short_step(step, share)]
+    for n in range(1, 601):
+        assert sum(step < n for step in short) == int(n * percent / 100 + 1e-6)
+    assert len({b - a for a, b in itertools.pairwise(short)}) <= 2
+
+
+def test_every_other_step_is_short() -> None:
+    assert [is_short_step(step, 0.5) for step in range(6)] == [False, True] * 3
 
 
 def test_phases_switch_at_94_percent_and_keep_their_own_books() -> None:

@@ -127,6 +127,31 @@ def test_blend_batches_mix_as_asked_and_resume_exactly(tmp_path: Path) -> None:
     assert not torch.equal(other.next_batch(8).labels_BL, batches[0].labels_BL)
 
 
+def test_runs_of_one_phase_after_another_read_what_a_run_of_all_phases_reads(tmp_path: Path) -> None:
+    sources = {"low": numbered(0, [50] * 8), "high": numbered(1000, [30] * 9)}
+    token_files.write_blend(tmp_path, sources, {})
+    blend = json.loads((tmp_path / "blend.json").read_text())
+    blend["phases"] = [
+        {"name": "early", "until": 0.75, "weights": {"low": 1.0}},  # `high` has no weight in it
+        {"name": "late", "until": 1.0, "weights": {"low": 0.25, "high": 0.75}},
+    ]
+    (tmp_path / "blend.json").write_text(json.dumps(blend))
+    whole = BlendLoader(tmp_path, seq_len=16, total_sequences=48, seed=5)
+    expected = torch.cat([whole.next_batch(4).labels_BL for _ in range(12)])
+    early = BlendLoader(tmp_path, 16, 36, 5, phase="early")
+    read = [early.next_batch(4).labels_BL for _ in range(9)]
+    late = BlendLoader(tmp_path, 16, 12, 5, phase="late")
+    late.go_on_from(early.drawn)
+    read += [late.next_batch(4).labels_BL for _ in range(3)]
+    assert torch.equal(torch.cat(read), expected)
+    assert late.drawn == whole.drawn == {"low": 36 + 3, "high": 9}
+    assert {row.phase for row in late.mixture()} == {"late"}
+    with pytest.raises(UserError, match="no phase 'middle'"):
+        BlendLoader(tmp_path, 16, 12, 5, phase="middle")
+    with pytest.raises(UserError, match="cursor of sources"):
+        late.go_on_from({"low": 3})
+
+
 def drawn(directory: Path) -> str:
     """sha256 over the tokens of ten batches."""
     loader, total = BlendLoader(directory, seq_len=16, total_sequences=80, seed=5), hashlib.sha256()

@@ -6,6 +6,7 @@ launches of `launches` (one process, two, one again) run everything; the tests c
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -22,11 +23,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import config_from_dict
+from nemotron.stack.training.loaders import BlendLoader
+
 pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).with_name("train_worker.py")
 SOURCE_ROOT = Path(__file__).resolve().parents[4] / "src"
 FSDP2 = {"dist.use_torch_fsdp2": True}
+# Depths 1 and 2 of one block with experts, which is applied twice; every fourth step is of sequences of a quarter.
+MTP = {"model.num_nextn_predict_layers": 1, "model.mtp_hybrid_override_pattern": "*E", "model.mtp_num_layers": 2,
+       "model.mtp_loss_scaling_factor": 0.3, "model.moe_latent_size": 8}  # fmt: skip
+SHORT = {"dataset.short": {"seq_length": 5, "share": 0.25}}
 HALF = 10  # of 20 steps; a validation is due there, which the signal cuts short
 
 
@@ -86,6 +95,10 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
                                               "model.recompute_modules": ["mamba", "moe"]}},
         {"name": "one stopped", "stop_after": HALF},
         {"name": "one fp32", "dtype": "float32", "stop_after": 1},
+        {"name": "mtp", "config": MTP | SHORT},
+        {"name": "mtp stopped", "directory": "mtp -> mtp", "config": MTP | SHORT, "stop_after": HALF},
+        {"name": "mtp -> mtp", "config": MTP | SHORT, "resume": True},
+        {"name": "mtp micro-batch of 3", "config": {**MTP, **SHORT, "train.micro_batch_size": 3}},
     ], 1)  # fmt: skip
     shutil.copytree(folder / "one stopped", folder / "one -> one")
     shutil.copytree(folder / "one stopped", folder / "one -> fsdp2")
@@ -94,6 +107,9 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
         {"name": "fsdp2", "config": FSDP2},
         {"name": "fsdp2 recompute", "config": {**FSDP2, "model.recompute_granularity": "full"}, "stop_after": HALF},
         {"name": "ddp fp32", "dtype": "float32", "stop_after": 1},
+        {"name": "mtp ddp", "config": MTP | SHORT},
+        {"name": "mtp fsdp2", "config": MTP | SHORT | FSDP2, "stop_after": HALF},
+        {"name": "mtp fsdp2", "config": MTP | SHORT | FSDP2, "resume": True},
         {"name": "fsdp2 fp32", "dtype": "float32", "config": FSDP2, "stop_after": 1},
         {"name": "ddp stopped", "directory": "ddp -> ddp", "stop_after": HALF},
         {"name": "ddp -> ddp", "resume": True},
@@ -103,7 +119,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
         {"name": "fsdp2 -> ddp -> one", "stop_after": 13, "resume": True},
         {"name": "one -> fsdp2", "config": FSDP2, "resume": True},
     ], 2)  # fmt: skip
-    assert resumed_at == [HALF, HALF, 6, HALF]
+    assert resumed_at == [HALF, HALF, HALF, 6, HALF]
     runs = [{"name": name, "resume": True} for name in ("one -> one", "fsdp2 -> ddp -> one")]
     assert launch(folder, runs, 1) == [HALF, 13]
     return Launches(folder)
@@ -131,6 +147,51 @@ def test_results_do_not_depend_on_how_the_work_is_cut(launches: Launches, name: 
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["mtp micro-batch of 3", "mtp ddp", "mtp fsdp2"])
+def test_nor_do_those_of_multi_token_prediction_and_of_steps_of_two_lengths(launches: Launches, name: str) -> None:
+    """A micro-batch of 3 divides 8 rows into 3, 3 and 2, and 32 short ones into 12, 12 and 8."""
+    assert launches.farthest(name, "mtp") < 1e-9
+    for ours, theirs in zip(launches.metrics(name), launches.metrics("mtp"), strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ("loss", "mtp_1_loss", "mtp_2_loss", "grad_norm", "load_balancing_loss", "valid_loss"):
+            if key in theirs:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-9)
+
+
+def test_losses_of_the_first_step_are_those_of_the_definition(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Position by position: the trunk predicts token t+1, depth k token t+k+1; means over what there is to predict."""
+    monkeypatch.syspath_prepend(WORKER.parent)
+    torch.set_default_dtype(torch.float64)
+    try:
+        values = {**importlib.import_module("train_worker").BASE, **MTP}
+        architecture = config_from_dict({k[6:]: v for k, v in values.items() if k.startswith("model.")})
+        torch.manual_seed(1234)
+        model = NemotronH(architecture)
+        batch = BlendLoader(launches.folder / "data", 20, 160, 1234).next_batch(8)
+        ids_BT = torch.cat([batch.input_ids_BL, batch.labels_BL[:, -1:]], 1)
+        out = model(batch.input_ids_BL)
+        losses = []
+        for depth, logits_BLV in enumerate([out.logits, *out.mtp_logits]):
+            terms = [
+                -logits_BLV[b, t].log_softmax(-1)[ids_BT[b, t + depth + 1]] for b in range(8) for t in range(20 - depth)
+            ]
+            losses.append(sum(terms[1:], terms[0]) / len(terms))
+        (losses[0] + 0.3 * (losses[1] + losses[2]) / 2 + 1e-2 * out.load_balancing_loss).backward()
+        norm = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    first = launches.metrics("mtp")[0]
+    assert [first[key] for key in ("loss", "mtp_1_loss", "mtp_2_loss")] == pytest.approx([x.item() for x in losses])
+    assert first["grad_norm"] == pytest.approx(norm.item())
+
+
+def test_every_fourth_step_is_of_short_sequences(launches: Launches) -> None:
+    lengths = [record["seq_length"] for record in launches.metrics("mtp") if "loss" in record]
+    assert lengths == [20, 20, 20, 5] * 5
+
+
 @pytest.mark.parametrize(
     ("name", "unbroken"),
     [
@@ -139,6 +200,7 @@ def test_results_do_not_depend_on_how_the_work_is_cut(launches: Launches, name: 
         ("one -> one", "one"),
         ("ddp -> ddp", "ddp"),
         ("fsdp2 -> fsdp2", "fsdp2"),
+        ("mtp -> mtp", "mtp"),
     ],
 )
 def test_recomputing_and_resuming_change_no_bit(launches: Launches, name: str, unbroken: str) -> None:

@@ -26,7 +26,7 @@ from nemotron.recipes.nano3.stage0_pretrain.schema import PretrainConfig
 from nemotron.stack.training import session as module
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import Ranks, start_distributed, stop_distributed
-from nemotron.stack.training.loaders import BlendLoader
+from nemotron.stack.training.phases import PhaseLoaders
 from nemotron.stack.training.session import Session
 
 VOCAB_SIZE = 48
@@ -73,8 +73,8 @@ def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
             values[group] = value
     cfg = PretrainConfig.model_validate(values)
     sequences = cfg.train.train_iters * cfg.train.global_batch_size
-    loader = BlendLoader(data, cfg.dataset.seq_length, sequences, cfg.rng.seed, ranks)
-    inputs = script.Data(loader, data, torch.ones(VOCAB_SIZE, dtype=torch.int64))
+    loaders = PhaseLoaders(cfg.dataset, sequences, cfg.rng.seed, ranks)
+    inputs = script.Data(loaders, data, torch.ones(VOCAB_SIZE, dtype=torch.int64))
     directory = out / run.get("directory", run["name"])
     metrics = MetricsLog(directory / f"metrics{ranks.rank}.jsonl")
     opened: Any = SimpleNamespace(

@@ -20,9 +20,10 @@
     nemotron nano3 data prep pretrain -c tiny
     python data_prep.py --config tiny 'sources=[{name: mine, paths: [my-folder], weight: 0.3}]'
 
-The published model reads 25 T tokens of 15 categories (tech report 2.1 to 2.3). Here the sources are those that every
-machine has: the standard library of the running Python as code and as prose, worked tasks from the generators that the
-later stages use, and documents of your own.
+The published model reads 25 T tokens of 15 categories (tech report 2.1 to 2.3); its long-context phase mixes documents
+with questions and synthetic retrieval into the last of its blends (2.5): `long_context`, in the folder `long`. Here the
+sources are those that every machine has: the standard library of the running Python as code and as prose, worked tasks
+from the generators that the later stages use, and documents of your own.
 
 Simplified against the paper: no crawled and no synthetic text, hence no language identification, no model-based quality
 classifier and no rephrasing. What is done is done by the steps of `nemotron data curate` and `nemotron data tokenize`,
@@ -43,6 +44,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -66,8 +68,9 @@ from nemotron.data_prep.curation.step import (
     source_table,
     tables_by_source,
 )
+from nemotron.data_prep.long_documents import LongPhase, write_long_phase
 from nemotron.data_prep.sources import stdlib
-from nemotron.data_prep.sources.documents import in_share
+from nemotron.data_prep.sources.documents import in_share, stable_hash
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
@@ -76,7 +79,7 @@ from nemotron.data_prep.sources.reading import BEYOND_SCALE, NOT_ERRORS, Reading
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.tokens.blend import BLEND_FILE, Blend, Phase, write_blend_file
-from nemotron.data_prep.tokens.indexed_dataset import token_dtype
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
 from nemotron.data_prep.tokens.tokenization import SourceRules, TokenizeJob, link_streams, tokenize_sources
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
@@ -94,6 +97,8 @@ from nemotron.stack.environments import (
     prompt_tools,
     to_messages,
 )
+from nemotron.stack.evaluation.retrieval import SOURCE as RETRIEVAL
+from nemotron.stack.evaluation.retrieval import Documents as RetrievalDocuments
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
@@ -253,6 +258,8 @@ def main() -> None:
         }
         _check_documents(phases, {name: source["documents"] for name, source in written["sources"].items()})
         write_blend_file(written, run.output_dir)
+        if cfg.long_context is not None:
+            write_long_context(cfg, run.output_dir, written, tokenizer, curated)
         tokenizer_files.copy_to(run.output_dir / "tokenizer")
         # Which tasks the model may have met: what evaluation checks for leaks and measures novelty against.
         write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for task in tasks))
@@ -279,6 +286,32 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
+def write_long_context(
+    cfg: PretrainDataConfig, folder: Path, written: Blend, tokenizer: tokenizers.Tokenizer, curated: Sequence[Path]
+) -> None:
+    """The folder `long`: curated code with questions about it, facts strewn over text, and the blend of both with the
+    last phase's. Of both the training split, and for questions what is held out, too."""
+    settings, scale = cfg.long_context, cfg.scale_all or cfg.scale
+    assert settings is not None
+    texts: dict[str, list[str]] = {"train": [], "valid": []}
+    for document in chain.from_iterable(map(read_documents, curated)):
+        if document["kind"] == "code" and len(document["text"]) > settings.length and document["split"] in texts:
+            texts[document["split"]].append(document["text"])
+    texts = {split: sorted(each, key=lambda text: stable_hash(str(cfg.seed), text)) for split, each in texts.items()}
+    phase = LongPhase(
+        settings.length, settings.length * 3 // 4, settings.share, apply_scale(settings.num_documents, scale)
+    )
+    others = {}
+    if settings.retrieval_share:
+        weights = written["phases"][-1]["weights"]
+        stream = written["sources"][max(weights, key=lambda name: weights[name])]["train"][0]
+        count = apply_scale(settings.num_retrieval, scale)
+        like = RetrievalDocuments(settings.length, settings.facts, settings.words, bpe.EOS_ID, repeats=settings.repeats)
+        documents = like.make(tokenizer, IndexedDataset(folder / stream).tokens, count, cfg.seed)
+        others[RETRIEVAL] = settings.retrieval_share, [ids for ids, _ in documents]
+    write_long_phase(folder, written, texts if settings.share else {"train": [], "valid": []}, tokenizer, phase, others)
+
+
 def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
     """A source that is switched off takes its weight with it; your own sources take their share from all phases."""
     switched_off = {STDLIB_CODE, STDLIB_DOCS, TASKS} - set(names)
@@ -296,8 +329,8 @@ def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:
 def _conversations(
     cfg: PretrainDataConfig, difficulties: Mapping[str, Difficulty]
 ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Messages and tools of all families' tasks."""
-    for family in FAMILIES:
+    """Messages and tools of tasks of the families that the tokenizer is to know."""
+    for family in cfg.tokenizer.families:
         for task in generate_tasks(family, "train", cfg.tokenizer.conversations, cfg.tasks.seed, difficulties[family]):
             yield to_messages(task), prompt_tools(task)
 

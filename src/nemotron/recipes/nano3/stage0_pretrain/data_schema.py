@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.conversations import ChatTemplate
-from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES, DifficultyConfig, Family
+from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES, RLVR_FAMILIES, DifficultyConfig, Family
 from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.limits import LimitConfig
 from nemotron.kit.schemas.questions import Questions
@@ -117,8 +117,28 @@ class TokenizerConfig(Group):
     conversations: int = Field(
         0, ge=0, description="tasks of each family that the merges are learned from as conversations, too"
     )
+    families: list[Family] = Field(list(RLVR_FAMILIES), description="those families")
     model_max_length: int = Field(8192, ge=1, description="tokens; written to tokenizer_config.json")
     chat_template: ChatTemplate = "nano3"
+
+
+class LongContextConfig(Group):
+    """Documents as long as the windows of a long-context phase, and their blend with that of the last phase."""
+
+    length: int = Field(ge=64, description="tokens of a document with its questions: dataset.seq_length of the phase")
+    share: float = Field(0.2, ge=0, lt=1, description="of its tokens: documents with questions (tech report 2.5)")
+    num_documents: int = Field(ge=2, description="such documents at scale full, at most")
+    retrieval_share: float = Field(0.01, ge=0, lt=1, description="of its tokens: synthetic retrieval (tech report 2.5)")
+    num_retrieval: int = Field(ge=2, description="documents of synthetic retrieval at scale full")
+    facts: int = Field(ge=1, description="facts in such a document; at its end each is asked for")
+    repeats: int = Field(ge=1, description="how often a fact is said in it, at random places")
+    words: int = Field(ge=2, description="words that keys are drawn from, and as many that values are")
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> Self:
+        if self.share + self.retrieval_share >= 1:
+            raise ValueError(f"share {self.share} + retrieval_share {self.retrieval_share} leave nothing to the blend")
+        return self
 
 
 class PretrainDataConfig(DataPrepConfig):
@@ -132,6 +152,9 @@ class PretrainDataConfig(DataPrepConfig):
     curation: CurationConfig = Field(default_factory=CurationConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     blend: list[PhaseConfig] = Field(description="phases: diversity, then quality from 94 % on (tech report 2.3)")
+    long_context: LongContextConfig | None = Field(
+        None, description="also the data of a long-context phase, in the folder `long`; null: none"
+    )
 
     @model_validator(mode="after")
     def _names_and_phases_fit(self) -> Self:

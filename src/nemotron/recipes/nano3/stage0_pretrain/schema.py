@@ -7,16 +7,15 @@ and field names are Megatron-Bridge's. What other stages have, too, comes from n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from nemotron.kit.schemas import evaluation, optimizer, training
-from nemotron.kit.schemas.architecture import check_dimensions, fp8_layers
-from nemotron.kit.schemas.group import PRETRAIN_BLEND, ModelRunConfig
+from nemotron.kit.schemas import optimizer, pretraining, training
+from nemotron.kit.schemas.architecture import check_dimensions, fp8_layers, nvfp4_layers
 
 
-class ModelConfig(training.Fp8ModelConfig):
+class ModelConfig(pretraining.ModelConfig):
     """Architecture (tech report, table 1) and the balancing of its experts (tech report 2.3)."""
 
     hybrid_override_pattern: str = Field(
@@ -53,7 +52,7 @@ class ModelConfig(training.Fp8ModelConfig):
         return self
 
 
-class DatasetConfig(training.DatasetConfig):
+class DatasetConfig(pretraining.DatasetConfig):
     """What is read."""
 
     path: Path = Field(description="payload of the data artifact: blend.json, token files, tokenizer")
@@ -77,7 +76,7 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     weight_decay: float = Field(0.1, ge=0, description="decoupled; not on norms, biases, A_log, D, dt_bias")
 
 
-class EvaluationConfig(evaluation.EvaluationConfig):
+class EvaluationConfig(pretraining.EvaluationConfig):
     """What is measured at the end, beside bits per byte; published as Results."""
 
     trigram_baseline: bool = Field(
@@ -85,34 +84,30 @@ class EvaluationConfig(evaluation.EvaluationConfig):
     )
 
 
-class RunConfig(ModelRunConfig):
-    """Identity, artifacts read and written."""
-
-    data: Annotated[str, PRETRAIN_BLEND] = Field(
-        description="what to train on: a PretrainBlend, as name or name:version"
-    )
-
-
 class PretrainConfig(training.TrainingConfig):
     """`nemotron nano3 pretrain`. Published: WSD, linear decay over the last 20 % of the steps (tech report 2.3)."""
 
-    run: RunConfig
+    run: pretraining.RunConfig
     model: ModelConfig = Field(default_factory=ModelConfig)
     dataset: DatasetConfig
     train: TrainConfig
+    checkpoint: pretraining.CheckpointConfig = Field(default_factory=pretraining.CheckpointConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    mixed_precision: Literal["fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed"] = Field(
+    mixed_precision: Literal[
+        "fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_nvfp4_mixed"
+    ] = Field(
         "bf16_mixed",
-        description="type of the matrix products; the last one is blockwise FP8, emulated, for patterns without E "
-        "(docs/architecture/quantization.md)",
+        description="type of the matrix products; the last two are emulated: blockwise FP8, for patterns without E, "
+        "and NVFP4 (docs/architecture/quantization.md)",
     )
 
     @model_validator(mode="after")
-    def _some_blocks_are_in_fp8(self) -> Self:
+    def _some_blocks_are_in_low_precision(self) -> Self:
         model = self.model
-        if self.mixed_precision == "bf16_with_fp8_subchannel_scaling_mixed":
-            fp8_layers(
+        layers = {"bf16_with_fp8_subchannel_scaling_mixed": fp8_layers, "bf16_with_nvfp4_mixed": nvfp4_layers}
+        if self.mixed_precision in layers:
+            layers[self.mixed_precision](
                 model.hybrid_override_pattern, model.num_layers_at_start_in_bf16, model.num_layers_at_end_in_bf16
             )
         return self

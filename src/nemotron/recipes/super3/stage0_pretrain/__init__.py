@@ -1,0 +1,1 @@
+"""Stage 0: pretraining data, the base model and its results."""

@@ -40,9 +40,20 @@ TOKENIZER_FILES = (
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
 ORIGIN_FILE = "nemotron.json"  # which artifact an exported model is, and what went into it
+ADAPTER_FOLDER = "adapter"  # in a model that was trained by adapters: they alone, in the layout of PEFT
+ADAPTER_CONFIG = f"{ADAPTER_FOLDER}/adapter_config.json"
+ADAPTER_WEIGHTS = f"{ADAPTER_FOLDER}/adapter_model.safetensors"
 MANIFEST_FILE = "manifest.sha256"
 # What the manifest of an exported model covers; the card is prose, and for people to edit.
-LISTED_FILES = (CONFIG_FILE, INDEX_FILE, GENERATION_FILE, ORIGIN_FILE, *TOKENIZER_FILES)
+LISTED_FILES = (
+    CONFIG_FILE,
+    INDEX_FILE,
+    GENERATION_FILE,
+    ORIGIN_FILE,
+    *TOKENIZER_FILES,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+)
 
 
 def is_model_file(name: str) -> bool:
@@ -108,7 +119,8 @@ def publish_folder(folder: Path, name: str, where: str, registry: Registry, **fi
         where: the raw source in the record.
         fields: of `Model`, where more is known than the files say.
     """
-    names = sorted(entry.name for entry in folder.iterdir() if is_model_file(entry.name))
+    names = [entry.name for entry in folder.iterdir() if is_model_file(entry.name)]
+    names = sorted(names + [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (folder / name).is_file()])
     if versions := registry.versions(name):
         digest = payload_digest({each: sha256_file(folder / each) for each in names})
         for number in reversed(versions):
@@ -119,6 +131,7 @@ def publish_folder(folder: Path, name: str, where: str, registry: Registry, **fi
         payload = Path(area) / "payload"
         payload.mkdir()
         for each in names:
+            (payload / each).parent.mkdir(exist_ok=True)
             (payload / each).symlink_to((folder / each).resolve())
         origin, exported = read_origin(folder), None
         sources = [Source(name=where, detail="a model from elsewhere")]

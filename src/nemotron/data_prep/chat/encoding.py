@@ -5,6 +5,10 @@ begins in the row). The mask is aligned to *labels* within each conversation: po
 is token i + 1, is trained; the last position of every conversation is 0, so that none is trained to predict the
 beginning of the next (`mask[1:] + [0]` per conversation, as in the packed format of the full-size pipeline). Where
 conversations have loss weights, `loss_mask` is float32: the weight in place of 1.
+
+Where it is asked for, a fourth column `conversation_tokens` (int32, as long as `seq_start_id`) has for each sequence
+how many tokens of its conversation are trained, in this sequence and in others: a loss whose mean is one over
+conversations divides a token by it, wherever packing has put the sequences.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ PACKED_SCHEMA = pa.schema(
     ]
 )
 WEIGHTED_SCHEMA = PACKED_SCHEMA.set(1, pa.field("loss_mask", pa.list_(pa.float32())))
+CONVERSATION_TOKENS = pa.field("conversation_tokens", pa.list_(pa.int32()))
 
 
 def encode_conversations(

@@ -1,6 +1,6 @@
 """Sequences in a spool -> packed rows: which of them, in which row, from their lengths alone; then the rows, by shards.
 
-In memory are the lengths of all sequences (33 bytes each), and of their tokens one row group a task; they are read out
+In memory are the lengths of all sequences (45 bytes each), and of their tokens one row group a task; they are read out
 of the spool (spool.py) by memory map. What is written depends on plan and settings only, not on who wrote it.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, BinsReport, best_fit, pack_lengths
 from nemotron.data_prep.chat.bin_packing.bins import check_lengths
-from nemotron.data_prep.chat.encoding import PACKED_SCHEMA, WEIGHTED_SCHEMA
+from nemotron.data_prep.chat.encoding import CONVERSATION_TOKENS, PACKED_SCHEMA, WEIGHTED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, SPOOLED, ChatWork
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
@@ -42,6 +43,8 @@ SEQUENCE = np.dtype(
         ("order", "<u8"),
         ("split", "u1"),  # index in SPLITS
         ("loss_weight", "<f4"),  # of its tokens
+        ("conversation", "<i8"),  # that it is of: the same number for all sequences of one
+        ("trained", "<i4"),  # tokens of it that are trained
         ("source", "<i4"),  # index among the settings' sources
     ]
 )
@@ -52,7 +55,7 @@ Sequences = NDArray[np.void]
 
 def read_sequences(folder: Path, plan: Plan[ChatWork], source_names: Sequence[str]) -> Sequences:
     """The tables of all shards of a spool."""
-    tables = [np.empty(0, SEQUENCE)]
+    tables, conversations = [np.empty(0, SEQUENCE)], 0
     for number, shard in enumerate(plan.shards):
         stored = np.load(folder / f"{shard.name}.sequences.npy", allow_pickle=False)
         table = np.empty(len(stored), SEQUENCE)
@@ -61,6 +64,8 @@ def read_sequences(folder: Path, plan: Plan[ChatWork], source_names: Sequence[st
         table["shard"] = number
         table["begin"] = np.cumsum(stored["length"], dtype=np.int64) - stored["length"]
         table["source"] = source_names.index(shard.work.source)
+        table["conversation"] += conversations
+        conversations = int(table["conversation"].max(initial=conversations - 1)) + 1
         tables.append(table)
     return np.concatenate(tables)
 
@@ -200,22 +205,27 @@ def _epochs(
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How sequences become rows. `file_tokens`: tokens of a Parquet file, about."""
+    """How sequences become rows. `file_tokens`: tokens of a Parquet file, about.
+
+    `conversation_tokens`: rows have the column of that name (encoding.py) as well.
+    """
 
     seq_len: int
     algorithm: Algorithm
     seed: int
     file_tokens: int
+    conversation_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RowsJob:
-    """What the tasks that write rows share: the folder above spool and packing, the names of the spool's shards, and
-    whether any sequence has a weight in the loss."""
+    """What the tasks that write rows share: the folder above spool and packing, the names of the spool's shards,
+    whether any sequence has a weight in the loss, and whether rows have the column `conversation_tokens`."""
 
     work: Path
     shards: tuple[str, ...]
     weighted: bool
+    conversation_tokens: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +285,16 @@ def pack_rows(
             lengths = sequences["length"][chosen].astype(np.int64)
             bins = pack_lengths(lengths, packing.seq_len, packing.algorithm, seed=packing.seed)
             reports[split] = bins.report()
-            digests[split] = _save_places(sequences[chosen[bins.items]], bins, work / "packing" / split)
+            in_conversation = conversation_tokens(sequences, chosen)[bins.items]
+            placed = sequences[chosen[bins.items]]
+            digests[split] = _save_places(placed, in_conversation, bins, work / "packing" / split)
             shards += _row_shards(split, bins, packing.file_tokens)
-    plan = Plan({"tokenized": tokenized.digest, "packing": digests}, [], shards)
+    made_of = {"tokenized": tokenized.digest, "packing": digests, "conversation_tokens": packing.conversation_tokens}
+    plan = Plan(made_of, [], shards)
     freeze(plan, work / "rows")
     totals = dict.fromkeys(reports, RowsCounts())
     weighted = any((sequences["loss_weight"][chosen] != 1).any() for chosen in splits.values())
-    job = RowsJob(work, tuple(shard.name for shard in tokenized.shards), weighted)
+    job = RowsJob(work, tuple(shard.name for shard in tokenized.shards), weighted, packing.conversation_tokens)
     with Progress("write") as progress:
         receipts = run_shards(plan, work / "rows", rows_shard, job, engine, RowsCounts)
         for shard, (receipt, was_done) in zip(shards, receipts, strict=True):
@@ -290,12 +303,25 @@ def pack_rows(
     return {split: PackedSplit(totals[split], report) for split, report in reports.items()}
 
 
-def _save_places(placed: Sequences, bins: Bins, prefix: Path) -> str:
+def conversation_tokens(sequences: Sequences, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Trained tokens of the whole conversation of each chosen sequence, int32 as long as `chosen`.
+
+    A conversation is what was chosen of it in this split, in this sequence and in others; a sequence that is chosen
+    again, in another epoch, is no more of it.
+    """
+    once = sequences[np.unique(chosen)]
+    totals = np.bincount(once["conversation"], once["trained"])
+    return totals[sequences["conversation"][chosen]].astype(np.int32)
+
+
+def _save_places(placed: Sequences, in_conversation: NDArray[np.int32], bins: Bins, prefix: Path) -> str:
     """Write where each placed sequence lies in the spool, int64 [3, N] (shard, begin, length), its weight in the loss,
-    float32 [N], and where each row begins among them, int64 [rows + 1]; returns a digest of all."""
+    float32 [N], the trained tokens of its conversation, int32 [N], and where each row begins among them, int64
+    [rows + 1]; returns a digest of all."""
     tables = {
         "places": np.stack([placed[name].astype("<i8") for name in ("shard", "begin", "length")]),
         "weights": placed["loss_weight"].astype("<f4"),
+        "conversation_tokens": in_conversation.astype("<i4"),
         "offsets": bins.offsets.astype("<i8"),
     }
     for name, table in tables.items():
@@ -321,11 +347,14 @@ def rows_shard(shard: Shard[RowsWork], job: RowsJob, output: ShardOutput) -> Row
     offsets = np.load(f"{prefix}.offsets.npy", allow_pickle=False)[shard.work.begin : shard.work.end + 1]
     places = np.load(f"{prefix}.places.npy", mmap_mode="r", allow_pickle=False)[:, offsets[0] : offsets[-1]]
     weights = np.load(f"{prefix}.weights.npy", mmap_mode="r", allow_pickle=False)[offsets[0] : offsets[-1]]
+    totals = np.load(f"{prefix}.conversation_tokens.npy", mmap_mode="r", allow_pickle=False)[offsets[0] : offsets[-1]]
     offsets -= offsets[0]
     lengths = np.array(places[2])
     row_lengths = np.add.reduceat(lengths, offsets[:-1])
     tokens = trained_tokens = 0
     schema = WEIGHTED_SCHEMA if job.weighted else PACKED_SCHEMA
+    if job.conversation_tokens:
+        schema = schema.append(CONVERSATION_TOKENS)
     with pq.ParquetWriter(output.path(shard.work.file), schema, compression="zstd") as writer:
         for first, last in _row_groups(row_lengths):
             items = slice(offsets[first], offsets[last])
@@ -346,6 +375,9 @@ def rows_shard(shard: Shard[RowsWork], job: RowsJob, output: ShardOutput) -> Row
             trained_tokens += int(np.count_nonzero(mask))
             loss_mask = mask * np.repeat(weights[items], lengths[items]) if job.weighted else mask
             rows = _table(ids, loss_mask, lengths[items], offsets[first : last + 1], row_lengths[first:last])
+            if job.conversation_tokens:
+                starts = rows.column("seq_start_id").chunk(0).offsets
+                rows = rows.append_column(CONVERSATION_TOKENS, _lists(starts, totals[items], CONVERSATION_TOKENS))
             writer.write_table(rows)
             tokens += len(ids)
     return RowsCounts(len(row_lengths), len(lengths), tokens, trained_tokens)
@@ -410,7 +442,10 @@ def _table(
     starts -= np.repeat(token_offsets[:-1], np.diff(item_offsets))  # in the row
     columns = ((ids, token_offsets), (mask, token_offsets), (starts.astype(np.int32), item_offsets))
     arrays = [
-        pa.ListArray.from_arrays(pa.array(at, pa.int32()), pa.array(values, kind.type.value_type), type=kind.type)
-        for (values, at), kind in zip(columns, schema, strict=True)
+        _lists(pa.array(at, pa.int32()), values, kind) for (values, at), kind in zip(columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _lists(offsets: pa.Array, values: NDArray[Any], kind: pa.Field) -> pa.ListArray:
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind.type.value_type), type=kind.type)

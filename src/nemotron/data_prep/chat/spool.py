@@ -52,8 +52,18 @@ from nemotron.kit.chat_template import load_template
 from nemotron.kit.record_fields import CONVERSATION, TEXT
 
 SPLITS = ("train", "valid", "test")
-SPOOLED = np.dtype([("length", "<i4"), ("order", "<u8"), ("split", "u1"), ("loss_weight", "<f4")])
-"""Of a sequence: its tokens, a seeded hash, its split as an index in `SPLITS`, what its tokens count in the loss."""
+SPOOLED = np.dtype(
+    [
+        ("length", "<i4"),
+        ("order", "<u8"),
+        ("split", "u1"),
+        ("loss_weight", "<f4"),
+        ("conversation", "<i8"),
+        ("trained", "<i4"),
+    ]
+)
+"""Of a sequence: its tokens, a seeded hash, its split as an index in `SPLITS`, what its tokens count in the loss, the
+number of its conversation in the shard, and how many of its tokens are trained."""
 
 # Outcomes of records and sequences, beside the reasons of ReadReport and of UntrainableError.
 READ, KEPT, EARLIER_TURNS = "read", "kept", "earlier turn, on its own"
@@ -87,10 +97,10 @@ class ChatSource:
     `used_in`: keep only records whose column `used_in` names one of these; () keeps all. `low_effort`: its answers are
     those to a user who asks for little reasoning (super3). `max_records`: read at most so many, of every file its share
     by size, from the beginning of each piece. `split_column`: of a record, that says which of `SPLITS` it is in,
-    whatever the fractions. `guarded`: leave out what overlaps with the settings' `protected` prompts. `train_on`: every
-    turn of the assistant, or the answer to the last question. `loss_weights`: what a record's `category` counts in the
-    loss, beside its own `loss_weight`. Where `reading.columns` names `text`, a record is that, trained whole, and no
-    conversation.
+    whatever the fractions. `effort_column`: that says of a record what `low_effort` says of all. `guarded`: leave out
+    what overlaps with the settings' `protected` prompts. `train_on`: every turn of the assistant, or the answer to the
+    last question. `loss_weights`: what a record's `category` counts in the loss, beside its own `loss_weight`. Where
+    `reading.columns` names `text`, a record is that, trained whole, and no conversation.
     """
 
     name: str
@@ -101,15 +111,19 @@ class ChatSource:
     test_fraction: float = 0.0
     max_records: int | None = None
     split_column: str | None = None
+    effort_column: str | None = None
     guarded: bool = False
     train_on: Literal["all", "last"] = "all"
     loss_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class Span(NamedTuple):
-    """A sequence to train on: `split` is its index in `SPLITS`, `order` a seeded hash, `chars` its length, about."""
+    """A sequence to train on: `split` is its index in `SPLITS`, `order` a seeded hash, `chars` its length, about.
+
+    `number`: of the conversation that it is of, counted in the shard."""
 
     conversation: Conversation
+    number: int
     split: int
     order: int
     chars: int
@@ -191,7 +205,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     source = settings.sources[shard.work.source]
     account = _Account()
     outcomes = account.outcomes
-    sequences: list[tuple[int, int, int, float]] = []
+    sequences: list[tuple[int, int, int, float, int, int]] = []
     reasoning = longest = 0
     tokenizer = tokenizer_from(settings.tokenizer)
     with (
@@ -214,7 +228,8 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
                     continue
                 ids_file.write(ids.astype("<i4", copy=False).tobytes())
                 mask_file.write(mask.tobytes())
-                sequences.append((len(ids), span.order, span.split, span.conversation.loss_weight))
+                weight, trained = span.conversation.loss_weight, int(np.count_nonzero(mask))
+                sequences.append((len(ids), span.order, span.split, weight, span.number, trained))
                 reasoning += _reasons(span.conversation)
     np.save(output.path(f"{shard.name}.sequences.npy"), np.array(sequences, SPOOLED), allow_pickle=False)
     report = account.report
@@ -411,7 +426,8 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
             raise UntrainableError(NO_TEXT, f"{NO_TEXT}: the field that is to be text holds none")
         return Conversation(source.name, [], split, loss_weight=weight, text=record[TEXT])
     tools = normalize_tools(record.get("tools"))
-    return Conversation(source.name, to_messages(record), split, tools, source.low_effort, weight)
+    low_effort = source.low_effort or bool(source.effort_column and record.get(source.effort_column))
+    return Conversation(source.name, to_messages(record), split, tools, low_effort, weight)
 
 
 def _number_in(cell: str) -> float | str | None:
@@ -442,8 +458,8 @@ def _spans(
             seed=settings.seed,
         )
     forbidden = control_tokens(settings.template)
-    seed, effort = str(settings.seed), ("low_effort",) if source.low_effort else ()
-    for conversation in conversations:
+    seed = str(settings.seed)
+    for number, conversation in enumerate(conversations):
         key = conversation.key(settings.template)
         if any(token in key for token in forbidden):
             outcomes[CONTROL_TOKEN] += 1
@@ -460,11 +476,13 @@ def _spans(
         spans = list(training_spans(conversation, settings.template))
         if not spans:
             outcomes[NOTHING_TRAINED] += 1
-        for number, span in enumerate(spans):
-            if number:
+        effort = ("low_effort",) if conversation.low_effort else ()
+        for i, span in enumerate(spans):
+            if i:
                 outcomes[EARLIER_TURNS] += 1
             span_key = key if len(span.messages) == len(conversation.messages) else span.key(settings.template)
-            yield Span(span, SPLITS.index(split), stable_hash("pack", seed, span_key, *effort), len(span_key))
+            order = stable_hash("pack", seed, span_key, *effort)
+            yield Span(span, number, SPLITS.index(split), order, len(span_key))
 
 
 @lru_cache(maxsize=1)

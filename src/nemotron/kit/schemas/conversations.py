@@ -88,3 +88,8 @@ class PackingConfig(Group):
     seq_length: int = Field(ge=16, description="tokens a row at most")
     too_long: Literal["drop", "cut"] = Field("drop", description="what is done to a longer sequence; both are counted")
     algorithm: BinPacking = Field(description="which row a conversation goes to: nemotron.data_prep.chat.bin_packing")
+    conversation_tokens: bool = Field(
+        False,
+        description="rows also say how many tokens are trained of the conversation that each sequence is of: what "
+        "train.loss_reduction=conversation of SFT divides by",
+    )

@@ -40,7 +40,8 @@ class Needs:
     none. sharded: by FSDP2. best_weights: rank 0 keeps those of the best validation. copies: of the weights that each
     rank has beside the model that it trains, as a reference has. completions: sampled together on one rank, each of up
     to `completion_tokens` tokens with its prompt. decodes_beside: while a micro-batch is trained on, not before. judge:
-    what a model that judges those takes beside all this; it decodes when they are there.
+    what a model that judges those takes beside all this; it decodes when they are there. adapters: values in adapters,
+    which are trained while the weights are frozen.
     """
 
     config: NemotronHConfig
@@ -53,6 +54,7 @@ class Needs:
     completion_tokens: int = 0
     judge: Needs | None = None
     decodes_beside: bool = False
+    adapters: int | None = None
 
 
 def check_memory(session: Session, needs: Needs, key: str) -> None:
@@ -101,6 +103,8 @@ def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
     copies = needs.copies * weight_bytes(parameters, "fp32")
     if needs.judge:
         copies += weight_bytes(_parameters(needs.judge.config), "fp32")
+    if needs.adapters is not None:
+        return weight_bytes(parameters, "fp32") + training_bytes(needs.adapters) + copies
     if not needs.sharded or world_size == 1:
         return training_bytes(parameters) + copies + (weight_bytes(parameters, "bf16") if bf16 else 0)
     # Its slice, and what is gathered with its gradients: two blocks, embedding and head. But every process begins with
@@ -113,7 +117,7 @@ def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
 
 def rank_0_bytes(needs: Needs, world_size: int, async_save: bool) -> int:
     """Bytes that rank 0 alone has: the copy of weights and moments that a checkpoint is written from, best weights."""
-    weights = weight_bytes(_parameters(needs.config), "fp32")
+    weights = weight_bytes(_parameters(needs.config) if needs.adapters is None else needs.adapters, "fp32")
     snapshot = async_save or (needs.sharded and world_size > 1)
     return weights * (3 * snapshot + needs.best_weights)
 

@@ -20,6 +20,7 @@ from torch import nn
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.moe import Router
 from nemotron.stack.training.distributed import Ranks, full_tensor, is_sharded
+from nemotron.stack.training.lora import add_lora_like
 
 if TYPE_CHECKING:
     from nemotron.kit.schemas.training import TrainedModelConfig
@@ -125,10 +126,19 @@ def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(whole.to(like.to_local().device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def whole_weights(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """A copy of the model's state dict in CPU memory, whole tensors, on rank 0; all ranks call it, others get {}."""
+def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The model's state dict without frozen parameters: what training changes, buffers included."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+
+
+def whole_weights(model: nn.Module, ranks: Ranks, trained_only: bool = False) -> dict[str, torch.Tensor]:
+    """A copy of the model's state dict in CPU memory, whole tensors, on rank 0; all ranks call it, others get {}.
+
+    `trained_only`: without frozen parameters.
+    """
     weights = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (trained_state(model) if trained_only else model.state_dict()).items():
         whole = full_tensor(tensor.detach())
         if ranks.is_main:
             weights[name] = whole.cpu().clone()
@@ -146,5 +156,6 @@ def whole_model(model: NemotronH, ranks: Ranks) -> NemotronH:
     if not ranks.is_main:
         return model
     copy = NemotronH(model.config).to(ranks.device)
+    add_lora_like(copy, model)
     copy.load_state_dict(weights)
     return copy

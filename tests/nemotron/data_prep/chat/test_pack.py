@@ -153,7 +153,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def run(
-    folder: Path, paths: list[Path], how: ChatSettings, engine: Engine | None = None, shard_bytes: int = 30_000
+    folder: Path,
+    paths: list[Path],
+    how: ChatSettings,
+    engine: Engine | None = None,
+    shard_bytes: int = 30_000,
+    conversation_tokens: bool = False,
 ) -> tuple[Path, Counter[str], chat_pack.Chosen]:
     """(folder of rows, outcomes, what was chosen)."""
     engine = engine or SerialEngine()
@@ -167,7 +172,7 @@ def run(
     names = list(how.sources)
     sequences = chat_pack.read_sequences(folder / "spool", plan, names)
     chosen = chat_pack.choose(sequences, names, weights=None, repeats={}, num_tokens=None)
-    packing = chat_pack.Packing(how.seq_len, "best_fit_decreasing", 0, 20_000)
+    packing = chat_pack.Packing(how.seq_len, "best_fit_decreasing", 0, 20_000, conversation_tokens)
     chat_pack.pack_rows(plan, sequences, chosen.splits, packing, folder, engine)
     return folder / "rows", outcomes, chosen
 
@@ -744,3 +749,43 @@ def test_a_conversation_of_which_no_turn_is_trained_is_counted_under_every_templ
     source = ChatSource("mine", chat_spool.chat_reading({}, "stop"))
     assert not list(chat_spool._spans([Conversation("mine", messages, "train")], source, settings, outcomes))
     assert outcomes == {"nothing to train on": 1}
+
+
+def test_rows_say_how_many_tokens_are_trained_of_a_whole_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    made = records(60, seed=11)
+    path, how = write(tmp_path / "own.jsonl", made), settings_of(tokenizer)
+    folder, _, _ = run(tmp_path / "w", [path], how, shard_bytes=3_000, conversation_tokens=True)
+    trained: dict[tuple[int, ...], set[int]] = {}  # token ids of a sequence -> of the conversations that it may be of
+    for record in made:
+        parts = [(tuple(ids), sum(mask)) for ids, mask in slow_sequences(record, "nano3", tokenizer) if any(mask)]
+        for ids, _ in parts:
+            trained.setdefault(ids, set()).add(sum(count for _, count in parts))
+    of_several, conversations = 0, 0.0
+    for file in folder.rglob("*.parquet"):
+        for row in pq.read_table(file).to_pylist():
+            bounds = [*row["seq_start_id"], len(row["input_ids"])]
+            for (begin, end), total in zip(pairwise(bounds), row["conversation_tokens"], strict=True):
+                assert total in trained[tuple(row["input_ids"][begin:end])]
+                own = sum(row["loss_mask"][begin:end])
+                of_several += own < total
+                conversations += own / total
+    assert of_several > 5 and conversations == pytest.approx(60)
+
+
+def test_of_an_equal_sequence_only_one_conversation_has_the_tokens() -> None:
+    """Conversations 0 and 1 begin alike: what is left out as equal is no part of the other, in any epoch."""
+    sequences = made_up([10, 20, 10, 30], [0, 0, 0, 0], [1, 2, 1, 3])
+    sequences["conversation"], sequences["trained"] = [0, 0, 1, 1], [4, 8, 4, 16]
+    chosen = chat_pack.choose(sequences, ["a"], weights=None, repeats={"a": 2}, num_tokens=None).splits["train"]
+    tokens = dict(zip(chosen.tolist(), chat_pack.conversation_tokens(sequences, chosen).tolist(), strict=True))
+    assert len(chosen) == 6 and tokens == {0: 12, 1: 12, 3: 16}
+
+
+def test_a_record_may_say_that_it_asks_for_low_effort(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    made = [record | {"brief": number % 3 == 0} for number, record in enumerate(records(12, seed=12))]
+    source = ChatSource("own", replace(READING, columns=FIELDS | {"brief": "brief"}), effort_column="brief")
+    path = write(tmp_path / "own.jsonl", made)
+    folder, _, _ = run(tmp_path / "w", [path], settings_of(tokenizer, "super3", source=source))
+    texts = [tokenizer.decode(list(ids), skip_special_tokens=False) for ids, _ in sequences_in(folder)]
+    expected = sum(len(slow_ends(record["messages"], "super3")) for record in made if record["brief"])
+    assert sum("{reasoning effort: low}" in text for text in texts) == expected > 3

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from nemo_runspec.config.loader import load_config
-from nemotron.kit.schemas.difficulty import FAMILIES
+from nemotron.kit.schemas.difficulty import RLVR_FAMILIES
 from nemotron.kit.schemas.rl import GenRMRewardConfig
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig, PretrainConfig
 from nemotron.recipes.nano3.stage1_sft.schema import SFTConfig
@@ -93,6 +93,19 @@ def test_fp8_trains_blocks_without_experts_in_pretraining_only() -> None:
         SFTConfig.model_validate(read("stage1_sft", "tiny") | {"mixed_precision": values["mixed_precision"]})
 
 
+def test_nvfp4_trains_super_3s_layers_in_pretraining_only() -> None:
+    values = read("stage0_pretrain", "tiny") | {"mixed_precision": "bf16_with_nvfp4_mixed"}
+    recipe = PretrainConfig.model_validate(values).model.quant_recipe
+    assert (recipe.out_proj, recipe.experts, recipe.qkv_proj) == ("mxfp8", "nvfp4", "bf16")
+    values["model"]["quant_recipe"] = {"out_proj": "nvfp4"}
+    assert PretrainConfig.model_validate(values).model.quant_recipe == recipe.model_copy(update={"out_proj": "nvfp4"})
+    values["model"]["num_layers_at_end_in_bf16"] = 7
+    with pytest.raises(ValidationError, match="leave none of the 7 blocks for NVFP4"):
+        PretrainConfig.model_validate(values)
+    with pytest.raises(ValidationError, match="mixed_precision"):
+        SFTConfig.model_validate(read("stage1_sft", "tiny") | {"mixed_precision": values["mixed_precision"]})
+
+
 def test_sft_says_what_to_lower_with_the_iterations() -> None:
     values = read("stage1_sft", "tiny")
     values["train"]["train_iters"] = 1
@@ -114,7 +127,7 @@ def test_families_on_the_command_line_of_rlvr_are_all_that_it_draws(name: str) -
     folder = NANO3 / "stage2_rl" / "config"
     assert load_config(folder, name, ("env.families={math: 2}",)).data["env"]["families"] == {"math": 2}
     env = EnvConfig.model_validate(load_config(folder, name, ()).data.get("env", {}))
-    assert list(env.families) == list(FAMILIES)
+    assert list(env.families) == list(RLVR_FAMILIES)
 
 
 def test_defaults_of_the_judge_and_of_rlhf_are_the_published_ones() -> None:

@@ -135,7 +135,9 @@ def main() -> None:
         # --- Rows, a shard a Parquet file -----------------------------------------------------------------------------
         with run.phase("write"):
             form = cfg.packing
-            packing = chat_pack.Packing(form.seq_length, form.algorithm, cfg.seed, form.file_tokens)
+            packing = chat_pack.Packing(
+                form.seq_length, form.algorithm, cfg.seed, form.file_tokens, form.conversation_tokens
+            )
             packed = chat_pack.pack_rows(plan, sequences, chosen.splits, packing, work, engine)
         for split, rows in packed.items():
             print(f"{split}: {rows.report}", file=sys.stderr)

@@ -43,6 +43,7 @@ import math
 import random
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -65,7 +66,7 @@ from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
-from nemotron.kit.chat_template import keep_template
+from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
 from nemotron.recipes.nano3.stage1_sft.data_schema import MULTI_TURN, PASSAGES, SFTDataConfig, TasksConfig
 from nemotron.stack.environments import (
@@ -81,6 +82,7 @@ from nemotron.stack.environments import (
 SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You answer questions.", "Be brief.", "Read the question with care.")
 Split = Literal["train", "valid"]  # tasks of the third split are for evaluation only
+SHORT = "short"  # the style of a demonstration that does not work step by step
 
 
 def main() -> None:
@@ -90,6 +92,8 @@ def main() -> None:
     tokenizer_files = find_tokenizer(cfg.tokenizer)
     tokenizer = tokenizer_files.json_text()
     template = template_with(tokenizer_files, cfg.chat_template)
+    if cfg.reasoning.low_effort_share:
+        load_template(template).check_switch("low_effort")
     scale = cfg.scale_all or cfg.scale
     per_family: dict[Split, int] = {
         "train": apply_scale(cfg.tasks.num_tasks, scale),
@@ -113,7 +117,7 @@ def main() -> None:
                 template=template,
                 seq_len=cfg.packing.seq_length,
                 too_long=cfg.packing.too_long,
-                # Reasoning off in 10 %, cut in 3 %; then one sequence per span that the template keeps whole.
+                # Reasoning off in some, cut in some; then one sequence per span that the template keeps whole.
                 reasoning_off=cfg.reasoning.off_share,
                 reasoning_truncated=cfg.reasoning.truncated_share,
                 seed=cfg.seed,
@@ -148,7 +152,9 @@ def main() -> None:
 
         # --- Pack: which conversations in which row, by lengths alone; then the rows ----------------------------------
         with run.phase("pack"):
-            packing = pack.Packing(cfg.packing.seq_length, cfg.packing.algorithm, cfg.seed, FILE_TOKENS)
+            packing = pack.Packing(
+                cfg.packing.seq_length, cfg.packing.algorithm, cfg.seed, FILE_TOKENS, cfg.packing.conversation_tokens
+            )
             packed = pack.pack_rows(plan, sequences, chosen.splits, packing, work, engine)
         for split, rows in packed.items():
             print(f"{split}: {rows.report}", file=sys.stderr)
@@ -214,7 +220,7 @@ def _write_generated(
             if name == PASSAGES:
                 write_jsonl(part, _passages(cfg))
             else:
-                write_jsonl(part, _with_system(cfg.tasks, name, _generated(cfg.tasks, name, tasks)))
+                write_jsonl(part, _with_system(cfg.tasks, name, _generated(cfg, name, tasks)))
             if not part.stat().st_size:
                 share = cfg.tasks.multi_turn_share
                 raise UserError(
@@ -226,20 +232,26 @@ def _write_generated(
     return files
 
 
-def _generated(cfg: TasksConfig, name: str, tasks: Sequence[tuple[Split, Task]]) -> Iterator[dict[str, Any]]:
+def _generated(cfg: SFTDataConfig, name: str, tasks: Sequence[tuple[Split, Task]]) -> Iterator[dict[str, Any]]:
     """The conversations of a family, each task by itself; or those with several turns, a task after the other.
 
-    The latter are of tasks without tools, since what a prompt declares holds for its whole conversation.
+    The latter are of tasks without tools, since what a prompt declares holds for its whole conversation. Of the former
+    a share asks for little reasoning, all of them with a short demonstration.
     """
     if name != MULTI_TURN:
-        for split, task in tasks:
-            if task.family == name:
-                yield {"messages": to_messages(task), **_declared(task), "split": split}
+        of_family = [(split, task) for split, task in tasks if task.family == name]
+        counts = Counter(split for split, _ in of_family)
+        remaining = {split: round(cfg.reasoning.low_effort_share * count) for split, count in counts.items()}
+        for split, task in of_family:
+            low_effort = remaining[split] > 0 and task.solution.style == SHORT
+            remaining[split] -= low_effort
+            effort = {"low_effort": True} if low_effort else {}
+            yield {"messages": to_messages(task), **_declared(task), **effort, "split": split}
         return
-    rng = random.Random(f"{MULTI_TURN}/{cfg.seed}")
+    rng = random.Random(f"{MULTI_TURN}/{cfg.tasks.seed}")
     for split in get_args(Split):
         without_tools = [task for task_split, task in tasks if task_split == split and not prompt_tools(task)]
-        for _ in range(round(cfg.multi_turn_share * len(without_tools)) if len(without_tools) >= 3 else 0):
+        for _ in range(round(cfg.tasks.multi_turn_share * len(without_tools)) if len(without_tools) >= 3 else 0):
             turns = rng.sample(without_tools, rng.randint(2, 3))
             yield {"messages": [message for task in turns for message in to_messages(task)], "split": split}
 
@@ -286,13 +298,17 @@ def _declared(task: Task) -> dict[str, Any]:
 
 def _sources(cfg: SFTDataConfig) -> dict[str, ChatSource]:
     """Generated conversations know their split; your own are split by hash, and guarded against evaluation prompts."""
-    columns = {name: name for name in ("messages", "tools", "split")}
+    columns = {name: name for name in ("messages", "tools", "low_effort", "split")}
     generated = Reading(columns=columns, required=())
     text_columns = {name: name for name in ("text", "split", "loss_weight")}
     passages = Reading(columns=text_columns, required=(), present=("text",))
     sources: dict[str, ChatSource] = {
         name: ChatSource(
-            name, passages if name == PASSAGES else generated, split_column="split", guarded=name == PASSAGES
+            name,
+            passages if name == PASSAGES else generated,
+            split_column="split",
+            effort_column="low_effort",
+            guarded=name == PASSAGES,
         )
         for name in cfg.generated_names
     }

@@ -77,6 +77,11 @@ class ReasoningConfig(conversations.ReasoningConfig):
 
     off_share: Fraction = Field(0.10, description="share of conversations whose reasoning is stripped")
     truncated_share: Fraction = Field(0.03, description="share whose reasoning is cut at a random word")
+    low_effort_share: Fraction = Field(
+        0.0,
+        description="share of the generated conversations of a family whose user asks for little reasoning, which is "
+        "short (super3: 0.02, its tech report 3.1; no other template has such a switch)",
+    )
 
 
 class PackingConfig(conversations.PackingConfig):

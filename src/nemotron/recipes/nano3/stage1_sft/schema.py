@@ -7,18 +7,26 @@ and field names are Megatron-Bridge's. What other stages have, too, comes from n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import optimizer, training
 from nemotron.kit.schemas.group import MODEL, SFT_PACK, ModelPath, ModelRunConfig
+from nemotron.kit.schemas.peft import PeftConfig
+from nemotron.kit.schemas.training import LossReduction
 
 
 class ModelConfig(training.TrainedModelConfig):
-    """Balancing of the experts; the architecture is that of the model trained on."""
+    """Balancing of the experts and multi-token prediction; the architecture is that of the model trained on."""
 
     moe_aux_loss_coeff: float = Field(1e-4, ge=0, description="weight of the load-balancing loss (tech report 3.1)")
+    mtp_loss_scaling_factor: float = Field(
+        0.1,
+        ge=0,
+        description="weight of the loss of multi-token prediction, for a model that has it: a mean over depths, each "
+        "over its trained tokens (Megatron-Core's default); 0: its block stays as it is",
+    )
 
 
 class DatasetConfig(training.DatasetConfig):
@@ -34,6 +42,12 @@ class TrainConfig(training.TrainConfig):
     global_batch_size: int = Field(64, ge=1, description="packed rows a step over all ranks (tech report 3.1)")
     eval_interval: int = Field(100, ge=1, description="steps between validations; the last step is always validated")
     eval_iters: int = Field(64, ge=1, description="global batches a validation, at most")
+    loss_reduction: LossReduction = Field(
+        "token",
+        description="token: the loss is the mean over the trained tokens of a global batch; conversation: over each "
+        "conversation first, then over conversations (Super's second stage), for data with "
+        "packing.conversation_tokens",
+    )
     early_stop_patience: int = Field(
         0, ge=0, description="validations in a row without improvement, after which the final decay begins; 0: never"
     )
@@ -70,5 +84,15 @@ class SFTConfig(training.TrainingConfig):
     dataset: DatasetConfig
     train: TrainConfig = Field(default_factory=TrainConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    peft: PeftConfig = Field(default_factory=PeftConfig)
     checkpoint: CheckpointConfig
     mixed_precision: training.MixedPrecision = "bf16_mixed"
+
+    @model_validator(mode="after")
+    def _adapters_leave_the_model_as_it_is(self) -> Self:
+        if self.peft.peft_scheme and self.model.moe_router_bias_update_rate:
+            raise ValueError(
+                f"model.moe_router_bias_update_rate {self.model.moe_router_bias_update_rate}: 0 expected with "
+                "peft.peft_scheme, since the biases are part of the frozen model"
+            )
+        return self

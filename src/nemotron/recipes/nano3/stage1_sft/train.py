@@ -20,19 +20,23 @@
 """Stage 1: teach the base model to answer, with reasoning on and off.
 
     nemotron nano3 sft -c tiny
+    nemotron nano3 sft -c lora run.model=my-model run.data=my-chats
+    nemotron super3 sft -c tiny-conversation
     python train.py --config tiny optimizer.lr=1e-3
     torchrun --nproc-per-node 8 train.py --config small [dist.use_torch_fsdp2=true]
 
 Reads the base model and the packed conversations that `nemotron nano3 data prep sft` publishes; publishes the weights
-of the best validation loss, and their results: pass@1 on held-out verifiable tasks, greedy and sampled.
+of the best validation loss, and their results: pass@1 on held-out verifiable tasks, greedy and sampled. With
+`peft.peft_scheme=lora` adapters are trained on the frozen model: it is published with them merged, and they beside it
+in the folder `adapter`, as PEFT reads them.
 
-Shapes: B packed rows, L tokens a row, V vocabulary.
+Shapes: B packed rows, L tokens a row, T trained tokens, V vocabulary, K depths of multi-token prediction.
 
-Simplified against the paper (tech report, arXiv 2512.20848, section 3.1): rows of a few hundred tokens instead of 256k;
-no agent data; padding at the end of a row (about a per cent of it) is routed to experts and
-counted as load. Loss mask, packing without leakage between conversations (attention, convolution and SSM state),
-per-token loss and the load-balancing loss are the paper's. The paper trains a fixed number of steps; here the final
-decay begins when validation stops improving, which WSD allows at any time.
+Simplified against the papers (Nano: arXiv 2512.20848, section 3.1; Super: arXiv 2604.12374): rows of a few hundred
+tokens instead of 256k; no agent data; padding at the end of a row (about a per cent of it) is routed to experts and
+counted as load. Loss mask, packing without leakage between conversations (attention, convolution and SSM state), the
+means over tokens and over conversations, multi-token prediction and the load-balancing loss are the papers'. They train
+a fixed number of steps; here the final decay begins when validation stops improving, which WSD allows at any time.
 """
 
 from __future__ import annotations
@@ -54,10 +58,12 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
+from nemotron.kit.model_folder import ADAPTER_FOLDER
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.models.published.peft_adapter import save_adapter
 from nemotron.stack.training.distributed import (
     Ranks,
     clip_gradients,
@@ -69,7 +75,8 @@ from nemotron.stack.training.distributed import (
 )
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.loaders import PackedLoader
-from nemotron.stack.training.losses import selected_loss_sum
+from nemotron.stack.training.lora import add_lora, count_lora_parameters, merge_lora
+from nemotron.stack.training.losses import mtp_loss_sums, mtp_trained_tokens, selected_loss_sum
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 from nemotron.stack.training.publish import publish_model
@@ -91,6 +98,9 @@ def main() -> None:
         if not session.ranks.is_main:  # one process publishes
             return
         pack = data.pack
+        if cfg.peft.peft_scheme:
+            save_adapter(session.run.output_dir / ADAPTER_FOLDER, model, cfg.peft, data.base)
+            merge_lora(model)
         published = publish_model(
             session.run, model, data.base.path, {"valid_loss": best.loss, "steps": session.last_step},
             num_steps=best.step, tokens=best.step * cfg.train.global_batch_size * pack.seq_len, dataset_path=pack.path,
@@ -129,8 +139,9 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if pack.train_path is None or pack.valid_path is None:
         raise UserError(f"{pack.ref} has no {'training' if pack.train_path is None else 'validation'} rows")
-    loader = PackedLoader(pack.train_path, pack.seq_len, cfg.rng.seed, ranks)
-    valid = PackedLoader(pack.valid_path, pack.seq_len, cfg.rng.seed)  # whole on every rank; `validate` deals it out
+    seq_len, seed, reduction = pack.seq_len, cfg.rng.seed, cfg.train.loss_reduction
+    loader = PackedLoader(pack.train_path, seq_len, seed, ranks, reduction)
+    valid = PackedLoader(pack.valid_path, seq_len, seed, reduction=reduction)  # whole on every rank: `validate` deals
     return Data(base, pack, loader, valid)
 
 
@@ -147,11 +158,18 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     """The training loop. Returns the model, on rank 0 whole with the best weights, and the record of validations."""
     ranks, loader, batch_size = session.ranks, data.loader, cfg.train.global_batch_size
     tokens = cfg.train.micro_batch_size * data.pack.seq_len
-    needs = Needs(load_config(data.base.path), tokens, cfg.model, sharded=cfg.dist.use_torch_fsdp2, best_weights=True)
+    config, lora, sharded = load_config(data.base.path), cfg.peft.peft_scheme == "lora", cfg.dist.use_torch_fsdp2
+    adapters = count_lora_parameters(config, cfg.peft) if lora else None
+    needs = Needs(config, tokens, cfg.model, sharded=sharded, best_weights=True, adapters=adapters)
     check_memory(session, needs, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
-    model = NemotronH.from_pretrained(data.base.path)
-    place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=session.bf16)
+    # Frozen weights stay as they are stored where products are bf16 anyway; FSDP2 wants one dtype.
+    as_stored = lora and session.bf16 and not sharded
+    model = NemotronH.from_pretrained(data.base.path, "auto" if as_stored else torch.float32)
+    if lora:
+        add_lora(model, cfg.peft)
+    num_depths = model.config.mtp_num_layers if model.mtp is not None and cfg.model.mtp_loss_scaling_factor else 0
+    place_model(model, ranks, cfg.model, shard=sharded, bf16=session.bf16)
     optimizer = build_optimizer(model, cfg.optimizer)
     tokens_per_step = batch_size * data.pack.seq_len
     flops_per_step = tokens_per_step * training_flops_per_token(model.config, data.pack.seq_len)
@@ -171,38 +189,50 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
             if step > 0 and (step % cfg.train.eval_interval == 0 or step == session.last_step):
                 valid_loss = validate(cfg, session, model, data)
                 if valid_loss < best.loss:
-                    best_weights = whole_weights(model, ranks)
+                    best_weights = whole_weights(model, ranks, trained_only=True)
                 note_validation(cfg, session, best, step, valid_loss)
         if step == session.last_step:
             break
 
-        # ---- gradients. Loss: mean over the trained tokens of the global batch, wherever they are: every answer token
-        # weighs the same, or has the weight of its conversation; then the sum of weights is what is divided by
+        # ---- gradients. Loss: mean over the trained tokens of the global batch, wherever they are, by their weights in
+        # the mask: all 1, or that of the conversation. With train.loss_reduction "conversation" a weight is divided by
+        # the number of trained tokens of its conversation, and so this is the mean over conversations of their means.
+        # Depth k of multi-token prediction: mean over the trained tokens of the global batch that are at least k behind
+        # the beginning of their sequence, every one the same under either reduction.
         lr = lr_at(step, session.last_step, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
         batch = loader.next_batch(batch_size).to(ranks.device)
         trained_tokens, sum_of_weights = batch.loss_mask_BL.bool().sum().float(), batch.loss_mask_BL.sum().float()
-        sum_over_ranks([trained_tokens, sum_of_weights])
+        mtp_tokens_K = mtp_trained_tokens(batch.loss_mask_BL.bool(), batch.seq_idx_BL, num_depths)
+        sum_over_ranks([trained_tokens, sum_of_weights, mtp_tokens_K])
         sum_of_weights = sum_of_weights.where(sum_of_weights > 0, 1.0)
         loss_sum, balance_sum = torch.zeros((), device=ranks.device), torch.zeros((), device=ranks.device)
+        mtp_sums_K = torch.zeros(num_depths, device=ranks.device)
         micro_batches = list(batch.micro_batches(cfg.train.micro_batch_size))
         for i, micro in enumerate(micro_batches, start=1):
             sync_gradients_in_backward(model, i == len(micro_batches))
             share = len(micro.input_ids_BL) / batch_size
             answers_BL = micro.loss_mask_BL.bool()  # prompts need no logits, which is most of the output head saved
             with session.autocast:
-                out = model(micro.input_ids_BL, micro.seq_idx_BL, answers_BL)
+                out = model(micro.input_ids_BL, micro.seq_idx_BL, answers_BL, mtp_depths=num_depths)
             weights_T = micro.loss_mask_BL[answers_BL]
             loss = selected_loss_sum(out.logits, micro.labels_BL[answers_BL], weights_T) / sum_of_weights
             balance = out.load_balancing_loss * share
-            (loss + cfg.model.moe_aux_loss_coeff * balance).backward()
+            total = loss + cfg.model.moe_aux_loss_coeff * balance
+            if num_depths:
+                nats_K, _ = mtp_loss_sums(out.mtp_logits, micro.labels_BL, micro.seq_idx_BL, answers_BL)
+                mtp_K = nats_K / mtp_tokens_K.clamp(min=1)
+                total = total + cfg.model.mtp_loss_scaling_factor * mtp_K.mean()
+                mtp_sums_K += mtp_K.detach()
+            total.backward()
             loss_sum += loss.detach()
             balance_sum += balance.detach()
 
         # ---- update
         sum_gradients(model)
         grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum}, ranks)
+        mtp_losses = {f"mtp_{depth}_loss": nats for depth, nats in enumerate(mtp_sums_K, start=1)}
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum, **mtp_losses}, ranks)
         loss_nats = sums["loss"]
         if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
             raise RunFailed(
@@ -224,13 +254,13 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     session.progress.close()
     model = whole_model(model, ranks)
     if ranks.is_main:
-        model.load_state_dict(best_weights)
+        model.load_state_dict(model.state_dict() | best_weights)
     return model, best
 
 
 @torch.no_grad()
 def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> float:
-    """Held-out loss in nats, mean over trained tokens, by their weights where they have some."""
+    """Held-out loss in nats: the mean that is trained, over tokens by their weights or over conversations."""
     device = session.ranks.device
     batches = islice(data.valid.all_batches(cfg.train.global_batch_size), cfg.train.eval_iters)
     micro_batches = (micro for batch in batches for micro in batch.micro_batches(cfg.train.micro_batch_size))

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, save_tokenizer, train_tokenizer
 from nemotron.kit import Model
 from nemotron.stack.environments import Task
+from nemotron.stack.environments.sandbox import sandbox_failure
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
@@ -50,6 +51,12 @@ TOOLS = [
     "grpo.invalid_tool_call_advantage=-5", "grpo.val_period=0",
 ]  # fmt: skip
 CALL = "<tool_call><function=x></function></tool_call><|im_end|>"
+REPAIR = [
+    *RL, "run.model=agent:1", "env.families={multiple_choice: 3, repository_repair: 1}",
+    "policy.max_total_sequence_length=1536", "policy.generation.max_new_tokens=14", "grpo.max_rollout_turns=3",
+    "grpo.invalid_tool_call_advantage=-5", "grpo.val_period=0",
+    "grpo.async_grpo={enabled: true, max_trajectory_age_steps: 1}",
+]  # fmt: skip
 
 
 def weights(house: House, ref: str) -> dict[str, torch.Tensor]:
@@ -99,7 +106,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     end, *letters = (tokenizer.token_to_id(token) for token in ("<|im_end|>", *"ABCD"))
     save_model(house, "start", letter_model(tokenizer.get_vocab_size(), letters, end), tokenizer)
     house.run([STAGE / "data_prep.py", "--config", "tiny", "tasks.num_tasks=2000", "tasks.num_valid_tasks=500",
-               "tasks.families=[math, multiple_choice, workplace_assistant]"], "prep")  # fmt: skip
+               "tasks.families=[math, multiple_choice, workplace_assistant, repository_repair]"], "prep")  # fmt: skip
     house.run(RL, "unbroken")
     assert sorted(house.registry.resolve(OUTPUT).record["metrics"]["families"]) == ["math", "multiple_choice"]
     return house
@@ -183,14 +190,19 @@ def test_workers_of_a_ray_draw_what_one_process_draws(house: House) -> None:
     assert house.records("workers", "rollouts.jsonl") == house.records("unbroken", "rollouts.jsonl")
 
 
-def test_conversations_with_tools_stopped_in_generation_reward_and_update(house: House) -> None:
-    tokenizer = train_tokenizer(["A B C D", *[CALL] * 9, *prompt_texts(house)], 2 * MIN_VOCAB_SIZE)
+def save_caller(house: House, name: str, call: str, family: str) -> None:
+    """A model that answers with a letter or with `call`, whole or broken off, and a tokenizer for its prompts."""
+    tokenizer = train_tokenizer(["A B C D", *[call] * 9, *prompt_texts(house, family)], 2 * MIN_VOCAB_SIZE)
     end, *letters = (tokenizer.token_to_id(token) for token in ("<|im_end|>", *"ABCD"))
-    call = tokenizer.encode(CALL, add_special_tokens=False).ids
-    follows = {token: Counter(after for before, after in pairwise(call) if before == token) for token in call[:-1]}
+    ids = tokenizer.encode(call, add_special_tokens=False).ids
+    follows = {token: Counter(after for before, after in pairwise(ids) if before == token) for token in ids[:-1]}
     rates = {token: {t: n / counts.total() for t, n in counts.items()} for token, counts in follows.items()}
-    first = dict.fromkeys(letters, 0.1) | {call[0]: 0.4, end: 0.2}
-    save_model(house, "caller", set_model(tokenizer.get_vocab_size(), first, rates), tokenizer)
+    first = dict.fromkeys(letters, 0.1) | {ids[0]: 0.4, end: 0.2}
+    save_model(house, name, set_model(tokenizer.get_vocab_size(), first, rates), tokenizer)
+
+
+def test_conversations_with_tools_stopped_in_generation_reward_and_update(house: House) -> None:
+    save_caller(house, "caller", CALL, "workplace_assistant")
     house.run(TOOLS, "tools")
     steps = house.steps("tools")
     assert max(record["avg_turns_per_sample"] for record in steps) > 1
@@ -200,11 +212,27 @@ def test_conversations_with_tools_stopped_in_generation_reward_and_update(house:
     assert house.records("tools-stopped", "rollouts.jsonl") == house.records("tools", "rollouts.jsonl")
 
 
-def prompt_texts(house: House) -> list[str]:
-    """Prompts of the tasks with tools, as the model reads them."""
+def test_an_agent_in_the_sandbox_stopped_in_generation_reward_and_update(house: House) -> None:
+    """Generation is ahead, as in Super's SWE 2; what runs the tests of a repository ends with the process."""
+    if why_not := sandbox_failure("bubblewrap"):
+        pytest.skip(why_not)
+    save_caller(house, "agent", CALL.replace("=x", "=run"), "repository_repair")
+    house.run(REPAIR, "agent")
+    steps = house.steps("agent")
+    assert max(record["avg_turns_per_sample"] for record in steps) > 1
+    assert sum(record["grad_norm"] > 0 for record in steps) > STEPS / 2
+    shown = {record["completion"] for record in house.records("agent", "rollouts.jsonl")}
+    assert any("failed: assert" in text for text in shown)
+    stopped_in_every_phase(house, REPAIR, "agent-stopped")
+    assert house.records("agent-stopped") == house.records("agent")
+    assert house.records("agent-stopped", "rollouts.jsonl") == house.records("agent", "rollouts.jsonl")
+
+
+def prompt_texts(house: House, family: str) -> list[str]:
+    """Prompts of the tasks of a family, as the model reads them."""
     lines = (house.registry.resolve("nano3-rl-data-tiny:1").path / "train.jsonl").read_text().splitlines()
     tasks = [Task.from_dict(json.loads(line)["task"]) for line in lines]
-    return [prompt_text(task, "nano3", False) for task in tasks if task.family == "workplace_assistant"][:200]
+    return [prompt_text(task, "nano3", False) for task in tasks if task.family == family][:200]
 
 
 def test_two_processes_stopped_and_started_again(house: House) -> None:

@@ -5,7 +5,7 @@
      "question": "What is 2+2?", "expected_answer": "4"}
 
 `responses_create_params` is a request of the OpenAI Responses API, `agent_ref.name` the agent that gets it. The other
-fields go to the resources server that gives the reward. The fields of six servers are checked; of records for other
+fields go to the resources server that gives the reward. The fields of seven servers are checked; of records for other
 servers, the first two fields are.
 
 Source: NeMo Gym's pages on data (docs.nvidia.com/nemo/gym, "Prepare Data") and the request classes of its resources
@@ -123,6 +123,8 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
         "category": "text",
         "environment_name": "text",
     },
+    "single_step_tool_use_with_argument_comparison": {"expected_action": "there"},
+    "swe_pivot": {},
 }
 """Server -> field, with dots for nested ones -> what it has to be."""
 

@@ -12,15 +12,19 @@ from pydantic import ConfigDict, Field, model_serializer, model_validator
 from nemotron.kit.schemas.group import Group
 
 Family = Literal[
-    "math", "multiple_choice", "instruction_following", "structured_output", "code_generation", "workplace_assistant"
-]
+    "math", "multiple_choice", "instruction_following", "structured_output", "code_generation", "workplace_assistant",
+    "tool_comparison", "repository_repair",
+]  # fmt: skip
 ChoiceKind = Literal["largest", "smallest", "starts_with", "ends_with", "category", "odd_one_out"]
 InstructionKind = Literal["repeat", "pick", "pick_not", "reorder", "first_last", "upper"]
 CodeKind = Literal["number", "list_to_number", "list_to_list", "text"]
+RepairStep = Literal["look", "edit", "run", "finish"]
 WorkplaceKind = Literal["email", "calendar", "project_management", "customers"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-# What SFT and evaluation draw tasks of where a config names no families; RL draws all of them.
+# What SFT and evaluation draw tasks of where a config names no families.
 DEFAULT_FAMILIES: tuple[Family, ...] = ("math", "multiple_choice", "instruction_following", "structured_output")
+# What RLVR draws of where a config names none. The two others are stages of their own: Super 3's SWE 1 and SWE 2.
+RLVR_FAMILIES: tuple[Family, ...] = (*DEFAULT_FAMILIES, "code_generation", "workplace_assistant")
 
 
 class FamilyDifficulty(Group):
@@ -152,6 +156,24 @@ class WorkplaceDifficulty(FamilyDifficulty):
     rows: int = Field(4, ge=2, le=64, description="rows of each of the five databases")
 
 
+class RepairDifficulty(CodeGenerationDifficulty):
+    """Repositories with a function of one line, as `CodeGenerationDifficulty` draws it, and a bug in it."""
+
+    careful_share: float = Field(0.7, ge=0, le=1, description="share of demonstrations that write both expressions")
+    num_others: int = Field(1, ge=0, le=3, description="functions without a bug in the same file")
+    search_share: float = Field(
+        0.25, ge=0, le=1, description="share of requests that name no file: the function has to be searched for"
+    )
+
+
+class ToolComparisonDifficulty(RepairDifficulty):
+    """Steps of repairs, each with what went before it."""
+
+    steps: tuple[RepairStep, ...] = Field(
+        get_args(RepairStep), min_length=1, description="what comes next, equally frequent; look: view or grep"
+    )
+
+
 Difficulty: TypeAlias = (
     MathDifficulty
     | MultipleChoiceDifficulty
@@ -159,6 +181,8 @@ Difficulty: TypeAlias = (
     | StructuredOutputDifficulty
     | CodeGenerationDifficulty
     | WorkplaceDifficulty
+    | ToolComparisonDifficulty
+    | RepairDifficulty
 )
 
 
@@ -171,6 +195,8 @@ class DifficultyConfig(Group):
     structured_output: StructuredOutputDifficulty | None = Field(None, description="JSON under a schema")
     code_generation: CodeGenerationDifficulty | None = Field(None, description="functions of one line")
     workplace_assistant: WorkplaceDifficulty | None = Field(None, description="calls of tools over several turns")
+    tool_comparison: ToolComparisonDifficulty | None = Field(None, description="the next call of a tool")
+    repository_repair: RepairDifficulty | None = Field(None, description="a bug in a small repository")
 
     def get(self, family: str) -> Difficulty | None:
         """The difficulty of one family; None where its defaults are to be used."""

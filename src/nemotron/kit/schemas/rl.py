@@ -162,6 +162,16 @@ class PolicyConfig(TrainedPolicyConfig):
     """The model being trained, on completions of its own."""
 
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    mtp_num_layers: int = Field(
+        0, ge=0, description="depths of multi-token prediction that the update trains, too; 0: the block stays "
+        "as it is (public recipe of Super 3: 0; NeMo-RL's of v0.7: 5)",
+    )  # fmt: skip
+    mtp_loss_scaling_factor: float = Field(
+        0.3, gt=0, description="weight of that loss, a mean over depths (NeMo-RL's recipe of Super 3)"
+    )
+    mtp_detach_heads: bool = Field(
+        True, description="that loss moves the block alone, neither trunk nor embedding nor head (NeMo-RL's recipe)"
+    )
 
 
 class CurriculumConfig(Group):

@@ -1,8 +1,8 @@
 """Verifiable tasks: generators with held-out splits, and the checks that score an answer.
 
-Six families (math, multiple choice, instruction following, structured output, code generation, workplace assistant)
-feed SFT, RL and evaluation alike; where a config names none, RLVR draws of all and the other stages of the first four.
-No code is verified where no sandbox starts.
+Eight families (math, multiple choice, instruction following, structured output, code generation, workplace assistant,
+tool comparison, repository repair) feed SFT, RL and evaluation alike; where a config names none, RLVR draws of the
+first six and the other stages of the first four. No code is verified where no sandbox starts.
 """
 
 from nemotron.stack.environments.baselines import (
@@ -25,6 +25,7 @@ from nemotron.stack.environments.families import (
     prompt_messages,
     prompt_tools,
     read_tasks,
+    runs_programs,
     task_space_size,
     to_messages,
     verifiable_families,
@@ -61,6 +62,7 @@ __all__ = [
     "prompt_messages",
     "prompt_tools",
     "read_tasks",
+    "runs_programs",
     "split_of",
     "task_space_size",
     "to_messages",

@@ -15,8 +15,7 @@ import numpy as np
 
 from nemotron.kit.schemas.difficulty import Difficulty
 from nemotron.kit.schemas.sandbox import Sandbox
-from nemotron.stack.environments import code_generation
-from nemotron.stack.environments.families import task_space_size, verify_all
+from nemotron.stack.environments.families import runs_programs, task_space_size, verify_all
 from nemotron.stack.environments.task import Task
 
 _NGRAM = 3
@@ -41,7 +40,7 @@ def best_constant_answer(tasks: Sequence[Task], sandbox: Sandbox = "bubblewrap")
     programs only the most common one is tried, which bounds nothing.
     """
     best = ConstantAnswer("", 0.0)
-    are_programs = any(task.family == code_generation.FAMILY for task in tasks)
+    are_programs = runs_programs(task.family for task in tasks)
     candidates = Counter(task.solution.answer for task in tasks).most_common(_PROGRAMS if are_programs else _CANDIDATES)
     for answer, _ in candidates:
         verdicts = verify_all(tasks, [answer] * len(tasks), sandbox=sandbox)

@@ -25,13 +25,13 @@ from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.difficulty import CodeGenerationDifficulty
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments.gym import canonical_of, prompt_of
-from nemotron.stack.environments.sandbox import run_program
+from nemotron.stack.environments.sandbox import LIMITS, Limits, run_program
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 from nemotron.stack.environments.words import word_list
 
 FAMILY = "code_generation"
 _PHRASINGS = ("Write f(x), x a {}: {}.", "Python: f(x) of a {} x returns {}.")
-_NOUNS = {"number": "number", "list_to_number": "list", "list_to_list": "list", "text": "word"}
+NOUNS = {"number": "number", "list_to_number": "list", "list_to_list": "list", "text": "word"}
 # What a list is reduced to: words, Python.
 _REDUCERS = (
     ("the sum of x", "sum(x)"),
@@ -117,8 +117,8 @@ def _arithmetic(
 
 def build(problem: Problem, difficulty: CodeGenerationDifficulty, rng: random.Random) -> Task:
     """Word the problem, and draw the arguments it is tested with and its demonstration."""
-    prompt = rng.choice(_PHRASINGS).format(_NOUNS[problem.kind], problem.words)
-    arguments = _arguments(problem, difficulty, rng)
+    prompt = rng.choice(_PHRASINGS).format(NOUNS[problem.kind], problem.words)
+    arguments = draw_arguments(problem, difficulty, rng)
     function = eval(f"lambda x: {problem.expression}")  # an expression of this file's, not a model's
     spec = {
         "inputs": [json.dumps(argument) for argument in arguments],
@@ -131,7 +131,7 @@ def build(problem: Problem, difficulty: CodeGenerationDifficulty, rng: random.Ra
     return Task(FAMILY, prompt, problem.canonical, spec, solution)
 
 
-def _arguments(problem: Problem, difficulty: CodeGenerationDifficulty, rng: random.Random) -> list[Any]:
+def draw_arguments(problem: Problem, difficulty: CodeGenerationDifficulty, rng: random.Random) -> list[Any]:
     """Six arguments, so chosen that every constant of a function matters in some of them."""
     largest = difficulty.max_number
     if problem.kind == "number":  # beyond any modulus, and below zero
@@ -176,14 +176,20 @@ def verify_answer(spec: dict[str, Any], answer: str, sandbox: Sandbox = "bubblew
     Raises:
         SandboxError: the sandbox did not start; `families.verify` makes an error of it.
     """
+    return verify_program(spec, program_of(answer), sandbox)
+
+
+def verify_program(
+    spec: dict[str, Any], program: str, sandbox: Sandbox = "bubblewrap", limits: Limits = LIMITS
+) -> Verdict:
+    """`verify_answer` of a program that stands alone."""
     inputs, outputs, fn_name = spec["inputs"], spec["outputs"], spec.get("fn_name")
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     expected = outputs if fn_name is None else [json.loads(output) for output in outputs]
-    program = program_of(answer)
     if not program.strip():
         return wrong("no program")
-    run = run_program(program, inputs, fn_name, sandbox=sandbox, prelude=spec.get("prelude", False))
+    run = run_program(program, inputs, fn_name, sandbox=sandbox, prelude=spec.get("prelude", False), limits=limits)
     for number, (output, wanted) in enumerate(zip(run.outputs, expected, strict=False), 1):
         if not (_same_text(output, wanted) if fn_name is None else _same_value(output, wanted)):
             return wrong(f"test {number} of {len(inputs)}: another output")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import calculator, math
 from nemotron.stack.environments.own import OwnEpisode
+from nemotron.stack.environments.repository_repair import FAMILY as REPOSITORY_REPAIR
+from nemotron.stack.environments.repository_repair import RepairEpisode
 from nemotron.stack.environments.task import Task, Verdict
+from nemotron.stack.environments.tool_comparison import FAMILY as TOOL_COMPARISON
+from nemotron.stack.environments.tool_comparison import ComparisonEpisode
 from nemotron.stack.environments.workplace_assistant import FAMILY as WORKPLACE_ASSISTANT
 from nemotron.stack.environments.workplace_assistant import WorkplaceEpisode
 
@@ -26,15 +31,19 @@ class Episode(Protocol):
         """What the attempt is worth as it stands now."""
 
 
-def open_episode(task: Task, thinking: bool | None = None) -> Episode | None:
+def open_episode(task: Task, thinking: bool | None = None, sandbox: Sandbox = "bubblewrap") -> Episode | None:
     """An attempt at `task`; None where one response is verified as it is, which is what most families do.
 
-    `thinking`: whether the generation prompt opens `<think>` (`answer_of`).
+    `thinking`: whether the generation prompt opens `<think>` (`answer_of`). `sandbox`: where programs are run.
     """
     if task.environment is not None:
         return OwnEpisode(task, task.environment, thinking)
     if task.family == WORKPLACE_ASSISTANT:
         return WorkplaceEpisode(task, thinking)
+    if task.family == TOOL_COMPARISON:
+        return ComparisonEpisode(task, thinking)
+    if task.family == REPOSITORY_REPAIR:
+        return RepairEpisode(task, thinking, sandbox)
     if task.family == math.FAMILY and calculator.tools(task.spec):
         return calculator.CalculatorEpisode(task, thinking)
     return None

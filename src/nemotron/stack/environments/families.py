@@ -24,7 +24,9 @@ from nemotron.kit.schemas.difficulty import (
     InstructionFollowingDifficulty,
     MathDifficulty,
     MultipleChoiceDifficulty,
+    RepairDifficulty,
     StructuredOutputDifficulty,
+    ToolComparisonDifficulty,
     WorkplaceDifficulty,
 )
 from nemotron.kit.schemas.sandbox import Sandbox
@@ -36,7 +38,9 @@ from nemotron.stack.environments import (
     multiple_choice,
     own,
     questions,
+    repository_repair,
     structured_output,
+    tool_comparison,
     workplace_assistant,
 )
 from nemotron.stack.environments.sandbox import sandbox_failure
@@ -49,7 +53,11 @@ FAMILIES = (
     structured_output.FAMILY,
     code_generation.FAMILY,
     workplace_assistant.FAMILY,
+    tool_comparison.FAMILY,
+    repository_repair.FAMILY,
 )
+# Families whose verdicts run a program that a model wrote.
+SANDBOXED = (code_generation.FAMILY, repository_repair.FAMILY)
 Name = TypeVar("Name", bound=str)
 # A split that yields no new task in this many draws one after the other is exhausted.
 _MAX_FRUITLESS_DRAWS = 20_000
@@ -70,6 +78,10 @@ def _family(family: str) -> tuple[ModuleType, type[Difficulty]]:
             return code_generation, CodeGenerationDifficulty
         case workplace_assistant.FAMILY:
             return workplace_assistant, WorkplaceDifficulty
+        case tool_comparison.FAMILY:
+            return tool_comparison, ToolComparisonDifficulty
+        case repository_repair.FAMILY:
+            return repository_repair, RepairDifficulty
     raise UserError(f"unknown task family '{family}'", did_you_mean(family, FAMILIES))
 
 
@@ -182,22 +194,30 @@ def evaluation_prompts(
 def verifiable_families(
     families: Iterable[Name], sandbox: Sandbox = "bubblewrap", failure: str | None = None
 ) -> list[Name]:
-    """Those of `families` whose answers can be verified: code generation is left out where no sandbox starts.
+    """Those of `families` whose answers can be verified: those of `SANDBOXED` are left out where no sandbox starts.
 
     A line on stderr says so. UserError where no family remains. `failure`: the `sandbox_failure` to go by, of several
     machines for instance; by default that of this one.
     """
-    remaining = list(families)
-    if code_generation.FAMILY not in remaining:
-        return remaining
+    asked = list(families)
+    if not runs_programs(asked):
+        return asked
     if failure is None:
         failure = sandbox_failure(sandbox)
-    if failure:
-        remaining = [family for family in remaining if family != code_generation.FAMILY]
-        if not remaining:
-            raise UserError(*failure.split("\n", 1))
-        _note_once(f"{code_generation.FAMILY} is left out: {'; '.join(failure.splitlines())}")
+    if not failure:
+        return asked
+    remaining = [family for family in asked if family not in SANDBOXED]
+    if not remaining:
+        raise UserError(*failure.split("\n", 1))
+    left_out = [family for family in asked if family in SANDBOXED]
+    verb = "is" if len(left_out) == 1 else "are"
+    _note_once(f"{' and '.join(left_out)} {verb} left out: {'; '.join(failure.splitlines())}")
     return remaining
+
+
+def runs_programs(families: Iterable[str]) -> bool:
+    """Whether verdicts on tasks of these families take a sandbox."""
+    return any(family in SANDBOXED for family in families)
 
 
 @functools.cache
@@ -225,6 +245,8 @@ def verify(task: Task, response: str, thinking: bool | None = None, sandbox: San
             return questions.verify_answer(task.spec, answer_of(response, thinking))
         if task.family == code_generation.FAMILY:
             return code_generation.verify_answer(task.spec, answer_of(response, thinking), sandbox)
+        if task.family == repository_repair.FAMILY:
+            return repository_repair.verify_answer(task.spec, answer_of(response, thinking), sandbox)
         module, _ = _family(task.family)
         verdict: Verdict = module.verify_answer(task.spec, answer_of(response, thinking))
         return verdict
@@ -248,6 +270,8 @@ def from_gym(server: str, record: Mapping[str, Any]) -> Task:
             return structured_output.from_gym(record)
         case "code_gen":
             return code_generation.from_gym(record)
+        case tool_comparison.ARGUMENTS | tool_comparison.SWE_PIVOT:
+            return tool_comparison.from_gym(server, record)
     raise UserError(f"no environment here for records of the resources server '{server}'")
 
 
@@ -260,11 +284,10 @@ def verify_all(
     """`verify` of each task with its response, in their order; programs run side by side, one a processor,
     and equal programs for one task once, whatever was reasoned before them."""
     pairs = list(zip(tasks, responses, strict=True))
-    if all(task.family != code_generation.FAMILY for task in tasks):
+    if not runs_programs(task.family for task in tasks):
         return [verify(task, response, thinking) for task, response in pairs]
     programs = [  # many samples of a prompt are equal: each is run once
-        (id(task), answer_of(response, thinking)) if task.family == code_generation.FAMILY else None
-        for task, response in pairs
+        (id(task), answer_of(response, thinking)) if task.family in SANDBOXED else None for task, response in pairs
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs: dict[tuple[int, str], Future[Verdict]] = {}
@@ -295,6 +318,10 @@ def prompt_tools(task: Task) -> list[dict[str, Any]]:
         return list(task.spec.get("tools", []))
     if task.family == workplace_assistant.FAMILY:
         return workplace_assistant.tools(task.spec)
+    if task.family == tool_comparison.FAMILY:
+        return list(task.spec["tools"])
+    if task.family == repository_repair.FAMILY:
+        return repository_repair.tools(task.spec)
     return calculator.tools(task.spec) if task.family == math.FAMILY else []
 
 
@@ -305,6 +332,10 @@ def to_messages(task: Task, thinking: bool = True) -> list[dict[str, Any]]:
     """
     if task.family == workplace_assistant.FAMILY:
         return [*prompt_messages(task), *workplace_assistant.demonstration(task, thinking)]
+    if task.family == tool_comparison.FAMILY:
+        return [*prompt_messages(task), tool_comparison.demonstration(task, thinking)]
+    if task.family == repository_repair.FAMILY:
+        return [*prompt_messages(task), *repository_repair.demonstration(task, thinking)]
     if task.family == math.FAMILY and math.CALCULATOR in task.spec.get("tools", ()):
         return [*prompt_messages(task), *calculator.demonstration(task, thinking)]
     answer: dict[str, Any] = {"role": "assistant", "content": task.solution.answer}

@@ -30,26 +30,95 @@ def prompt_of(record: Mapping[str, Any]) -> str:
 
 def messages_of(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """The conversation of a record up to where the model answers; UserError where it holds other things than text."""
+    messages = [_message_of(item) for item in _input_of(record)]
+    check_messages(messages, "responses_create_params.input")
+    return messages
+
+
+def conversation_of(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The conversation of a record with its reasoning, calls and results, as chat templates take it, and its tools.
+
+    UserError where it holds something else.
+    """
+    messages: list[dict[str, Any]] = []
+    reasoning = ""
+    for item in _input_of(record):
+        match item:
+            case {"type": "function_call", "name": str(name), "arguments": str(text)}:
+                if not messages or messages[-1]["role"] != ROLE or reasoning:
+                    messages.append({"role": ROLE, "content": "", "reasoning_content": reasoning})
+                messages[-1].setdefault("tool_calls", []).append({"name": name, "arguments": _arguments_in(text)})
+                reasoning = ""
+            case {"type": "function_call_output", "output": str(text)}:
+                messages.append({"role": "tool", "content": text})
+            case {"type": "reasoning", "summary": [*parts]}:
+                reasoning = "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+            case _:
+                message: dict[str, Any] = _message_of(item)
+                if message["role"] == ROLE:
+                    message["reasoning_content"], reasoning = reasoning, ""
+                messages.append(message)
+    check_messages(messages, "responses_create_params.input")
+    tools = record["responses_create_params"].get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) and "name" in tool for tool in tools):
+        raise UserError("responses_create_params.tools is no list of functions")
+    keys = ("name", "description", "parameters")
+    return messages, [{key: tool[key] for key in keys if tool.get(key)} for tool in tools]
+
+
+def input_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as items of the Responses API, calls and their results among them: what `conversation_of` reads."""
+    items: list[dict[str, Any]] = []
+    waiting: list[str] = []  # ids of the calls that have no result yet
+    for message in messages:
+        if message["role"] == "tool":
+            items.append({"type": "function_call_output", "call_id": waiting.pop(0), "output": message["content"]})
+            continue
+        if reasoning := message.get("reasoning_content"):
+            part = {"type": "summary_text", "text": reasoning}
+            items.append({"type": "reasoning", "id": f"rs_{len(items)}", "summary": [part]})
+        if message["content"]:
+            items.append({"role": message["role"], "content": message["content"]})
+        for call in message.get("tool_calls", ()):
+            waiting.append(f"call_{len(items)}")
+            arguments = json.dumps(call["arguments"])
+            items.append(
+                {"type": "function_call", "call_id": waiting[-1], "name": call["name"], "arguments": arguments}
+            )
+    return items
+
+
+def _input_of(record: Mapping[str, Any]) -> list[Any]:
     params = record.get("responses_create_params")
     items = params.get("input") if isinstance(params, Mapping) else None
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
         raise UserError("no prompt in responses_create_params.input")
-    messages = []
-    for item in items:
-        role = str(item.get("role", item.get("type"))) if isinstance(item, Mapping) else "?"
-        if role not in ("system", "developer", "user", "assistant"):
-            raise UserError(f"responses_create_params.input holds {role}, which is no message")
-        content = item.get("content")
-        if isinstance(content, list):  # parts: {"type": "input_text", "text": …}
-            texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-            content = None if None in texts else "\n".join(map(str, texts))
-        if not isinstance(content, str) or not content.strip():
-            raise UserError(f"the {role} message of responses_create_params.input has no text")
-        messages.append({"role": "system" if role == "developer" else role, "content": content})
-    check_messages(messages, "responses_create_params.input")
-    return messages
+    return items
+
+
+def _message_of(item: Any) -> dict[str, str]:
+    role = str(item.get("role", item.get("type"))) if isinstance(item, Mapping) else "?"
+    if role not in ("system", "developer", "user", "assistant"):
+        raise UserError(f"responses_create_params.input holds {role}, which is no message")
+    content = item.get("content")
+    if isinstance(content, list):  # parts: {"type": "input_text", "text": …}
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = None if None in texts else "\n".join(map(str, texts))
+    if not isinstance(content, str) or not content.strip():
+        raise UserError(f"the {role} message of responses_create_params.input has no text")
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _arguments_in(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UserError("responses_create_params.input has a call whose arguments are no object")
+    return arguments
 
 
 def task_without_solution(family: str, record: Mapping[str, Any], spec: dict[str, Any]) -> Task:

@@ -31,9 +31,9 @@ from typing import Any
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import function_of
 from nemotron.kit.schemas.sandbox import Sandbox
-from nemotron.stack.environments import code_generation, workplace_assistant
+from nemotron.stack.environments import code_generation, tool_comparison, workplace_assistant
 from nemotron.stack.environments.families import from_gym, prompt_messages, prompt_tools, verify
-from nemotron.stack.environments.gym import calls_in, text_of
+from nemotron.stack.environments.gym import calls_in, input_of, text_of
 from nemotron.stack.environments.own import verify_answer
 from nemotron.stack.environments.task import Environment, Task, Verdict, answer_of, error
 from nemotron.stack.environments.workplace import Workplace
@@ -141,11 +141,13 @@ class ResourcesServer:
             raise BadRequest(422, failure.message) from failure
         if self.environment is not None:
             return verify_answer(self.environment, task.spec, answer_of(text))
-        if task.family == workplace_assistant.FAMILY:
-            try:
+        try:
+            if task.family == workplace_assistant.FAMILY:
                 return workplace_assistant.verify_calls(task.spec, calls)
-            except Exception as failure:
-                return error(f"{type(failure).__name__}: {failure}")
+            if task.family == tool_comparison.FAMILY:
+                return tool_comparison.verify_calls(task.spec, text, calls)
+        except Exception as failure:
+            return error(f"{type(failure).__name__}: {failure}")
         if task.family == code_generation.FAMILY:
             with self._programs:
                 return verify(task, text, sandbox=self.sandbox)
@@ -174,7 +176,7 @@ class ResourcesServer:
 
 def record_of(task: Task) -> dict[str, Any]:
     """A task as a record for a resources server that has its environment (`nemotron env serve`)."""
-    params: dict[str, Any] = {"input": prompt_messages(task)}
+    params: dict[str, Any] = {"input": input_of(prompt_messages(task))}
     if tools := prompt_tools(task):
         params |= {"tools": [tool_of(tool) for tool in tools], "parallel_tool_calls": False}
     agent = {"type": "responses_api_agents", "name": f"{task.family}_simple_agent"}

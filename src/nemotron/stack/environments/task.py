@@ -44,7 +44,7 @@ class Task:
     canonical: str
     spec: dict[str, Any] = field(hash=False)
     solution: Solution
-    messages: list[dict[str, str]] | None = field(default=None, hash=False)
+    messages: list[dict[str, Any]] | None = field(default=None, hash=False)
     environment: Environment | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from nemo_runspec.errors import UserError
 from nemotron.stack.models.attention import AttentionCache, packing_mask
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
@@ -23,9 +24,9 @@ from nemotron.stack.models.mamba2 import MambaCache
 from nemotron.stack.models.moe import MoE
 from nemotron.stack.models.mtp import MTP, shift_left
 from nemotron.stack.models.published import hub
-from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.models.published.config_json import is_quantized, load_config, read_config
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
-from nemotron.stack.models.shared_prompt import SharedPrompts
+from nemotron.stack.models.shared_prompt import SeparateRows, SharedPrompts
 
 # Shapes: B batch, L length, D hidden, V vocabulary.
 
@@ -88,7 +89,8 @@ class NemotronH(nn.Module):
             detach_mtp: gradients of `mtp_logits` reach the multi-token prediction block only, not embedding, trunk and
                 head (`mtp_detach_heads` of Megatron-Core; pretraining lets them through).
             shared_prompt: document 0 of each row is a prompt, and documents 1, 2, ... each go on from it as if they
-                alone followed (`shared_prompt.py`); index -1, at the end, is padding. Without multi-token prediction.
+                alone followed (`shared_prompt.py`); index -1, at the end, is padding. Multi-token prediction needs
+                `select_BL` then, and its logits are in the order of `SeparateRows`.
         """
         hidden_BLD, balances = self.hidden_states(input_ids_BL, seq_idx_BL, shared_prompt=shared_prompt)
         logits = self.lm_head(hidden_BLD if select_BL is None else hidden_BLD[select_BL])
@@ -97,7 +99,12 @@ class NemotronH(nn.Module):
             mtp_depths = self.config.mtp_num_layers if self.training else 0
         if self.mtp is not None and mtp_depths > 0:
             if shared_prompt:
-                raise ValueError("multi-token prediction does not go on from a shared prompt: mtp_depths=0")
+                # What a depth reads at the end of a prompt is the continuation: there is nothing to share.
+                if seq_idx_BL is None or select_BL is None:
+                    raise ValueError("multi-token prediction behind a shared prompt needs seq_idx_BL and select_BL")
+                rows = SeparateRows.of(seq_idx_BL)
+                input_ids_BL, hidden_BLD = rows.take(input_ids_BL, 0), rows.take(hidden_BLD, 0)
+                select_BL, seq_idx_BL = rows.take(select_BL, False), rows.seq_idx_RM
             hiddens, mtp_balances = self.mtp(
                 input_ids_BL, hidden_BLD, self.backbone.embeddings, mtp_depths, seq_idx_BL, detach_mtp
             )
@@ -191,7 +198,8 @@ class NemotronH(nn.Module):
     ) -> NemotronH:
         """Read a directory in the published layout: one of `save_pretrained`, of transformers, or a published model.
 
-        The model is in training mode, as a new one is: call `eval()` to score with it.
+        The model is in training mode, as a new one is: call `eval()` to score with it. Quantised weights are refused:
+        `quantization.export.load_model` reads them.
 
         Args:
             dtype: of the parameters, also as a word ("bfloat16"). fp32 is what training and the CPU want; None and
@@ -200,11 +208,13 @@ class NemotronH(nn.Module):
 
         Raises:
             UserError: a file is missing, damaged or a pickle; the config asks for something that this model does not
-                have; tensors are missing, unexpected, or not of the shape that the config says.
+                have, or its weights are quantised; tensors are missing, unexpected, or not of the shape that it says.
         """
         path = Path(path)
         config = load_config(path)
         with torch.device("meta"):
             model = cls(config)
+        if is_quantized(read_config(path)):
+            raise UserError(f"{path}: its weights are quantised", "take the model that it was made from")
         hub.load_weights(model, path, hub.parse_dtype(dtype), device)
         return model

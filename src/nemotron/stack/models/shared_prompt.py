@@ -6,7 +6,8 @@ mask (`packing_mask`). A Mamba-2 block keeps the documents of a row apart as alw
 continuations: the convolution of their first tokens reaches back into it, and the recurrence is linear, so the state of
 a continuation is the one from zero plus the prompt's last state, decayed.
 
-Shapes: B batch, L length, K conv width, E early tokens: those whose convolution reaches back. Others as in `ssd.py`.
+Shapes: B batch, L length, K conv width, E early tokens: those whose convolution reaches back. R continuations of all
+rows, M tokens of the longest with its prompt. Others as in `ssd.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nemotron.stack.models.layers import at_least_fp32
 
@@ -86,3 +88,34 @@ class SharedPrompts:
         S_BGNi = B_BLGN[:, prompt].permute(0, 2, 3, 1) @ u_BLHP.unflatten(2, (groups, -1)).flatten(3).transpose(1, 2)
         read_BGLi = C_BLGN.transpose(1, 2) @ S_BGNi
         return read_BGLi.transpose(1, 2).reshape(x_BLHP.shape) * from_begin_BLH.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class SeparateRows:
+    """The continuations in a row each, behind their prompts, for what does not share these: multi-token prediction.
+
+    Their order is that of the documents. index_RM: position of each token in the shared rows, flat; -1 is padding.
+    seq_idx_RM: document of each token of the new rows, 0, and 1 for padding.
+    """
+
+    index_RM: Tensor
+    seq_idx_RM: Tensor
+
+    @classmethod
+    def of(cls, seq_idx_BL: Tensor) -> SeparateRows:
+        """From the document indices of the shared rows."""
+        positions_BL = torch.arange(seq_idx_BL.numel()).view(seq_idx_BL.shape)
+        rows = [
+            positions_L[(seq_idx_L == 0) | (seq_idx_L == document)]
+            for positions_L, seq_idx_L in zip(positions_BL, seq_idx_BL.cpu(), strict=True)
+            for document in range(1, int(seq_idx_L.max()) + 1)
+        ]
+        index_RM = pad_sequence(rows, batch_first=True, padding_value=-1).to(seq_idx_BL.device)
+        return cls(index_RM, (index_RM < 0).long())
+
+    def take(self, values_BLx: Tensor, fill: float) -> Tensor:
+        """Values of the tokens of the shared rows, [B, L, ...], at those of the separate ones; `fill` at padding."""
+        values_RMx = values_BLx.flatten(0, 1).index_select(0, self.index_RM.clamp(min=0).flatten())
+        values_RMx = values_RMx.view(*self.index_RM.shape, *values_BLx.shape[2:])
+        is_padding = (self.index_RM < 0).view(*self.index_RM.shape, *[1] * (values_BLx.dim() - 2))
+        return values_RMx.masked_fill(is_padding, fill)

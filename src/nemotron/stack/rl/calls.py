@@ -84,7 +84,10 @@ def draw_call(
 
     def begin(index: int) -> Dialogue:
         return Dialogue(
-            open_episode(call.tasks[index], settings.thinking), tokenizer, settings.template, settings.thinking
+            open_episode(call.tasks[index], settings.thinking, settings.sandbox),
+            tokenizer,
+            settings.template,
+            settings.thinking,
         )
 
     def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:

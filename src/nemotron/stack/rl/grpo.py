@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import RunFailed
+from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit.metrics import MetricsLog
 from nemotron.kit.schemas.rl import ClippedPGLossConfig, GRPOConfig, PolicyConfig
 from nemotron.stack.environments import Task
@@ -56,6 +56,11 @@ class Batch:
 def load_policy(cfg: StepConfig, folder: Path, device: torch.device) -> tuple[NemotronH, NemotronH | None]:
     """The model to train, its router frozen if so configured, and for a KL term the reference: as it is in `folder`."""
     model = NemotronH.from_pretrained(folder).to(device)
+    if cfg.policy.mtp_num_layers and model.mtp is None:
+        raise UserError(
+            f"policy.mtp_num_layers {cfg.policy.mtp_num_layers}: {folder} has no multi-token prediction",
+            "policy.mtp_num_layers=0",
+        )
     if cfg.policy.freeze_moe_router:
         for moe in model.moe_blocks():
             moe.gate.weight.requires_grad_(False)
@@ -98,8 +103,11 @@ def update(
     Completions without a verdict count in neither, and neither do those that hit the length limit, with overlong
     filtering, or those for which trainer and generator disagree. `advantages`: of each completion token. `reference`:
     the model that a KL term, if any, holds the policy to. Returns norm of the gradient and what was measured.
+
+    With `policy.mtp_num_layers` the loss of multi-token prediction on the completions that carry gradient is added: its
+    sums, a mean over depths, times `policy.mtp_loss_scaling_factor`, over the same number of tokens.
     """
-    model, device = session.model, session.ranks.device
+    model, device, policy = session.model, session.ranks.device, cfg.policy
     counted = [
         (rollout, advantage)
         for rollout, advantage in zip(rollouts, advantages, strict=True)
@@ -118,7 +126,7 @@ def update(
     ):
         micro = micro.to(device)
         with session.autocast:
-            logp_T = micro.logprobs(model)
+            logp_T, mtp_logits = micro.logprobs_and_mtp(model, policy.mtp_num_layers, policy.mtp_detach_heads)
         reference_T = None
         if reference is not None:
             with torch.no_grad(), session.autocast:
@@ -134,9 +142,14 @@ def update(
         old_T = logp_T.detach()  # one update a batch: the policy of the rollouts is the policy being updated
         reference_T = None if reference_T is None else reference_T[kept_T]
         loss = grpo_loss(logp_T, old_T, generator_T, advantages_T, cfg.loss_fn, reference_T)
-        loss.loss.backward()
+        total = loss.loss
+        if mtp_logits:
+            sums_K, counts_K = micro.mtp_loss(mtp_logits, kept_T)  # K depths
+            total = total + policy.mtp_loss_scaling_factor * sums_K.mean()
+            record.add_mtp(sums_K, counts_K)
+        total.backward()
         record.add_tokens(token_metrics(loss, logp_T, old_T, generator_T, cfg.loss_fn))
-    return step_policy(session, cfg.policy, loss_tokens), record
+    return step_policy(session, policy, loss_tokens), record
 
 
 def step_metrics(

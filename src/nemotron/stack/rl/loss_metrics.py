@@ -87,6 +87,8 @@ class LossRecord:
             "num_masked_seqs",
             "masked_correct",
             "num_mismatched_tokens",
+            "mtp_nats",
+            "mtp_tokens",
         )
         self.sums: dict[str, Tensor | float] = {**dict.fromkeys(names, 0.0), "num_valid_samples": num_samples}
         self.maxima = {f"{sign}{name}": -math.inf for name in _EXTREMES for sign in "+-"}
@@ -114,6 +116,11 @@ class LossRecord:
             if name in _EXTREMES:
                 self._extend(name, values_T)
 
+    def add_mtp(self, sums_K: Tensor, counts_K: Tensor) -> None:
+        """Count the loss of multi-token prediction: nats and tokens of each depth."""
+        self.sums["mtp_nats"] += sums_K.detach().sum()
+        self.sums["mtp_tokens"] += counts_K.sum()
+
     def _extend(self, name: str, values: Tensor) -> None:
         for sign, signed in (("+", values), ("-", -values)):
             if len(values):
@@ -138,4 +145,5 @@ class LossRecord:
                 for name in ("num_mismatched_tokens", "num_valid_samples", "num_masked_seqs", "trained_tokens")
             },
             "masked_correct_pct": sums["masked_correct"] / max(sums["num_masked_seqs"], 1),
+            **({"mtp_loss": sums["mtp_nats"] / sums["mtp_tokens"]} if sums["mtp_tokens"] else {}),
         }

@@ -13,8 +13,7 @@ import numpy as np
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.rl import CurriculumConfig
 from nemotron.kit.schemas.sandbox import Sandbox
-from nemotron.stack.environments import Environment, Task, prompt_tools, verifiable_families
-from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
+from nemotron.stack.environments import Environment, Task, prompt_tools, runs_programs, verifiable_families
 from nemotron.stack.environments.sandbox import sandbox_failure
 from nemotron.stack.rl.curriculum import Curriculum
 from nemotron.stack.training.checkpoint import Restored
@@ -109,7 +108,7 @@ def verifiable_shares(shares: Mapping[str, float], sandbox: Sandbox) -> dict[str
     All ranks call it together. UserError on all of them where no family remains.
     """
     failure = ""
-    if CODE_GENERATION in shares:
+    if runs_programs(shares):
         failures = [message.decode() for message in gather_bytes(sandbox_failure(sandbox).encode())]
         rank = next((rank for rank, message in enumerate(failures) if message), 0)
         failure = f"process {rank}: {failures[rank]}" if rank else failures[0]

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from nemotron.stack.models.decoding.turns import generate_turns
 from nemotron.stack.models.nemotron_h import NemotronH
+from nemotron.stack.models.shared_prompt import SeparateRows
 from nemotron.stack.rl.dialogue import Dialogue
 from nemotron.stack.rl.losses import token_logprobs
 from nemotron.stack.rl.shaping import Message, count_forms
+from nemotron.stack.training.losses import IGNORED, mtp_loss_sums
 
 # Rows are padded to a multiple of this, or to the longest row allowed: whole chunks for the scan, few shapes.
 WIDTH_MULTIPLE = 64
@@ -71,8 +73,26 @@ class MicroBatch:
 
     def logprobs(self, model: NemotronH) -> Tensor:
         """Log-probabilities of the sampled tokens, [T], each completion as if it alone followed its prompt."""
-        logits_TV = model(self.input_ids_BL, self.seq_idx_BL, self.predicts_BL, mtp_depths=0, shared_prompt=True).logits
-        return token_logprobs(logits_TV, self.targets_T)
+        return self.logprobs_and_mtp(model, 0, detach=True)[0]
+
+    def logprobs_and_mtp(self, model: NemotronH, mtp_depths: int, detach: bool) -> tuple[Tensor, list[Tensor]]:
+        """`logprobs`, and the logits of so many depths of multi-token prediction, for `mtp_loss`."""
+        out = model(
+            self.input_ids_BL, self.seq_idx_BL, self.predicts_BL, mtp_depths=mtp_depths, detach_mtp=detach,
+            shared_prompt=True,
+        )  # fmt: skip
+        return token_logprobs(out.logits, self.targets_T), out.mtp_logits
+
+    def mtp_loss(self, mtp_logits: list[Tensor], kept_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each depth the sum in nats over the sampled tokens that are kept, and their number: `mtp_loss_sums`.
+
+        A depth predicts a token from the position so many before it, which may be one of the prompt.
+        """
+        rows = SeparateRows.of(self.seq_idx_BL)
+        labels_BL = torch.full_like(self.input_ids_BL, IGNORED)
+        labels_BL[self.predicts_BL] = torch.where(kept_T, self.targets_T, IGNORED)
+        predicts_RM, labels_RM = rows.take(self.predicts_BL, False), rows.take(labels_BL, IGNORED)
+        return mtp_loss_sums(mtp_logits, labels_RM, rows.seq_idx_RM, predicts_RM)
 
 
 def collect_rollouts(

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from nemo_runspec.errors import UserError
 from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
-from nemotron.stack.rl.grpo import update
+from nemotron.stack.rl.grpo import load_policy, update
 from nemotron.stack.rl.rollouts import Rollout
 from nemotron.stack.rl.shaping import Message, message_advantages
 from nemotron.stack.training.distributed import ALONE
@@ -118,3 +119,99 @@ def test_a_completion_without_gradient_counts_in_the_denominator(model: Nemotron
 def test_a_penalty_trains_a_completion_whose_group_has_no_gradient() -> None:
     assert message_advantages(0.0, [Message(2, True, malformed_thinking=True)], None, -5.0) == [-5.0, -5.0]
     assert message_advantages(0.0, [Message(2, False, malformed_thinking=True)], None, -5.0) == [0.0, 0.0]
+
+
+# --- Multi-token prediction -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mtp_model(small_model: Callable[..., NemotronH]) -> NemotronH:
+    """The trunk of `model`, and a block that predicts further ahead."""
+    dims = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E", "mtp_num_layers": 2}
+    return small_model("MEM*-", seed=3, vocab_size=40, initializer_range=0.4, **dims).double()
+
+
+def with_mtp(depths: int, detach: bool = True) -> RLConfig:
+    cfg = config()
+    cfg.policy.mtp_num_layers, cfg.policy.mtp_detach_heads = depths, detach
+    return cfg
+
+
+def mtp_rollouts(model: NemotronH) -> list[Rollout]:
+    out = generate(model.eval(), PROMPTS, 6, stop_token_ids=(11,), generator=torch.Generator().manual_seed(1))
+    return [
+        Rollout(i, PROMPTS[i], ids, out.logprobs[i], out.entropies[i], False, 1.0, [Message(len(ids), True)])
+        for i, ids in enumerate(out.tokens)
+    ]
+
+
+def test_without_depths_the_block_of_multi_token_prediction_stays_and_the_trunk_moves(mtp_model: NemotronH) -> None:
+    changes, metrics = step(mtp_model, with_mtp(0), mtp_rollouts(mtp_model), ADVANTAGES)
+    assert "mtp_loss" not in metrics
+    assert all((change == 0).all() == name.startswith("mtp.") for name, change in changes.items() if "gate" not in name)
+
+
+def test_detached_heads_move_the_block_and_leave_the_trunk_to_the_last_bit_as_without_them(
+    mtp_model: NemotronH,
+) -> None:
+    rollouts = mtp_rollouts(mtp_model)
+    off, _ = step(mtp_model, with_mtp(0), rollouts, ADVANTAGES)
+    detached, metrics = step(mtp_model, with_mtp(2), rollouts, ADVANTAGES)
+    attached, _ = step(mtp_model, with_mtp(2, detach=False), rollouts, ADVANTAGES)
+    assert metrics["mtp_loss"] > 1
+    for name, change in detached.items():
+        assert torch.equal(change, off[name]) != name.startswith("mtp.") or "gate" in name, name
+    assert detached["mtp.layers.0.eh_proj.weight"].abs().max() > 1e-4
+    for name in ("lm_head.weight", "backbone.embeddings.weight", "backbone.layers.0.mixer.in_proj.weight"):
+        assert not torch.equal(attached[name], off[name])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_the_loss_is_a_mean_over_depths_of_sums_over_sampled_tokens_over_their_number(
+    mtp_model: NemotronH, dropped: bool
+) -> None:
+    """Against each completion behind its prompt in a plain forward pass. Two of one prompt share it in the update.
+
+    `dropped`: a completion on which trainer and generator disagree is in neither sum nor number.
+    """
+    rollouts = mtp_rollouts(mtp_model)
+    rollouts[1].prompt_ids, rollouts[1].prompt_index = rollouts[0].prompt_ids, 0
+    rollouts[1].logprobs = logprobs_of(mtp_model, rollouts[1])
+    if dropped:
+        rollouts[2].logprobs = [logprob - 0.9 for logprob in rollouts[2].logprobs]
+    changes, metrics = step(mtp_model, with_mtp(2), rollouts, ADVANTAGES)
+
+    kept = rollouts[:2] if dropped else rollouts
+    nats, count = [torch.zeros((), dtype=torch.float64) for _ in range(2)], 0
+    for rollout in kept:
+        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
+        out = mtp_model.train()(ids, mtp_depths=2, detach_mtp=True)
+        first = len(rollout.prompt_ids)
+        for depth, logits in enumerate(out.mtp_logits, start=1):
+            for position in range(first, ids.shape[1]):
+                before = position - depth - 1  # depth k at t predicts token t + k + 1
+                if before >= 0:
+                    nats[depth - 1] = nats[depth - 1] - logits[0, before].log_softmax(-1)[ids[0, position]]
+                    count += 1
+    tokens = sum(len(rollout.completion_ids) for rollout in kept)
+    assert metrics["mtp_loss"] == pytest.approx(float(sum(nats).detach()) / count, rel=1e-6)
+    mtp_model.zero_grad()
+    (0.3 * (nats[0] + nats[1]) / 2 / tokens).backward()
+    for name, parameter in mtp_model.named_parameters():
+        if name.startswith("mtp.") and parameter.grad is not None and "gate" not in name:
+            torch.testing.assert_close(changes[name], -parameter.grad, rtol=1e-5, atol=1e-9)
+
+
+def logprobs_of(model: NemotronH, rollout: Rollout) -> list[float]:
+    """Of the completion behind its prompt."""
+    ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
+    with torch.no_grad():
+        logp = model.eval()(ids).logits[0].log_softmax(-1)
+    start = len(rollout.prompt_ids)
+    return [float(logp[start + i - 1, token]) for i, token in enumerate(rollout.completion_ids)]
+
+
+def test_a_model_without_the_block_is_refused(model: NemotronH, tmp_path: Path) -> None:
+    model.float().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"policy\.mtp_num_layers 2: .* has no multi-token prediction"):
+        load_policy(with_mtp(2), tmp_path, torch.device("cpu"))

@@ -120,12 +120,46 @@ def test_a_shared_prompt_may_be_long(make_model: Callable[..., NemotronH]) -> No
     assert error < 3 * expected + 1e-6
 
 
-def test_multi_token_prediction_refuses_a_shared_prompt(make_model: Callable[..., NemotronH]) -> None:
-    model = make_model("M*", num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E").train()
-    ids = torch.ones(1, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="mtp_depths=0"):
-        model(ids, torch.tensor([[0, 1, 1, 2]]), shared_prompt=True)
-    assert model(ids, torch.tensor([[0, 1, 1, 2]]), mtp_depths=0, shared_prompt=True).mtp_logits == []
+@pytest.mark.parametrize("detach", [True, False])
+def test_multi_token_prediction_behind_a_shared_prompt_is_that_of_separate_rows(
+    make_model: Callable[..., NemotronH], detach: bool
+) -> None:
+    """Logits of three depths and their gradients: of two rows with three continuations, and of each row by itself."""
+    model = make_model("ME*M", dtype=torch.float64, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(61, (length,), generator=generator) for length in (5, 3)]
+    tails = [[torch.randint(61, (length,), generator=generator) for length in lengths] for lengths in ((4, 6), (7,))]
+    shared = [torch.cat([prompt, *several]) for prompt, several in zip(prompts, tails, strict=True)]
+    documents = [
+        torch.cat([torch.full((len(part),), d) for d, part in enumerate([prompt, *several])])
+        for prompt, several in zip(prompts, tails, strict=True)
+    ]
+    width = max(map(len, shared))
+    ids_BL = torch.stack([F.pad(row, (0, width - len(row))) for row in shared])
+    seq_idx_BL = torch.stack([F.pad(row, (0, width - len(row)), value=-1) for row in documents])
+    out = model(ids_BL, seq_idx_BL, seq_idx_BL > 0, mtp_depths=3, detach_mtp=detach, shared_prompt=True)
+
+    expected: list[list[torch.Tensor]] = [[], [], []]
+    for prompt, several in zip(prompts, tails, strict=True):
+        for tail in several:
+            row = torch.cat([prompt, tail])[None]
+            select = torch.arange(row.shape[1])[None] >= len(prompt)
+            alone = model(row, None, select, mtp_depths=3, detach_mtp=detach)
+            for depth, logits in enumerate(alone.mtp_logits):
+                expected[depth].append(logits)
+    for logits, parts in zip(out.mtp_logits, expected, strict=True):
+        torch.testing.assert_close(logits, torch.cat(parts), rtol=1e-12, atol=1e-12)
+
+    parameters = dict(model.named_parameters())
+    losses = [sum(logits.logsumexp(-1).sum() for logits in each) for each in (out.mtp_logits, map(torch.cat, expected))]
+    grads = [torch.autograd.grad(loss, parameters.values(), allow_unused=True) for loss in losses]
+    for name, one, other in zip(parameters, *grads, strict=True):
+        assert (one is None) == (other is None) and (one is not None or detach or name.startswith("mtp")), name
+        assert one is None or not detach or name.startswith("mtp"), name
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="needs seq_idx_BL and select_BL"):
+        model(ids_BL, seq_idx_BL, mtp_depths=1, shared_prompt=True)
 
 
 def test_select_gives_the_logits_of_those_positions(make_model: Callable[..., NemotronH]) -> None:

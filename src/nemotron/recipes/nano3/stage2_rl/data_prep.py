@@ -45,6 +45,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +79,10 @@ from nemotron.stack.environments import (
     own,
     prompt_messages,
     prompt_tools,
+    runs_programs,
     split_of,
     verify,
 )
-from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
 from nemotron.stack.environments.gym import is_published
 from nemotron.stack.environments.questions import PREFIX as QUESTIONS
 from nemotron.stack.environments.questions import make_task, match_of
@@ -151,7 +152,7 @@ def main() -> None:
                     table.count(name, DUPLICATE)
                 else:
                     table.count(name, KEPT)
-                    tasks[split][task.canonical] = task
+                    tasks[split][task.canonical] = _with_effort(cfg, task) if split == "train" else task
             for name, report in reports.items():
                 for reason, count in report.skipped.items():
                     table.count(name, f"{NOT_READ}{reason}", count)
@@ -302,6 +303,15 @@ def _read_tasks(
             yield source.name, "train" if split == "eval" and not is_asked else split, task
 
 
+def _with_effort(cfg: RLDataConfig, task: Task) -> Task:
+    """The task; for a share of those of some families, by hash, one whose user asks for little reasoning."""
+    effort = cfg.tasks.low_effort
+    if task.family not in effort.families or task.messages is not None:
+        return task
+    asks = stable_hash("low_effort", str(cfg.seed), task.canonical) < effort.share * 2**64
+    return replace(task, prompt=f"{task.prompt}\n\n{effort.text}") if asks else task
+
+
 def _generate(order: tuple[str, Split, int], shared: tuple[int, dict[str, Difficulty]]) -> list[Task]:
     """A task of the engine: the first `count` different tasks of a family and split, or as many as there are."""
     (family, split, count), (seed, difficulties) = order, shared
@@ -341,7 +351,7 @@ def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
         make_difficulty(task.family)  # knows the families
         if is_published(task.canonical) and not task.solution.answer:  # of contests only the tests are published
             return task
-        if task.family == CODE_GENERATION:
+        if runs_programs([task.family]):
             check_sandbox("bubblewrap")
     except UserError as error:
         raise UserError(f"{place}: {error.message}", error.hint) from error

@@ -7,22 +7,35 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import sources
-from nemotron.kit.schemas.difficulty import FAMILIES, Family
+from nemotron.kit.schemas.difficulty import RLVR_FAMILIES, Family
 from nemotron.kit.schemas.environments import Environments
-from nemotron.kit.schemas.group import Seed
+from nemotron.kit.schemas.group import Group, Seed
 from nemotron.kit.schemas.questions import MATCH, Match, Questions
-from nemotron.kit.schemas.sources import DataPrepConfig, OwnSourceConfig, check_names
+from nemotron.kit.schemas.sources import DataPrepConfig, Fraction, OwnSourceConfig, check_names
+
+
+class LowEffortConfig(Group):
+    """Prompts that ask for little reasoning; `env.effort_levels` of rlvr.py rewards short responses to them."""
+
+    share: Fraction = Field(0.0, description="share of the training prompts of `families` (Super 3: 0.02, later 0.01)")
+    families: list[Family] = Field(
+        ["math", "multiple_choice", "code_generation"], description="which may ask so (Super 3: math, STEM and code)"
+    )
+    text: str = Field(
+        "{reasoning effort: low}", min_length=1, description="how: the end of the prompt, as template super3 writes it"
+    )
 
 
 class TasksConfig(sources.TasksConfig):
     """Prompts from the environments' generators."""
 
-    families: list[Family] = Field(list(FAMILIES), description="which, all that RLVR draws; [] for none")
+    families: list[Family] = Field(list(RLVR_FAMILIES), description="which, all that RLVR draws; [] for none")
     num_tasks: int = Field(
         200_000, ge=1, description="different prompts of each family and environment, at most, at scale full"
     )
     num_valid_tasks: int = Field(10_000, ge=1, description="different validation prompts of each family, as above")
     seed: Seed = Field(3, description="of the generators; the split goes by the task, not by this")
+    low_effort: LowEffortConfig = Field(default_factory=LowEffortConfig)
 
 
 class SourceConfig(OwnSourceConfig):

@@ -43,7 +43,7 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +173,8 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
     torch.manual_seed(cfg.seed)
     model, reference = load_policy(cfg, data.initial.path, ranks.device)
     optimizer = build_optimizer(model, cfg.policy.optimizer)
-    flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
+    trained = replace(model.config, mtp_num_layers=cfg.policy.mtp_num_layers)  # depths of this stage
+    flops_per_token = training_flops_per_token(trained, cfg.policy.max_total_sequence_length)
 
     # ---- resume: prompts, sampling and verdicts are functions of (seed, step), so weights and optimiser are the whole
     samples = session.open_log("rollouts")

@@ -52,7 +52,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -64,8 +64,7 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.stack.environments import Task, load_environments, verifiable_families
-from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
+from nemotron.stack.environments import Task, load_environments, runs_programs, verifiable_families
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
@@ -111,7 +110,7 @@ def main() -> None:
             {
                 "rollouts": steps * prompts_per_step * cfg.grpo.num_generations_per_prompt,
                 "families": list(cfg.env.families),
-                "sandbox": cfg.env.sandbox if CODE_GENERATION in cfg.env.families else None,
+                "sandbox": cfg.env.sandbox if runs_programs(cfg.env.families) else None,
             },
             num_steps=steps, dataset_path=data.prompts.path, chat_template=data.initial.chat_template,
             reasoning=cfg.env.enable_thinking,
@@ -188,7 +187,8 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     torch.manual_seed(cfg.seed)
     model, reference = load_policy(cfg, data.initial.path, ranks.device)
     optimizer = build_optimizer(model, cfg.policy.optimizer)
-    flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
+    trained = replace(model.config, mtp_num_layers=cfg.policy.mtp_num_layers)  # depths of this stage
+    flops_per_token = training_flops_per_token(trained, cfg.policy.max_total_sequence_length)
 
     # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state, and
     # the rollouts that were drawn ahead
@@ -199,7 +199,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     step = restored.step if restored else 0
     job = Job(
         model.config, data.tokenizer.to_str(), data.settings(cfg), cfg.env.environments,
-        runs_programs=CODE_GENERATION in cfg.env.families, bf16=session.bf16, device=ranks.device.type,
+        runs_programs=runs_programs(cfg.env.families), bf16=session.bf16, device=ranks.device.type,
         num_threads=torch.get_num_threads(),
     )  # fmt: skip
 

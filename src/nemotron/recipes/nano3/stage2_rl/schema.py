@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import rl, training
-from nemotron.kit.schemas.difficulty import FAMILIES
+from nemotron.kit.schemas.difficulty import RLVR_FAMILIES
 from nemotron.kit.schemas.environments import Environments, check_known
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelRunConfig, Seed
@@ -60,11 +60,11 @@ class TasksConfig(Group):
 class EnvConfig(TasksConfig):
     """Environments that give the rewards.
 
-    All families are a default and in no config: what a command line says of them would be added to those of a config.
+    Nano 3's families are a default and in no config: what a command line says would be added to those of a config.
     """
 
     families: dict[str, float] = Field(
-        dict.fromkeys(FAMILIES, 1.0), description="share of each family among the prompts of a batch, relative"
+        dict.fromkeys(RLVR_FAMILIES, 1.0), description="share of each family among the prompts of a batch, relative"
     )
     effort_levels: rl.EffortConfig | None = Field(
         None, description="reward short responses to prompts that ask for low effort; null: no prompt does"
@@ -149,8 +149,9 @@ class JudgedConfig(StageConfig):
 
     @model_validator(mode="after")
     def _one_response(self) -> Self:
-        if "workplace_assistant" in self.env.families:
-            raise ValueError("env.families: workplace_assistant has several turns; a judge compares single responses")
+        for family in ("workplace_assistant", "repository_repair"):
+            if family in self.env.families:
+                raise ValueError(f"env.families: {family} has several turns; a judge compares single responses")
         return self
 
 

@@ -1,0 +1,1 @@
+"""Stage 2: reinforcement learning, and the healing of multi-token prediction after it."""

@@ -1,12 +1,17 @@
 #!/usr/bin/env python
-"""Plain against speculative greedy decoding: acceptance length and tokens a second, side by side in one process.
+"""Plain against speculative decoding: acceptance length and wall clock, side by side in one process.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/speculative.py
+    OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE python benchmarks/speculative.py
+    python benchmarks/speculative.py --models super3-rlhf-model-tiny super3-mtp-healing-model-tiny
 
-Trains the 1.9 M model with a multi-token prediction block for a minute on sentences of a small grammar, as bytes, then
-measures both ways of decoding in turn, round after round, and prints the medians and how many rows came out the same.
-What a round costs beside a plain step decides whether it pays: for the tokens of the acceptance length it needs a
-verification of k+1 tokens and k applications of the block.
+Without models it trains one of 1.9 M parameters with a multi-token prediction block for a minute on sentences of a
+small grammar, as bytes, and decodes 96 tokens behind other sentences. With models, each by name or folder, it decodes
+their answers to tasks of the evaluation split, which no data holds; two models show what healing adds.
+
+Both ways of decoding take turns, batch by batch; the ratio of a round is that of its two sums. Printed are the median
+and the range over rounds, and greedy how many rows came out the same. What a round of drafting costs beside a plain
+step decides whether it pays: for the tokens of the acceptance length it needs a verification of k+1 tokens and k
+applications of the block.
 """
 
 from __future__ import annotations
@@ -16,10 +21,16 @@ import random
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from models import MODELS, machine
 
+from nemotron.kit import Checkpoint
+from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES
+from nemotron.stack.environments import generate_tasks
+from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import Acceptance, generate_speculative
@@ -27,8 +38,8 @@ from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
 CONFIG = replace(MODELS["1.9M"], vocab_size=256, num_nextn_predict_layers=1, mtp_num_layers=2)
 DRAFTS = (1, 2, 3, 4)
-BATCHES = (1, 16)
-NEW_TOKENS, ROUNDS = 96, 5
+BATCHES = (1, 4, 16)
+NEW_TOKENS = 96
 NAMES = ("Ada", "Bruno", "Chen", "Dora", "Emil", "Fatima", "Goran", "Hana")
 THINGS = ("apples", "books", "candles", "doors", "eggs", "flowers", "gloves", "horses")
 
@@ -79,44 +90,84 @@ def train(seconds: float) -> NemotronH:
     return model.eval()
 
 
-def measure(model: NemotronH, prompts: list[list[int]]) -> None:
-    """Print a line for plain decoding and one for each number of drafts."""
-    expected = generate(model, prompts, NEW_TOKENS, temperature=0, stop_token_ids=()).tokens
-    tokens = len(prompts) * NEW_TOKENS
-    seconds: dict[int, list[float]] = {k: [] for k in (0, *DRAFTS)}
-    acceptances: dict[int, Acceptance] = {}
-    same: dict[int, int] = {}
-    for _ in range(ROUNDS):
-        for k in seconds:
-            start = time.perf_counter()
-            if k == 0:
-                generate(model, prompts, NEW_TOKENS, temperature=0, stop_token_ids=())
-            else:
-                out, acceptances[k] = generate_speculative(model, prompts, NEW_TOKENS, k, stop_token_ids=())
-                same[k] = sum(one == other for one, other in zip(out.tokens, expected, strict=True))
-            seconds[k].append(time.perf_counter() - start)
-    plain = statistics.median(seconds[0])
-    print(f"batch {len(prompts):2d}  plain     {tokens / plain:8.0f} tokens/s")
+def task_prompts(model: Checkpoint, count: int) -> list[list[int]]:
+    """Tasks of the evaluation split under the model's chat template, of all families in turn."""
+    per_family = -(-count // len(DEFAULT_FAMILIES))
+    by_family = [generate_tasks(family, "eval", per_family) for family in DEFAULT_FAMILIES]
+    tasks = [task for of_turn in zip(*by_family, strict=True) for task in of_turn][:count]
+    texts = [prompt_text(task, model.template) for task in tasks]
+    return [encoding.ids for encoding in load_tokenizer(model.path).encode_batch(texts, add_special_tokens=False)]
+
+
+def measure(
+    model: NemotronH, prompts: list[list[int]], stops: list[int], batch: int, temperature: float, rounds: int
+) -> None:
+    """Print a line for plain decoding in batches of this size, and one for each number of drafts."""
+    batches = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+    rates: dict[int, list[float]] = {k: [] for k in (0, *DRAFTS)}  # tokens a second, a round
+    acceptances = {k: Acceptance(0, [0] * k) for k in DRAFTS}
+    same = dict.fromkeys(DRAFTS, 0)
+    for index in range(rounds + 1):  # the first one warms up
+        seconds, tokens = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0)
+        for number, some in enumerate(batches):
+            plain: list[list[int]] = []
+            for k in rates:
+                source = torch.Generator().manual_seed(1000 * index + number)
+                start = time.perf_counter()
+                if k == 0:
+                    out = generate(
+                        model, some, NEW_TOKENS, temperature=temperature, stop_token_ids=stops, generator=source
+                    )
+                    plain = out.tokens
+                else:
+                    out, acceptance = generate_speculative(
+                        model, some, NEW_TOKENS, k, temperature, stop_token_ids=stops, generator=source
+                    )
+                seconds[k] += time.perf_counter() - start
+                tokens[k] += sum(map(len, out.tokens))
+                if k and index:
+                    acceptances[k].rounds += acceptance.rounds
+                    for depth, kept in enumerate(acceptance.accepted):
+                        acceptances[k].accepted[depth] += kept
+                if k and index == rounds:
+                    same[k] = same[k] + sum(one == other for one, other in zip(out.tokens, plain, strict=True))
+        if index:
+            for k in rates:
+                rates[k].append(tokens[k] / seconds[k])
+    mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    print(f"batch {batch:2d}, {mode}: plain {statistics.median(rates[0]):8.0f} tokens/s")
     for k in DRAFTS:
-        median, acceptance = statistics.median(seconds[k]), acceptances[k]
-        rates = " ".join(f"{rate:.2f}" for rate in acceptance.rates)
+        ratios = [fast / slow for fast, slow in zip(rates[k], rates[0], strict=True)]
+        by_draft = " ".join(f"{rate:.2f}" for rate in acceptances[k].rates)
+        rows_same = f", {same[k]} of {len(prompts)} rows the same" if temperature == 0 else ""
         print(
-            f"batch {len(prompts):2d}  {k} drafts  {tokens / median:8.0f} tokens/s  {plain / median:4.2f}x plain   "
-            f"acceptance length {acceptance.length:.2f} (by draft {rates}), {same[k]} of {len(prompts)} rows the same"
+            f"  {k} drafts  {statistics.median(ratios):4.2f}x plain ({min(ratios):.2f} to {max(ratios):.2f})   "
+            f"acceptance length {acceptances[k].length:.2f} (by draft {by_draft}){rows_same}"
         )
 
 
 def main() -> None:
-    """Train, then measure every batch size."""
+    """Train or load, then measure every batch size, greedy and at temperature 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=[], help="by name or folder; default: train one")
     parser.add_argument("--train-seconds", type=float, default=60, help="default: 60")
-    seconds = parser.parse_args().train_seconds
+    parser.add_argument("--prompts", type=int, default=32, help="default: 32")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    args = parser.parse_args()
     print(machine())
-    model = train(seconds)
-    source = random.Random(1)
-    prompts = [list(text(source, 160)[80:120]) for _ in range(max(BATCHES))]
-    for batch in BATCHES:
-        measure(model, prompts[:batch])
+    if not args.models:
+        source, model = random.Random(1), train(args.train_seconds)
+        prompts = [list(text(source, 160)[80:120]) for _ in range(args.prompts)]
+        for batch in BATCHES:
+            measure(model, prompts, [], batch, 0.0, args.rounds)
+    for name in args.models:
+        made = Checkpoint.load(path=Path(name)) if Path(name).is_dir() else Checkpoint.load(name)
+        model = NemotronH.from_pretrained(made.path).eval()
+        print(f"{made.ref}, {len(model.config.hybrid_override_pattern)} blocks of width {model.config.hidden_size}")
+        prompts, stops = task_prompts(made, args.prompts), stop_token_ids(made.path, made.template)
+        for batch in BATCHES:
+            for temperature in (0.0, 1.0):
+                measure(model, prompts, stops, batch, temperature, args.rounds)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ Shapes: B batch, L length, D hidden. Next: `nemotron_h.py`.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models.attention import packing_mask
@@ -102,6 +103,40 @@ class MTP(nn.Module):
             hidden_BLD = self.finish(x_BLD)
             hiddens.append(hidden_BLD)
         return hiddens, balances
+
+    def rehearse(
+        self,
+        next_embedded_BLD: Tensor,
+        hidden_BLD: Tensor,
+        sources_NBL: Tensor,
+        seq_idx_BL: Tensor,
+    ) -> list[Tensor]:
+        """What the block makes of its own outputs, as in drafting: hidden states of N steps, each [B, L, D].
+
+        Position t reads token t+1 at every step, and predicts token t+2. What it goes on from is, where the step's
+        source is 0, the trunk's state h_t, and where it is j, what step j made of position t-1: also a state of the
+        tokens up to t, of which the block has made up the last ones itself. (In `forward`, depth k reads j = k-1 at all
+        positions, and its numbering of positions trails by k-1.) A document's first position reads the trunk.
+
+        Args:
+            next_embedded_BLD: the embedding of token t+1 at position t; anything where there is none.
+            hidden_BLD: the trunk's output after its final norm.
+            sources_NBL: int64 [N, B, L], of step k = 1 .. N from 0 to k-1.
+            seq_idx_BL: document index of packed rows.
+        """
+        mask = packing_mask(seq_idx_BL)
+        is_first_BL1 = torch.ones_like(seq_idx_BL, dtype=torch.bool).unsqueeze(-1)
+        is_first_BL1[:, 1:, 0] = seq_idx_BL[:, 1:] != seq_idx_BL[:, :-1]
+        states, hiddens = [hidden_BLD], list[Tensor]()
+        for sources_BL in sources_NBL:
+            chosen_BL11 = sources_BL[..., None, None]
+            x_BLD = torch.stack(states, dim=2).take_along_dim(chosen_BL11, dim=2).squeeze(2)
+            x_BLD = self.merge(next_embedded_BLD, x_BLD)
+            for block in self.blocks():
+                x_BLD, _ = block(x_BLD, seq_idx_BL, mask)
+            hiddens.append(self.finish(x_BLD))
+            states.append(torch.where(is_first_BL1, hidden_BLD, F.pad(hiddens[-1][:, :-1], (0, 0, 1, 0))))
+        return hiddens
 
 
 def shift_left(values_BL: Tensor, shift: int, seq_idx_BL: Tensor | None, fill: int) -> Tensor:

@@ -224,12 +224,7 @@ def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
 def _choose(
     logits_BV: Tensor, probs_BV: Tensor, temperature: float, top_p: float, generator: torch.Generator | None
 ) -> Tensor:
-    """One token a row from logits and their softmax, both [B, V].
-
-    Drawn by inverting the distribution function: one uniform number a row, the first token whose cumulated probability
-    exceeds it. `torch.multinomial` draws one number a token, which at batch 256 would take longer than the model. The
-    sums are in float64, where no token of a large vocabulary is lost to rounding.
-    """
+    """One token a row from logits and their softmax, both [B, V]."""
     if temperature == 0:
         return logits_BV.argmax(-1)
     if temperature != 1:
@@ -242,6 +237,16 @@ def _choose(
         # The first token with which top_p is reached is the last one that stays.
         last_B1 = torch.searchsorted(cumulated_BV, top_p * mass_B1)
         mass_B1 = cumulated_BV.gather(-1, last_B1)
-    uniform_B1 = torch.rand(mass_B1.shape, generator=generator, dtype=mass_B1.dtype, device=mass_B1.device)
-    index_B1 = torch.searchsorted(cumulated_BV, uniform_B1 * mass_B1, right=True)
+    index_B1 = draw_below(cumulated_BV, mass_B1, generator)
     return (order_BV.gather(-1, index_B1) if top_p < 1 else index_B1).squeeze(-1)
+
+
+def draw_below(cumulated_BV: Tensor, mass_B1: Tensor, generator: torch.Generator | None) -> Tensor:
+    """An index a row, [B, 1], drawn from weights whose sums up to each index are `cumulated`, from those below `mass`.
+
+    By inverting the distribution function: one uniform number a row, the first index whose cumulated weight exceeds it.
+    `torch.multinomial` draws one number an index, which at batch 256 would take longer than the model. The sums are in
+    float64, where no token of a large vocabulary is lost to rounding.
+    """
+    uniform_B1 = torch.rand(mass_B1.shape, generator=generator, dtype=mass_B1.dtype, device=mass_B1.device)
+    return torch.searchsorted(cumulated_BV, uniform_B1 * mass_B1, right=True)

@@ -1,16 +1,20 @@
-"""Several further tokens a row in one pass, of which only some may be kept: how speculative decoding verifies.
+"""Several further tokens a row in one pass, of which only some may be kept: how speculative decoding works.
 
-Keys and values are written behind a row's last token, where the next pass overwrites those that were rejected. The
-states of `M` blocks sum over all tokens, so they are updated only once it is known how many tokens are kept.
+Tokens that were read are pending until `CachedStack.accept` says how many of each row stay. Keys and values are written
+behind a row's last token, where the next pass overwrites those of tokens that were not kept. The states of `M` blocks
+sum over all tokens, so the state after each pending token is held, and one of them becomes the row's.
 
-Shapes: B batch, L prompt length, T tokens read at once, D hidden, S key slots. Mamba-2: H heads, P head_dim, G groups,
-h = H / G, N state size, K conv width, c conv channels. Attention: A query heads, J key/value heads, X head_dim.
+As in `steps.py`, weights are prepared once, and the number of operations is kept low: at small batches they are what a
+pass costs. Everything between projections is the arithmetic of a single step.
+
+Shapes: B batch, L prompt length, T tokens read at once, R = B T rows, D hidden, S key slots, Q most pending tokens.
+Mamba-2: H heads, P head_dim, G groups, i inner width of a group, N state size, K conv width, c conv channels.
+Attention: J key/value heads, a query heads that share one, X head_dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -21,151 +25,288 @@ from nemotron.stack.models.attention import Attention, AttentionCache, packing_m
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import Cache
-from nemotron.stack.models.layers import at_least_fp32
+from nemotron.stack.models.decoding.steps import (
+    ExpertStep,
+    Step,
+    compute_dtype,
+    explicit_dtypes,
+    prepare_experts,
+    prepare_linear,
+    prepare_mlp,
+    prepare_moe,
+    prepare_norm,
+)
+from nemotron.stack.models.kernels.linear import rounded
+from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
-from nemotron.stack.models.moe import MoE
+from nemotron.stack.models.moe import Experts, MoE
+
+# Choices of experts in a pass, K a token, up to which summing rows of their weights beats a matmul for each expert, and
+# the weights of a matrix above which reading them takes longer than calling the matmul: no copy of such is made.
+FEW_CHOICES, SMALL_EXPERT = 512, 1 << 16
 
 
 class CachedStack:
-    """Residual blocks with their cache: the trunk, or the multi-token prediction block. Each row has its own length."""
+    """Residual blocks with their cache: the trunk, or the multi-token prediction block. Each row has its own length.
 
-    def __init__(self, blocks: Sequence[Block], config: NemotronHConfig, is_token_BL: Tensor, capacity: int) -> None:
+    lengths: tokens of each row that are settled, padding included. num_pending: tokens of each row that `extend` has
+    read since the last `accept`.
+    """
+
+    window: Window
+
+    def __init__(
+        self, blocks: Sequence[Block], config: NemotronHConfig, is_token_BL: Tensor, capacity: int, most_pending: int
+    ) -> None:
         """`config.hybrid_override_pattern` is that of the blocks; `is_token_BL`: the tokens of left-padded prompts."""
         weight = next(blocks[0].parameters())
-        self.blocks = blocks
+        self.blocks, self.most_pending = blocks, most_pending
         self.prompt_mask_BL = is_token_BL
-        self.states = Cache.allocate(config, len(is_token_BL), capacity, weight.dtype, weight.device).layers
-        self.length_B = torch.zeros(len(is_token_BL), dtype=torch.int64, device=weight.device)
-        self.pending: list[PendingTokens | None] = []
+        self.has_padding = not bool(is_token_BL.all())
+        self.cache = Cache.allocate(config, len(is_token_BL), capacity, compute_dtype(weight), weight.device)
+        self.lengths = [0] * len(is_token_BL)
+        self.num_pending = 0
+        self.pending_states: list[PendingStates] = []
+        self.steps: list[tuple[Step, Step]] = []
+        self.own_dtypes = explicit_dtypes(weight.device.type)
+        # What T queries see of the slots up to the last of them, as what is added to their scores: the columns that end
+        # at capacity + T.
+        seen_QS = torch.ones(most_pending, capacity + most_pending, dtype=torch.bool, device=weight.device)
+        self.scores_QS = torch.zeros_like(seen_QS, dtype=compute_dtype(weight))
+        self.scores_QS.masked_fill_(~seen_QS.tril(capacity), float("-inf"))
 
     def read(self, x_BLD: Tensor) -> Tensor:
         """The prompts, embedded: [B, L, D] -> [B, L, D]. Padding is a document of its own."""
-        seq_idx_BL = self.prompt_mask_BL.long()
-        mask = packing_mask(seq_idx_BL)
-        for block, state in zip(self.blocks, self.states, strict=True):
+        seq_idx_BL = self.prompt_mask_BL.long() if self.has_padding else None
+        mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL)
+        for block, state in zip(self.blocks, self.cache.layers, strict=True):
             x_BLD, _ = block(x_BLD, seq_idx_BL, mask, state)
-        self.length_B = self.length_B + x_BLD.shape[1]
+        self.lengths = [length + x_BLD.shape[1] for length in self.lengths]
+        for block, state in zip(self.blocks, self.cache.layers, strict=True):
+            self.steps.append((prepare_norm(block.norm.weight, block.norm.eps), self._prepare(block.mixer, state)))
+        # The states of `M` blocks are held elsewhere now.
+        self.cache.layers = [state if isinstance(state, AttentionCache) else None for state in self.cache.layers]
         return x_BLD
 
+    def _prepare(self, mixer: torch.nn.Module, state: AttentionCache | MambaCache | None) -> Step:
+        if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
+            self.pending_states.append(PendingStates.behind(state, mixer.conv_size, self.most_pending))
+            return prepare_mamba2(mixer, self.pending_states[-1], self)
+        if isinstance(mixer, Attention) and isinstance(state, AttentionCache):
+            return prepare_attention(mixer, state, self)
+        if isinstance(mixer, MoE):
+            return prepare_moe(mixer, prepare_few_choices(mixer.experts))
+        assert isinstance(mixer, MLP)
+        return prepare_mlp(mixer)
+
     def extend(self, x_BTD: Tensor) -> Tensor:
-        """T further tokens a row, [B, T, D] -> [B, T, D]. Only those that `accept` names are kept."""
-        num_tokens, width = x_BTD.shape[1], self.prompt_mask_BL.shape[1]
-        slots_BT = self.length_B.unsqueeze(1) + torch.arange(num_tokens, device=x_BTD.device)
-        num_slots = int(self.length_B.max()) + num_tokens
-        seen_BTS = torch.arange(num_slots, device=x_BTD.device) <= slots_BT.unsqueeze(-1)
+        """T further tokens a row, [B, T, D] -> [B, T, D], behind those that are pending; they are pending, too."""
+        self.window = self._window(x_BTD.shape[1])
+        x_RD = x_BTD.flatten(0, 1)
+        with self.own_dtypes:
+            for norm, mixer in self.steps:
+                x_RD = x_RD + mixer(norm(x_RD))
+        self.num_pending += x_BTD.shape[1]
+        return x_RD.view(x_BTD.shape)
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """The first `counts` (0 .. `num_pending`) of each row's pending tokens are settled, the others forgotten."""
+        for states in self.pending_states:
+            states.accept(counts)
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.num_pending = 0
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drop every row but `rows`. No token may be pending."""
+        rows_B = torch.tensor(rows, device=self.prompt_mask_BL.device)
+        self.prompt_mask_BL = self.prompt_mask_BL[rows_B]
+        self.lengths = [self.lengths[row] for row in rows]
+        for state in self.cache.layers:
+            if isinstance(state, AttentionCache):
+                state.keep_rows(rows_B)
+        for states in self.pending_states:
+            states.keep_rows(rows_B)
+
+    def _window(self, num_tokens: int) -> Window:
+        """Where the next T tokens of each row go, and what they see."""
+        start, device = self.lengths[0] + self.num_pending, self.prompt_mask_BL.device
+        if not self.has_padding and self.lengths.count(self.lengths[0]) == len(self.lengths):
+            end, capacity = start + num_tokens, self.scores_QS.shape[1] - self.most_pending
+            scores_TS = self.scores_QS[:num_tokens, capacity - start : capacity + num_tokens]
+            return Window(num_tokens, end, slice(start, end), None if num_tokens == 1 else scores_TS)
+        tokens_T = torch.arange(self.num_pending, self.num_pending + num_tokens, device=device)
+        slots_BT = torch.tensor(self.lengths, device=device).unsqueeze(1) + tokens_T
+        num_slots, width = max(self.lengths) + self.num_pending + num_tokens, self.prompt_mask_BL.shape[1]
+        seen_BTS = torch.arange(num_slots, device=device) <= slots_BT.unsqueeze(-1)
         seen_BTS[:, :, :width] &= self.prompt_mask_BL.unsqueeze(1)
-        self.pending = []
-        for block, state in zip(self.blocks, self.states, strict=True):
-            normed, mixer, pending = block.norm(x_BTD), block.mixer, None
-            if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
-                out, pending = extend_mamba2(mixer, normed, state)
-            elif isinstance(mixer, Attention) and isinstance(state, AttentionCache):
-                out = extend_attention(mixer, normed, seen_BTS.unsqueeze(1), state, slots_BT)
-            elif isinstance(mixer, MoE):
-                out, _ = mixer(normed)
-            else:
-                out = mixer(normed)
-            x_BTD = x_BTD + out
-            self.pending.append(pending)
-        return x_BTD
-
-    def accept(self, count_B: Tensor) -> None:
-        """The first `count` tokens (int64 [B], 0 .. T) of the last `extend` are kept; other slots are reused."""
-        for pending, state in zip(self.pending, self.states, strict=True):
-            if pending is not None and isinstance(state, MambaCache):
-                pending.accept(state, count_B)
-        self.length_B = self.length_B + count_B
-
-    def fork(self) -> CachedStack:
-        """A copy to draft with, then discarded. Both may write slots behind a row's length; states are copied."""
-        ahead = copy(self)
-        ahead.states = [state.clone() if isinstance(state, MambaCache) else state for state in self.states]
-        return ahead
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """Drop every row but `rows` (int64 [B'])."""
-        self.prompt_mask_BL, self.length_B = self.prompt_mask_BL[rows], self.length_B[rows]
-        for state in self.states:
-            if state is not None:
-                state.keep_rows(rows)
+        return Window(num_tokens, num_slots, slots_BT, seen_BTS.unsqueeze(1))
 
 
-def extend_attention(
-    mixer: Attention, x_BTD: Tensor, attention_mask: Tensor, cache: AttentionCache, slots_BT: Tensor
-) -> Tensor:
-    """T further tokens a row at once, rows of different lengths: [B, T, D] -> [B, T, D].
+@dataclass(frozen=True)
+class Window:
+    """Where T tokens of each row stand in the cache, and what they see of its first `num_slots` slots.
 
-    Args:
-        x_BTD: [B, T, D].
-        attention_mask: bool [B, 1, T, S] over the first S slots, True where a query may look.
-        cache: receives keys and values before it is read.
-        slots_BT: int64 [B, T], where each row writes.
+    slots: the same slice for all rows, or int64 [B, T]. mask: None, or broadcast to [B, 1, T, num_slots]; bool, or what
+    is added to the scores.
     """
-    q_BATX = mixer.q_proj(x_BTD).unflatten(-1, (mixer.num_heads, mixer.head_dim)).transpose(1, 2)
-    rows_B1 = torch.arange(len(slots_BT), device=slots_BT.device).unsqueeze(1)
-    for cached_BJSX, projection in ((cache.k, mixer.k_proj), (cache.v, mixer.v_proj)):
-        new_BTJX = projection(x_BTD).unflatten(-1, (mixer.num_kv_heads, mixer.head_dim))
-        cached_BJSX[rows_B1, :, slots_BT] = new_BTJX.to(cached_BJSX.dtype)  # autocast may have lowered it
-    num_slots = attention_mask.shape[-1]
-    out_BATX = F.scaled_dot_product_attention(
-        q_BATX, cache.k[:, :, :num_slots], cache.v[:, :, :num_slots], attn_mask=attention_mask, enable_gqa=True
-    )
-    out_BTD: Tensor = mixer.o_proj(out_BATX.transpose(1, 2).flatten(-2))
-    return out_BTD
+
+    num_tokens: int
+    num_slots: int
+    slots: slice | Tensor
+    mask: Tensor | None
+
+    def write(self, cached_BJSX: Tensor, new_BTJX: Tensor) -> None:
+        """Put keys or values of the T tokens into their slots."""
+        new_BTJX = new_BTJX.to(cached_BJSX.dtype)  # bf16 autocast may have lowered it
+        if isinstance(self.slots, slice):
+            cached_BJSX[:, :, self.slots] = new_BTJX.transpose(1, 2)
+        else:
+            rows_B1 = torch.arange(len(self.slots), device=self.slots.device).unsqueeze(1)
+            cached_BJSX[rows_B1, :, self.slots] = new_BTJX
 
 
-def extend_mamba2(mixer: Mamba2, x_BTD: Tensor, cache: MambaCache) -> tuple[Tensor, PendingTokens]:
-    """T further tokens a row at once, [B, T, D] -> [B, T, D], of which only some may be kept.
+def prepare_attention(mixer: Attention, state: AttentionCache, stack: CachedStack) -> Step:
+    """`*`: T queries of each of the heads that share keys stand as a T rows of one matrix, so that no key is copied."""
+    heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
+    group = heads // kv_heads
+    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    qkv_weight = torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight])
+    qkv_proj = prepare_linear(qkv_weight, mixer.q_proj.round_input)  # all three read the same
+    o_proj = prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
 
-    The cache is read, not changed: `PendingTokens.accept` advances its states by the tokens that are kept. One chunk
-    of the scan, with a state before it: y_i = exp(c_i) C_i h + sum_(j <= i) exp(c_i - c_j) (C_i B_j) dt_j x_j.
-    """
-    z_BTI, xBC_BTc, dt_BTH = mixer.project(x_BTD)
-    inputs_BSc = torch.cat([*(x_Bc.unsqueeze(1) for x_Bc in cache.conv), xBC_BTc], dim=1)
-    windows_BTcK = inputs_BSc.unfold(1, mixer.conv1d.weight.shape[-1], 1)
-    xBC_BTc = F.silu((windows_BTcK * mixer.conv1d.weight.squeeze(1)).sum(-1) + mixer.conv1d.bias)
-    x_BTHP, B_BTGN, C_BTGN = mixer.split(xBC_BTc)
-    with torch.autocast(x_BTD.device.type, enabled=False):  # as in the scan
-        heads = (mixer.num_groups, mixer.num_heads // mixer.num_groups)  # H = G h: heads of a group share B and C
-        B_BGTN, C_BGTN = (at_least_fp32(t).transpose(1, 2) for t in (B_BTGN, C_BTGN))
-        dtx_BGhTP = (at_least_fp32(x_BTHP) * dt_BTH.unsqueeze(-1)).unflatten(2, heads).permute(0, 2, 3, 1, 4)
-        c_BTH = (dt_BTH * -torch.exp(at_least_fp32(mixer.A_log))).cumsum(1)
-        c_BGhT = c_BTH.transpose(1, 2).unflatten(1, heads)
-        future_TT = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=torch.bool, device=x_BTD.device).triu(1)
-        decay_BGhTT = (c_BGhT.unsqueeze(-1) - c_BGhT.unsqueeze(-2)).masked_fill_(future_TT, float("-inf")).exp_()
-        among_BGhTP = (decay_BGhTT * (C_BGTN @ B_BGTN.transpose(-1, -2)).unsqueeze(2)) @ dtx_BGhTP
-        from_state_BGhTP = (C_BGTN @ cache.ssm).unflatten(-1, (-1, mixer.head_dim)).transpose(2, 3)
-        y_BGhTP = torch.addcmul(among_BGhTP, from_state_BGhTP, c_BGhT.exp().unsqueeze(-1))
-    y_BTHP = y_BGhTP.permute(0, 3, 1, 2, 4).flatten(2, 3).to(x_BTHP.dtype) + mixer.D.unsqueeze(-1) * x_BTHP
-    out_BTD: Tensor = mixer.out_proj(mixer.norm(y_BTHP.flatten(-2), z_BTI))
-    return out_BTD, PendingTokens(inputs_BSc, c_BGhT, dtx_BGhTP, B_BGTN)
+    def step(x_RD: Tensor) -> Tensor:
+        q, k, v = qkv_proj(x_RD).split(sizes, dim=-1)
+        window = stack.window
+        num_tokens, mask = window.num_tokens, window.mask
+        window.write(state.k, rounded(k, mixer.k_proj.round_output).view(-1, num_tokens, kv_heads, head_dim))
+        window.write(state.v, rounded(v, mixer.v_proj.round_output).view(-1, num_tokens, kv_heads, head_dim))
+        if mask is not None:
+            mask = mask.repeat(*[1] * (mask.dim() - 2), group, 1)
+        q_BJaTX = q.view(-1, num_tokens, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        out_BJRX = F.scaled_dot_product_attention(
+            q_BJaTX.flatten(2, 3), state.k[:, :, : window.num_slots], state.v[:, :, : window.num_slots], attn_mask=mask
+        )
+        out_BTJaX = out_BJRX.unflatten(2, (group, num_tokens)).permute(0, 3, 1, 2, 4)
+        return o_proj(out_BTJaX.reshape(-1, heads * head_dim))
+
+    return step
 
 
 @dataclass
-class PendingTokens:
-    """T tokens that `extend_mamba2` has read but not yet written into the states.
+class PendingStates:
+    """States of an `M` block before the first pending token and after each of up to Q.
 
-    inputs: of the convolution, the cached ones first [B, K-1+T, c]. c: log-decay up to and with each token
-    [B, G, h, T]. dtx: dt x [B, G, h, T, P]. B: [B, G, T, N]. H = G h.
+    conv: inputs of the convolution, fp32 [B, K-1+Q, c]: the K-1 before the first pending token, then those of each.
+    ssm: fp32 [1+Q, B, G, N, i]; each as in `MambaCache`, one for each number of tokens that may be kept.
     """
 
-    inputs: Tensor
-    c: Tensor
-    dtx: Tensor
-    B: Tensor
+    conv: Tensor
+    ssm: Tensor
 
-    def accept(self, cache: MambaCache, counts_B: Tensor) -> None:
-        """Advance the states by the first `counts` tokens of each row (int64 [B], 0 .. T) and forget the others.
+    @classmethod
+    def behind(cls, cache: MambaCache, channels: int, most_pending: int) -> PendingStates:
+        """Room for so many tokens behind those that `cache` has read."""
+        batch_size, *_ = cache.ssm.shape
+        conv = cache.ssm.new_empty(batch_size, len(cache.conv) + most_pending, channels)
+        for position, inputs_Bc in enumerate(cache.conv):
+            conv[:, position] = inputs_Bc
+        ssm = cache.ssm.new_empty(1 + most_pending, *cache.ssm.shape)
+        ssm[0] = cache.ssm
+        return cls(conv, ssm)
 
-        h = exp(c_n) h + sum_(j <= n) exp(c_n - c_j) dt_j x_j B_j^T for the last accepted token n: the state is written
-        once, whatever the number of tokens.
-        """
-        row_B = torch.arange(len(counts_B), device=counts_B.device)
-        cache.conv = [self.inputs[row_B, counts_B + i] for i in range(len(cache.conv))]
-        count_B111 = counts_B.view(-1, 1, 1, 1)
-        last_BGh1 = F.pad(self.c, (1, 0)).take_along_dim(count_B111, dim=-1)  # no token, no decay
-        rejected_B11T = torch.arange(self.c.shape[-1], device=counts_B.device) >= count_B111
-        to_last_BGhT = (last_BGh1 - self.c).masked_fill_(rejected_B11T, float("-inf")).exp_()
-        added_BGNi = self.B.transpose(-1, -2) @ (self.dtx * to_last_BGhT.unsqueeze(-1)).transpose(2, 3).flatten(3)
-        decay_BG1i = last_BGh1.exp().expand(-1, -1, -1, self.dtx.shape[-1]).flatten(2).unsqueeze(2)
-        cache.ssm.mul_(decay_BG1i).add_(added_BGNi)
+    def accept(self, counts: Sequence[int]) -> None:
+        """The states after `counts` pending tokens of each row become those before the next one."""
+        width = self.conv.shape[1] - (len(self.ssm) - 1)
+        if counts.count(counts[0]) == len(counts):
+            if count := counts[0]:
+                self.ssm[0] = self.ssm[count]
+                self.conv[:, :width] = self.conv[:, count : count + width].clone()
+            return
+        counts_B = torch.tensor(counts, device=self.ssm.device)
+        rows_B = torch.arange(len(counts), device=self.ssm.device)
+        self.ssm[0] = self.ssm[counts_B, rows_B]
+        kept_BK = counts_B.unsqueeze(1) + torch.arange(width, device=self.ssm.device)
+        self.conv[:, :width] = self.conv[rows_B.unsqueeze(1), kept_BK]
+
+    def keep_rows(self, rows_B: Tensor) -> None:
+        """Drop every row but `rows` (int64 [B'])."""
+        self.conv, self.ssm = self.conv.index_select(0, rows_B), self.ssm.index_select(1, rows_B)
+
+
+def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> Step:
+    """`M`: convolution over the last K inputs of each token, then the recurrence, every state of which is held."""
+    heads, head_dim, groups, state_size = mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_size
+    inner_size, conv_size, group_size = mixer.inner_size, mixer.conv_size, mixer.inner_size // groups
+    in_sizes = [inner_size, conv_size, heads]
+    xBC_sizes = [inner_size, groups * state_size, groups * state_size]
+    in_proj = prepare_linear(mixer.in_proj.weight, mixer.in_proj.round_input)
+    out_proj = prepare_linear(mixer.out_proj.weight, mixer.out_proj.round_input)
+    *past_taps, tap_c = at_least_fp32(mixer.conv1d.weight).squeeze(1).T.contiguous().unbind(0)
+    conv_bias_c, dt_bias_H = at_least_fp32(mixer.conv1d.bias), at_least_fp32(mixer.dt_bias)
+    A_H = -torch.exp(at_least_fp32(mixer.A_log))
+    D_I = at_least_fp32(mixer.D).repeat_interleave(head_dim)
+    norm = prepare_norm(mixer.norm.weight.view(groups, group_size), mixer.norm.eps)
+
+    def step(x_RD: Tensor) -> Tensor:
+        first, num_tokens, width = stack.num_pending, stack.window.num_tokens, len(past_taps)
+        z_RI, xBC_Rc, dt_RH = in_proj(x_RD).split(in_sizes, dim=-1)
+        xBC_BTc = xBC_Rc.unflatten(0, (-1, num_tokens))
+        states.conv[:, first + width : first + width + num_tokens] = xBC_BTc
+        conv_BTc = torch.addcmul(conv_bias_c, xBC_BTc, tap_c)
+        for position, past_tap_c in enumerate(past_taps, start=first):
+            conv_BTc.addcmul_(states.conv[:, position : position + num_tokens], past_tap_c)
+        x_BTI, B_BTn, C_BTn = F.silu(conv_BTc, inplace=True).split(xBC_sizes, dim=-1)
+        dt_RH = F.softplus(dt_RH + dt_bias_H)
+        decay_RI = torch.exp(dt_RH * A_H).repeat_interleave(head_dim, dim=1)
+        dtx_BTHP = x_BTI.unflatten(-1, (heads, head_dim)) * dt_RH.view(-1, num_tokens, heads, 1)
+        decay_TBG1i = decay_RI.view(-1, num_tokens, groups, 1, group_size).transpose(0, 1)
+        dtx_TBG1i = dtx_BTHP.view(-1, num_tokens, groups, 1, group_size).transpose(0, 1)
+        B_TBGN1 = B_BTn.unflatten(-1, (groups, state_size, 1)).transpose(0, 1)
+        C_TBG1N = C_BTn.unflatten(-1, (groups, 1, state_size)).transpose(0, 1)
+        held, rounded_y = states.ssm.unbind(0), []
+        for token, (decay_BG1i, B_BGN1, dtx_BG1i) in enumerate(
+            zip(decay_TBG1i.unbind(0), B_TBGN1.unbind(0), dtx_TBG1i.unbind(0), strict=True), start=first
+        ):  # h = decay h + B (dt x)^T, one step after the other
+            torch.mul(held[token], decay_BG1i, out=held[token + 1]).addcmul_(B_BGN1, dtx_BG1i)
+            if mixer.round_state is not None:  # after it was read, as it is stored
+                rounded_y.append(C_TBG1N[token - first] @ held[token + 1])
+                held[token + 1].copy_(rounded(held[token + 1], mixer.round_state))
+        y_TBG1i = torch.stack(rounded_y) if rounded_y else C_TBG1N @ states.ssm[first + 1 : first + 1 + num_tokens]
+        y_RI = y_TBG1i.transpose(0, 1).reshape(-1, inner_size).addcmul_(x_BTI.reshape(-1, inner_size), D_I)
+        gated_RGi = F.silu(at_least_fp32(z_RI)).mul_(y_RI).view(-1, groups, group_size)
+        return out_proj(norm(gated_RGi).view(-1, inner_size))
+
+    return step
+
+
+def prepare_few_choices(experts: Experts) -> ExpertStep:
+    """What `prepare_experts` gives, for choices too few to share weights, in two operations instead of two an expert.
+
+    A matrix times a vector is a sum of rows, weighted by the vector: `embedding_bag` takes any rows of a table. Here
+    the rows are those of all chosen experts, and the bags are up x for each choice, and sum_k w_k down relu(up x)^2 for
+    each token. Large experts, a GPU, lower precisions and rounded operands are left to `prepare_experts`.
+    """
+    by_expert = prepare_experts(experts)
+    up_EFD, down_EDF = experts.up_proj, experts.down_proj
+    num_experts, width, size = up_EFD.shape
+    if experts.round_input is not None or experts.round_active is not None:
+        return by_expert
+    exact = compute_dtype(up_EFD) in (torch.float32, torch.float64)
+    if up_EFD.device.type != "cpu" or not exact or width * size > SMALL_EXPERT:
+        return by_expert
+    up_RF = up_EFD.transpose(1, 2).reshape(num_experts * size, width)
+    down_RD = down_EDF.transpose(1, 2).reshape(num_experts * width, size)
+    column_D, column_F = torch.arange(size), torch.arange(width)
+
+    def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
+        if chosen_TK.numel() > FEW_CHOICES:
+            return by_expert(x_TD, weights_TK, chosen_TK)
+        chosen_TK1 = chosen_TK.unsqueeze(-1)
+        x_TKD = x_TD.unsqueeze(1).expand(-1, chosen_TK.shape[1], -1)
+        rows_TKD = torch.add(column_D, chosen_TK1, alpha=size)
+        up_CF = F.embedding_bag(rows_TKD.view(-1, size), up_RF, per_sample_weights=x_TKD.reshape(-1, size), mode="sum")
+        active_TKF = up_CF.relu_().square_().view(*chosen_TK.shape, width).mul_(weights_TK.unsqueeze(-1))
+        rows_TKF = torch.add(column_F, chosen_TK1, alpha=width)
+        return F.embedding_bag(rows_TKF.flatten(1), down_RD, per_sample_weights=active_TKF.flatten(1), mode="sum")
+
+    return step

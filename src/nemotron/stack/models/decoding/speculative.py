@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation, pad_left
+from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation, draw_below, pad_left
 from nemotron.stack.models.decoding.multi_token import CachedStack
+from nemotron.stack.models.decoding.steps import explicit_dtypes, prepare_linear, prepare_norm
 from nemotron.stack.models.layers import at_least_fp32
-from nemotron.stack.models.mtp import MTP, shift_left
+from nemotron.stack.models.mtp import shift_left
 from nemotron.stack.models.nemotron_h import NemotronH
 
 
@@ -55,7 +55,7 @@ class Acceptance:
         return [count / max(self.rounds, 1) for count in self.accepted]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate_speculative(
     model: NemotronH,
     prompts: Sequence[Sequence[int]],
@@ -88,65 +88,56 @@ def generate_speculative(
         raise ValueError(
             f"num_draft_tokens >= 1 and temperature >= 0 expected, got {num_draft_tokens} and {temperature}"
         )
-    mtp, total, k = model.mtp, len(prompts), num_draft_tokens
+    total, k = len(prompts), num_draft_tokens
     result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
     acceptance = Acceptance(0, [0] * k)
     device = model.lm_head.weight.device
     input_ids_BL, is_token_BL = pad_left(prompts, device)
     if not prompts or max_new_tokens <= 0:
         return result, acceptance
-    stops, embedding = set(stop_token_ids), model.backbone.embeddings
+    stops = set(stop_token_ids)
 
     was_training = model.training
     model.eval()
     try:
         # ---- read the prompts: the trunk, its first token, then the drafter, one token behind
         capacity = input_ids_BL.shape[1] + max_new_tokens + k  # a row that wants one more token still verifies k drafts
-        trunk = CachedStack(model.blocks(), model.config, is_token_BL, capacity)
-        hidden_BLD = model.backbone.norm_f(trunk.read(embedding(input_ids_BL)))
-        logits_BTV = model.lm_head(hidden_BLD[:, -1:])
-        newest_B = _draw(logits_BTV[:, 0], temperature, generator)
+        trunk, drafter = Trunk(model, is_token_BL, capacity, k), Drafter(model, is_token_BL, capacity, k)
+        hidden_BLD = trunk.read(input_ids_BL)
+        logits_B1V = at_least_fp32(model.lm_head(hidden_BLD[:, -1:]))
+        newest_B1, _ = _draw(logits_B1V[:, 0], temperature, generator)
         rows = list(range(total))  # which prompt each live row belongs to
-        ones_B = torch.ones_like(newest_B)
-        live = _record(result, rows, [True] * total, newest_B.unsqueeze(1), ones_B, logits_BTV, max_new_tokens, stops)
-
-        drafter = CachedStack(mtp.blocks(), _block_config(model.config), is_token_BL, capacity)
+        live = _record(result, rows, [True] * total, newest_B1, [1] * total, logits_B1V, max_new_tokens, stops)
         next_ids_BL = shift_left(input_ids_BL, 1, is_token_BL.long(), fill=0)
-        next_ids_BL[:, -1] = newest_B
-        drafter_BD = mtp.finish(drafter.read(mtp.merge(embedding(next_ids_BL), hidden_BLD)))[:, -1]
+        next_ids_BL[:, -1:] = newest_B1
+        drafter.read(next_ids_BL, hidden_BLD)
 
         while any(live):
             poll()
             if live.count(False) >= COMPACT_AT * len(live):  # until then finished rows are decoded and not recorded
                 keep = [i for i, alive in enumerate(live) if alive]
-                index = torch.tensor(keep, device=device)
                 rows, live = [rows[i] for i in keep], [True] * len(keep)
-                newest_B, drafter_BD = newest_B[index], drafter_BD[index]
-                trunk.keep_rows(index)
-                drafter.keep_rows(index)
+                newest_B1 = newest_B1[keep]
+                trunk.stack.keep_rows(keep)
+                drafter.keep_rows(keep)
 
-            drafts_Bk, draft_logits_BkV = _draft(model, mtp, drafter, drafter_BD, k, temperature, generator)
-
-            read_BT = torch.cat([newest_B.unsqueeze(1), drafts_Bk], dim=1)
-            hidden_BTD = model.backbone.norm_f(trunk.extend(embedding(read_BT)))
-            logits_BTV = model.lm_head(hidden_BTD)
-            kept_B, newest_B = _verify(drafts_Bk, draft_logits_BkV, logits_BTV, temperature, generator)
+            drafts_Bk, probs = drafter.draft(temperature, generator)
+            hidden_BTD, logits_BTV = trunk.extend(torch.cat([newest_B1, drafts_Bk], dim=1))
+            kept, tokens_BT = _verify(drafts_Bk, probs, logits_BTV, temperature, generator)
 
             # ---- settle: the kept drafts, then the trunk's own token; whatever follows is ignored
-            for kept, alive in zip(kept_B.tolist(), live, strict=True):
+            for count, alive in zip(kept, live, strict=True):
                 if alive:
                     acceptance.rounds += 1
-                    for depth in range(kept):
+                    for depth in range(count):
                         acceptance.accepted[depth] += 1
-            tokens_BT = torch.cat([drafts_Bk, newest_B.unsqueeze(1)], dim=1)
-            tokens_BT.scatter_(1, kept_B.unsqueeze(1), newest_B.unsqueeze(1))
-            live = _record(result, rows, live, tokens_BT, kept_B + 1, logits_BTV, max_new_tokens, stops)
-            count_B = (kept_B + 1) * torch.tensor(live, device=device)  # rows at their end stay where they are
-            trunk.accept(count_B)
-            # The drafter reads the settled tokens again, now with the trunk's hidden states instead of its own.
-            out_BTD = mtp.finish(drafter.extend(mtp.merge(embedding(tokens_BT), hidden_BTD)))
-            drafter.accept(count_B)
-            drafter_BD = out_BTD[torch.arange(len(rows), device=device), kept_B]
+            counts = [count + 1 for count in kept]
+            live = _record(result, rows, live, tokens_BT, counts, logits_BTV, max_new_tokens, stops)
+            newest_B1 = tokens_BT.gather(1, torch.tensor(kept, device=device).unsqueeze(1))
+            counts = [count * alive for count, alive in zip(counts, live, strict=True)]  # at its end a row stays there
+            trunk.stack.accept(counts)
+            if any(live):
+                drafter.settle(tokens_BT, hidden_BTD, counts)
     finally:
         model.train(was_training)
     for row, tokens in enumerate(result.tokens):
@@ -155,70 +146,136 @@ def generate_speculative(
     return result, acceptance
 
 
-def _draft(
-    model: NemotronH,
-    mtp: MTP,
-    drafter: CachedStack,
-    hidden_BD: Tensor,
-    num_drafts: int,
-    temperature: float,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """Drafts [B, k] and the logits they come from [B, k, V], given the drafter's output for the newest token."""
-    ahead = drafter.fork()
-    drafts: list[Tensor] = []
-    logits: list[Tensor] = []
-    for depth in range(num_drafts):
-        if depth > 0:
-            merged_B1D = mtp.merge(model.backbone.embeddings(drafts[-1]).unsqueeze(1), hidden_BD.unsqueeze(1))
-            hidden_BD = mtp.finish(ahead.extend(merged_B1D)).squeeze(1)
-            ahead.accept(torch.ones_like(drafts[-1]))
-        logits.append(model.lm_head(hidden_BD))
-        drafts.append(_draw(logits[-1], temperature, generator))
-    return torch.stack(drafts, dim=1), torch.stack(logits, dim=1)
+class Trunk:
+    """The model without its multi-token prediction block, with a cache: reads the newest token and k drafts at once."""
+
+    def __init__(self, model: NemotronH, is_token_BL: Tensor, capacity: int, num_drafts: int) -> None:
+        self.model, norm_f = model, model.backbone.norm_f
+        self.stack = CachedStack(model.blocks(), model.config, is_token_BL, capacity, num_drafts + 1)
+        self.embedding = model.backbone.embeddings.weight
+        self.norm_f = prepare_norm(norm_f.weight, norm_f.eps)
+        self.lm_head = prepare_linear(model.lm_head.weight, model.lm_head.round_input)
+        self.own_dtypes = explicit_dtypes(is_token_BL.device.type)
+
+    def read(self, input_ids_BL: Tensor) -> Tensor:
+        """The prompts; returns hidden states after the final norm, [B, L, D]."""
+        hidden_BLD: Tensor = self.model.backbone.norm_f(self.stack.read(F.embedding(input_ids_BL, self.embedding)))
+        return hidden_BLD
+
+    def extend(self, input_ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """T further tokens a row, pending: hidden states after the final norm [B, T, D], and logits [B, T, V]."""
+        with self.own_dtypes:
+            hidden_BTD = self.norm_f(self.stack.extend(F.embedding(input_ids_BT, self.embedding)))
+            logits_RV = at_least_fp32(self.lm_head(hidden_BTD.flatten(0, 1)))
+        return hidden_BTD, logits_RV.unflatten(0, input_ids_BT.shape)
 
 
-def _draw(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """One token a row: the likeliest, or one drawn at a temperature."""
+class Drafter:
+    """The multi-token prediction block with a cache, one token behind the trunk's.
+
+    hidden_BD: its output for the newest token, which the next first draft comes from.
+    """
+
+    hidden_BD: Tensor
+
+    def __init__(self, model: NemotronH, is_token_BL: Tensor, capacity: int, num_drafts: int) -> None:
+        assert model.mtp is not None
+        self.mtp, self.num_drafts = model.mtp, num_drafts
+        blocks, config = self.mtp.blocks(), model.config
+        config = replace(config, hybrid_override_pattern=config.mtp_hybrid_override_pattern)
+        self.stack = CachedStack(blocks, config, is_token_BL, capacity, num_drafts + 1)
+        self.embedding = model.backbone.embeddings.weight
+        first, last = blocks[0], blocks[-1]
+        self.both_norms = prepare_norm(torch.stack([first.enorm.weight, first.hnorm.weight]), first.enorm.eps)
+        self.eh_proj = prepare_linear(first.eh_proj.weight)
+        self.final_norm = prepare_norm(last.final_layernorm.weight, last.final_layernorm.eps)
+        self.lm_head = prepare_linear(model.lm_head.weight, model.lm_head.round_input)
+        self.own_dtypes = explicit_dtypes(is_token_BL.device.type)
+
+    def read(self, next_ids_BL: Tensor, hidden_BLD: Tensor) -> None:
+        """The prompts: the trunk's hidden state of each token, with the token after it."""
+        x_BLD = self.stack.read(self.mtp.merge(F.embedding(next_ids_BL, self.embedding), hidden_BLD))
+        self.hidden_BD = self.mtp.finish(x_BLD[:, -1])
+
+    def draft(self, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, list[Tensor]]:
+        """Drafts [B, k], and the distribution that each was drawn from, k times [B, V]; greedy ones come from none."""
+        drafts: list[Tensor] = []
+        probs: list[Tensor] = []
+        hidden_BD = self.hidden_BD
+        with self.own_dtypes:
+            for depth in range(self.num_drafts):
+                if depth > 0:  # the block goes on from its own output
+                    hidden_BD = self.final_norm(self._extend(drafts[-1], hidden_BD.unsqueeze(1)).squeeze(1))
+                draft_B1, probs_BV = _draw(at_least_fp32(self.lm_head(hidden_BD)), temperature, generator)
+                drafts.append(draft_B1)
+                probs.append(probs_BV)
+        self.stack.accept([0] * len(hidden_BD))
+        return torch.cat(drafts, dim=1), probs
+
+    def settle(self, tokens_BT: Tensor, hidden_BTD: Tensor, counts: Sequence[int]) -> None:
+        """Read the first `counts` tokens of each row, now with the trunk's hidden states instead of the block's own."""
+        most = max(counts)
+        with self.own_dtypes:
+            x_BTD = self._extend(tokens_BT[:, :most], hidden_BTD[:, :most])
+            last_B = torch.tensor(counts, device=x_BTD.device) - 1
+            self.hidden_BD = self.final_norm(x_BTD[torch.arange(len(counts), device=x_BTD.device), last_B])
+        self.stack.accept(counts)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drop every row but `rows`."""
+        self.stack.keep_rows(rows)
+        self.hidden_BD = self.hidden_BD[rows]
+
+    def _extend(self, tokens_BT: Tensor, hidden_BTD: Tensor) -> Tensor:
+        both_BT2D = torch.stack([F.embedding(tokens_BT, self.embedding), hidden_BTD], dim=-2)
+        merged_RD = self.eh_proj(self.both_norms(both_BT2D).flatten(0, 1).flatten(1))
+        return self.stack.extend(merged_RD.unflatten(0, tokens_BT.shape))
+
+
+def _draw(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """One token a row [B, 1], and the distribution that it was drawn from [B, V]; greedy, the likeliest, from none."""
     if temperature == 0:
-        return logits_BV.argmax(-1)
-    return torch.multinomial(_probabilities(logits_BV, temperature), 1, generator=generator).squeeze(-1)
+        return logits_BV.argmax(-1, keepdim=True), logits_BV
+    probs_BV = torch.softmax(logits_BV / temperature, dim=-1)
+    return _draw_from(probs_BV, generator), probs_BV
 
 
-def _probabilities(logits: Tensor, temperature: float) -> Tensor:
-    return torch.softmax(at_least_fp32(logits) / temperature, dim=-1)
+def _draw_from(weights_BV: Tensor, generator: torch.Generator | None) -> Tensor:
+    cumulated_BV = weights_BV.cumsum(-1, dtype=torch.float64)
+    return draw_below(cumulated_BV, cumulated_BV[:, -1:], generator)
 
 
 def _verify(
     drafts_Bk: Tensor,
-    draft_logits_BkV: Tensor,
+    probs: Sequence[Tensor],
     logits_BTV: Tensor,
     temperature: float,
     generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """How many drafts of each row are kept, [B], and the token that follows them, [B]. T = k + 1.
+) -> tuple[list[int], Tensor]:
+    """How many drafts of each row are kept, and the tokens [B, T] that begin with those and the one that follows them.
 
-    Greedy: the drafts up to the first that is not the trunk's choice, then that choice. Otherwise draft x, drawn with
-    probability q(x), is kept with probability min(1, p(x) / q(x)); at the first that is not, the token is drawn from
-    max(p - q, 0) normalised, and behind k kept ones from p (Leviathan et al., algorithm 1). What is kept or drawn is
-    then distributed as p, whatever q is.
+    T = k + 1. Greedy: the drafts up to the first that is not the trunk's choice, then that choice. Otherwise draft x,
+    drawn with probability q(x), is kept with probability min(1, p(x) / q(x)); at the first that is not, the token is
+    drawn from max(p - q, 0) normalised, and behind k kept ones from p (Leviathan et al., algorithm 1). What is kept or
+    drawn is then distributed as p, whatever q is.
     """
-    num_rows, num_drafts = drafts_Bk.shape
-    row_B = torch.arange(num_rows, device=drafts_Bk.device)
     if temperature == 0:
         choice_BT = logits_BTV.argmax(-1)
         kept_B = (drafts_Bk == choice_BT[:, :-1]).long().cumprod(dim=1).sum(dim=1)
-        return kept_B, choice_BT[row_B, kept_B]
-    p_BTV, q_BkV = _probabilities(logits_BTV, temperature), _probabilities(draft_logits_BkV, temperature)
-    p_Bk, q_Bk = (t[:, :num_drafts].gather(-1, drafts_Bk.unsqueeze(-1)).squeeze(-1) for t in (p_BTV, q_BkV))
+        return kept_B.tolist(), choice_BT
+    row_B = torch.arange(len(drafts_Bk), device=drafts_Bk.device)
+    p_BTV, q_BkV = torch.softmax(logits_BTV / temperature, dim=-1), torch.stack(list(probs), dim=1)
+    p_Bk, q_Bk = (t.gather(-1, drafts_Bk.unsqueeze(-1)).squeeze(-1) for t in (p_BTV[:, :-1], q_BkV))
     uniform_Bk = torch.rand(p_Bk.shape, generator=generator, dtype=p_Bk.dtype, device=p_Bk.device)
     kept_B = (uniform_Bk * q_Bk < p_Bk).long().cumprod(dim=1).sum(dim=1)
     # q = 0 behind the last draft: what remains there is p itself.
-    remaining_BTV = (p_BTV - F.pad(q_BkV, (0, 0, 0, 1))).clamp(min=0)
-    remaining_BV = remaining_BTV[row_B, kept_B]
+    p_BV, q_BV = p_BTV[row_B, kept_B], F.pad(q_BkV, (0, 0, 0, 1))[row_B, kept_B]
+    remaining_BV = (p_BV - q_BV).clamp_(min=0)
     # Nothing remains where p = q up to rounding; such a draft is all but never refused.
-    remaining_BV = torch.where(remaining_BV.sum(-1, keepdim=True) > 0, remaining_BV, p_BTV[row_B, kept_B])
-    return kept_B, torch.multinomial(remaining_BV, 1, generator=generator).squeeze(-1)
+    remaining_BV = torch.where(remaining_BV.sum(-1, keepdim=True) > 0, remaining_BV, p_BV)
+    tokens_BT = F.pad(drafts_Bk, (0, 1))
+    tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw_from(remaining_BV, generator))
+    return kept_B.tolist(), tokens_BT
 
 
 def _record(
@@ -226,17 +283,17 @@ def _record(
     rows: list[int],
     live: list[bool],
     tokens_BT: Tensor,
-    count_B: Tensor,
+    counts: list[int],
     logits_BTV: Tensor,
     max_new_tokens: int,
     stops: set[int],
 ) -> list[bool]:
-    """Append the first `count` tokens of each live row, up to a stop token or the limit. Returns which go on."""
-    logp_BTV = torch.log_softmax(logits_BTV.float(), dim=-1)
+    """Append the first `counts` tokens of each live row, up to a stop token or the limit. Returns which go on."""
+    logp_BTV = torch.log_softmax(logits_BTV, dim=-1)
     logprobs = logp_BTV.gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1).tolist()
-    entropies = (-(logp_BTV.exp() * logp_BTV).sum(-1)).tolist()
+    entropies = logp_BTV.exp().mul_(logp_BTV).sum(-1).neg_().tolist()
     goes_on = list(live)
-    for i, (tokens, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
+    for i, (tokens, count) in enumerate(zip(tokens_BT.tolist(), counts, strict=True)):
         row = rows[i]
         for token, logprob, entropy in zip(tokens[:count], logprobs[i], entropies[i], strict=False):
             if not goes_on[i]:
@@ -246,8 +303,3 @@ def _record(
             result.entropies[row] += entropy
             goes_on[i] = token not in stops and len(result.tokens[row]) < max_new_tokens
     return goes_on
-
-
-def _block_config(config: NemotronHConfig) -> NemotronHConfig:
-    """A config whose pattern is that of the multi-token prediction block: what its cache is shaped by."""
-    return replace(config, hybrid_override_pattern=config.mtp_hybrid_override_pattern)

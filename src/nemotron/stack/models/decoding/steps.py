@@ -22,10 +22,10 @@ from torch import Tensor
 
 from nemotron.stack.models.attention import Attention, AttentionCache
 from nemotron.stack.models.decoding.cache import Cache
-from nemotron.stack.models.kernels.linear import matmul_nt, onednn_serves
+from nemotron.stack.models.kernels.linear import Rounding, matmul_nt, onednn_serves, rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
-from nemotron.stack.models.moe import MoE, weighted_sum
+from nemotron.stack.models.moe import Experts, MoE, weighted_sum
 from nemotron.stack.models.nemotron_h import NemotronH
 
 # oneDNN (see linear.py) compiles a kernel for each number of rows: worth it for batches that are a multiple of this,
@@ -36,6 +36,7 @@ ONEDNN_ROWS, ONEDNN_SIZE, ONEDNN_WEIGHTS = 16, 1 << 20, 1 << 18
 STATE_BLOCK = 4 << 20
 
 Step = Callable[[Tensor], Tensor]
+ExpertStep = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, weights and choices: [T, D], [T, K], [T, K]
 
 
 def prefill(model: NemotronH, input_ids_BL: Tensor, is_token_BL: Tensor, capacity: int) -> tuple[Tensor, Cache]:
@@ -86,17 +87,15 @@ def prepare(model: NemotronH, cache: Cache) -> Step:
         elif isinstance(mixer, Attention) and isinstance(state, AttentionCache):
             steps.append((norm, prepare_attention(mixer, state, cache)))
         elif isinstance(mixer, MoE):
-            steps.append((norm, prepare_moe(mixer)))
+            steps.append((norm, prepare_moe(mixer, prepare_experts(mixer.experts))))
         elif isinstance(mixer, MLP):
             steps.append((norm, prepare_mlp(mixer)))
     norm_f = prepare_norm(model.backbone.norm_f.weight, model.backbone.norm_f.eps)
-    lm_head = prepare_linear(model.lm_head.weight)
-    # The steps say themselves what is computed in which dtype.
-    autocast = torch.is_autocast_enabled(device)
-    explicit_dtypes = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
+    lm_head = prepare_linear(model.lm_head.weight, model.lm_head.round_input)
+    own_dtypes = explicit_dtypes(device)
 
     def step(input_ids_B: Tensor) -> Tensor:
-        with explicit_dtypes:
+        with own_dtypes:
             x_BD = F.embedding(input_ids_B, embedding)
             for norm, mixer in steps:
                 x_BD = x_BD + mixer(norm(x_BD))
@@ -106,20 +105,25 @@ def prepare(model: NemotronH, cache: Cache) -> Step:
     return step
 
 
+def explicit_dtypes(device: str) -> contextlib.AbstractContextManager[None]:
+    """Around prepared steps, which say themselves what is computed in which dtype: without autocast."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
 def compute_dtype(weight: Tensor) -> torch.dtype:
     """The dtype in which matrices are multiplied: autocast's where that is on, else that of the weights."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def prepare_linear(weight_NK: Tensor) -> Step:
-    """x W^T, [B, K] -> [B, N]."""
+def prepare_linear(weight_NK: Tensor, round_input: Rounding | None = None) -> Step:
+    """x W^T, [B, K] -> [B, N]; x is rounded first where the model's activations are quantised."""
     weight_NK = weight_NK.to(compute_dtype(weight_NK))
     dtype, size = weight_NK.dtype, weight_NK.numel()
     has_onednn = onednn_serves(weight_NK)
 
     def step(x_BK: Tensor) -> Tensor:
-        rows = x_BK.shape[0]
+        rows, x_BK = x_BK.shape[0], rounded(x_BK, round_input)
         is_large = size > ONEDNN_WEIGHTS or (rows % ONEDNN_ROWS == 0 and rows * size >= ONEDNN_SIZE)
         if has_onednn and is_large:
             return matmul_nt(x_BK, weight_NK)
@@ -147,7 +151,8 @@ def prepare_mamba2(mixer: Mamba2, state: MambaCache) -> Step:
     inner_size, group_size = mixer.inner_size, mixer.inner_size // groups
     in_sizes = [inner_size, mixer.conv_size, heads]
     xBC_sizes = [inner_size, groups * state_size, groups * state_size]
-    in_proj, out_proj = prepare_linear(mixer.in_proj.weight), prepare_linear(mixer.out_proj.weight)
+    in_proj = prepare_linear(mixer.in_proj.weight, mixer.in_proj.round_input)
+    out_proj = prepare_linear(mixer.out_proj.weight, mixer.out_proj.round_input)
     *past_taps, tap_c = at_least_fp32(mixer.conv1d.weight).squeeze(1).T.contiguous().unbind(0)
     conv_bias_c, dt_bias_H = at_least_fp32(mixer.conv1d.bias), at_least_fp32(mixer.dt_bias)
     A_H = -torch.exp(at_least_fp32(mixer.A_log))
@@ -171,6 +176,7 @@ def prepare_mamba2(mixer: Mamba2, state: MambaCache) -> Step:
             B_Bn.view(-1, groups, state_size, 1),
             C_Bn.view(-1, groups, 1, state_size),
         )
+        state.ssm = rounded(state.ssm, mixer.round_state)  # after it was read, as it is stored
         y_BI = y_BG1i.view(-1, inner_size).addcmul_(x_BI, D_I)
         gated_BGi = F.silu(at_least_fp32(z_BI)).mul_(y_BI).view(-1, groups, group_size)
         return out_proj(norm(gated_BGi).view(-1, inner_size))
@@ -196,14 +202,15 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
     """`*`: the A / J query heads that share keys stand as rows of one small matrix, so that no key is copied."""
     heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-    qkv_proj = prepare_linear(torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight]))
-    o_proj = prepare_linear(mixer.o_proj.weight)
+    qkv_weight = torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight])
+    qkv_proj = prepare_linear(qkv_weight, mixer.q_proj.round_input)  # all three read the same
+    o_proj = prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
 
     def step(x_BD: Tensor) -> Tensor:
         q, k, v = qkv_proj(x_BD).split(sizes, dim=-1)
         slot = cache.length
-        state.k[:, :, slot] = k.view(-1, kv_heads, head_dim)
-        state.v[:, :, slot] = v.view(-1, kv_heads, head_dim)
+        state.k[:, :, slot] = rounded(k, mixer.k_proj.round_output).view(-1, kv_heads, head_dim)
+        state.v[:, :, slot] = rounded(v, mixer.v_proj.round_output).view(-1, kv_heads, head_dim)
         mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, : slot + 1]
         out_BJaX = F.scaled_dot_product_attention(
             q.view(-1, kv_heads, heads // kv_heads, head_dim),
@@ -218,7 +225,8 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
 
 def prepare_mlp(mixer: MLP) -> Step:
     """`-`, and the shared expert of `E`."""
-    up_proj, down_proj = prepare_linear(mixer.up_proj.weight), prepare_linear(mixer.down_proj.weight)
+    up_proj = prepare_linear(mixer.up_proj.weight, mixer.up_proj.round_input)
+    down_proj = prepare_linear(mixer.down_proj.weight, mixer.down_proj.round_input)
 
     def step(x_BD: Tensor) -> Tensor:
         return down_proj(up_proj(x_BD).relu_().square_())
@@ -226,12 +234,13 @@ def prepare_mlp(mixer: MLP) -> Step:
     return step
 
 
-def prepare_moe(mixer: MoE) -> Step:
+def prepare_moe(mixer: MoE, experts: ExpertStep) -> Step:
     """`E`: router, routed experts (at the latent width where there is one), shared expert."""
     gate, shared_experts = mixer.gate, prepare_mlp(mixer.shared_experts)
-    experts = prepare_experts(mixer.experts.up_proj, mixer.experts.down_proj)
-    into = None if mixer.fc1_latent_proj is None else prepare_linear(mixer.fc1_latent_proj.weight)
-    out_of = None if mixer.fc2_latent_proj is None else prepare_linear(mixer.fc2_latent_proj.weight)
+    into, out_of = (
+        None if latent is None else prepare_linear(latent.weight, latent.round_input)
+        for latent in (mixer.fc1_latent_proj, mixer.fc2_latent_proj)
+    )
 
     def step(x_TD: Tensor) -> Tensor:
         weights_TK, chosen_TK, _ = gate(x_TD)
@@ -241,17 +250,19 @@ def prepare_moe(mixer: MoE) -> Step:
     return step
 
 
-def prepare_experts(up_EFD: Tensor, down_EDF: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def prepare_experts(experts: Experts) -> ExpertStep:
     """sum_k weights[t, k] down[e] relu(up[e] x[t])^2 with e = chosen[t, k]; experts that nobody chose are not read."""
-    dtype, num_experts = compute_dtype(up_EFD), len(up_EFD)
-    ups_DF = [up_FD.T for up_FD in up_EFD.to(dtype).unbind(0)]
-    downs_FD = [down_DF.T for down_DF in down_EDF.to(dtype).unbind(0)]
+    dtype, num_experts = compute_dtype(experts.up_proj), len(experts.up_proj)
+    ups_DF = [up_FD.T for up_FD in experts.up_proj.to(dtype).unbind(0)]
+    downs_FD = [down_DF.T for down_DF in experts.down_proj.to(dtype).unbind(0)]
+    round_input, round_active = experts.round_input, experts.round_active
 
     def expert(index: int, x_RD: Tensor) -> Tensor:
-        return torch.mm(torch.mm(x_RD, ups_DF[index]).relu_().square_(), downs_FD[index])
+        active_RF = torch.mm(x_RD, ups_DF[index]).relu_().square_()
+        return torch.mm(rounded(active_RF, round_active), downs_FD[index])
 
     def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
-        x_TD, top_k = x_TD.to(dtype), chosen_TK.shape[1]
+        x_TD, top_k = rounded(x_TD, round_input).to(dtype), chosen_TK.shape[1]
         if len(x_TD) == 1:
             y_KD = torch.cat([expert(index, x_TD) for index in chosen_TK[0].tolist()])
             return (weights_TK @ at_least_fp32(y_KD)).to(dtype)

@@ -1,9 +1,10 @@
 """Part of `make lint`: command files are copies on purpose, and differ only as written down here.
 
 Every step in a recipe's steps.toml has a command file of the words of its command: that of `nemotron nano3 sft` is
-nano3/sft.py; one file runs every step of the curation. Each file is compared with one whose script also runs on a Ray
-cluster, both without what is their own: title, folder, names of function and script, help text. The command of a
-torchrun script has no branch for a Ray cluster. Every script with a runspec is a step, or a config of a step names it.
+nano3/sft.py; one file runs every step of the curation, and one every step of lightning35. Each file is compared with
+one whose script also runs on a Ray cluster, both without what is their own: title, folder, names of function and
+script, help text. The command of a torchrun script has no branch for a Ray cluster; that of a script of another recipe
+says where the configs are. Every script with a runspec is a step, or a config of a step names it.
 A fork that rewrites its command files drops this script from its Makefile.
 """
 
@@ -32,29 +33,51 @@ WITH_SCALE = (
     (r"from nemotron\.cli\.scale import Scale\n", ""),
     (r"parse_recipe_config\(ctx, scale(_all)?=scale\)", "parse_recipe_config(ctx)"),
 )
-# The command that runs every step of the curation is told which.
+# The commands of these have one file, which is told which step it runs.
+OF_ANY_STEP = {"data/curate/": "data/curate_step", "lightning35/": "lightning35/run_step"}
 ANY_STEP = (
     (r"parse_recipe_config\(ctx\)\)", "parse_recipe_config(ctx), str(ctx.info_name))"),
     (r"cfg: job\.RecipeConfig\)", "cfg: job.RecipeConfig, step: str)"),
+)
+# Where all scripts are those of other recipes, it takes script and configs from the list of steps.
+FROM_THE_LIST = (
+    (r"from nemotron\.kit\.steps import RecipeStep, read_recipe\n", ""),
+    (r'RECIPE = read_recipe\(recipe_dir\("\w+"\)\)\nSTEPS = .*\n', "STAGE = FOLDER\n"),
+    (r"step\.script, step\.configs\)", "STAGE / SCRIPT)"),
+    (r"find_script\(RECIPE\.folder, ", "find_script(STAGE, "),
+    (r"STEPS\[str\(ctx\.info_name\)\]\)", "str(ctx.info_name))"),
+    (r"step: RecipeStep\)", "step: str)"),
 )
 
 
 def own_words(name: str, spec: Runspec, text: str) -> tuple[tuple[str, str], ...]:
     """What `text`, the file of the command `name`, has of its own -> a common word for it; `spec`: of its script."""
-    folder = spec.script_path.parent.relative_to(RECIPES).as_posix()
+    folder = re.escape(f'recipe_dir("{spec.script_path.parent.relative_to(RECIPES).as_posix()}")')
     (function,) = re.findall(r"^def ([a-z]\w*)\(", text, re.MULTILINE)  # a command file has one public function
-    title, script = name.replace("/", " "), f'"{spec.script_path.name}"'
+    title, script = name.replace("/", " ").replace("_", "-"), f'"{spec.script_path.name}"'
     if name == "data/curate_step":
         title, script = "data curate STEP", 'f"{step}.py"'
+    elif name == "lightning35/run_step":
+        title, folder, script = "lightning35 STEP", "FOLDER", "SCRIPT"
     return (
         (rf'\A"""nemotron {title}: .*"""\n', "TITLE\n"),
-        (rf'recipe_dir\("{folder}"\)', "FOLDER"),
+        (folder, "FOLDER"),
         (
             rf"def {function}\(ctx: typer\.Context(, scale: Scale = None)?\) -> None:\n    .*\n",
             "COMMAND(ctx)\n    HELP\n",
         ),
         (rf"_execute_{function}\(", "_execute_COMMAND("),
         (rf"STAGE / {re.escape(script)}", "STAGE / SCRIPT"),
+    )
+
+
+def with_configs(configs: Path) -> tuple[tuple[str, str], ...]:
+    """What the command of a script of another recipe has beside it: `configs`, the folder of its own configs."""
+    folder = configs.relative_to(RECIPES).as_posix()
+    return (
+        (rf'  # the script is that of \w+\nCONFIGS = recipe_dir\("{folder}"\)\n', "\n"),
+        (r'(STAGE / "\w+\.py"), CONFIGS\)', r"\1)"),
+        (r"find_script\(CONFIGS, ", "find_script(STAGE, "),
     )
 
 
@@ -70,7 +93,7 @@ def unused_scripts(steps: list[RecipeStep]) -> list[Path]:
     """Scripts with a runspec that are no step, and that no config of a step beside them names."""
     used = {step.script for step in steps}
     for step in steps:
-        spec = parse(step.script)
+        spec = parse(step.script, step.configs)
         for name in list_configs(spec.config_dir, spec.config.format):
             script = vars(load_config(spec.config_dir, name, (), spec.config.format).run).get("script")
             used.add(find_script(step.script.parent, script or step.script.name))
@@ -83,9 +106,13 @@ def main() -> int:
     """Print every other difference; 1 if there is one."""
     steps = [step for recipe in all_recipes() for step in recipe.steps]
     commands: dict[str, Runspec] = {}
+    configs: dict[str, Path] = {}
     for step in steps:
-        name = "/".join(step.command.split()[1:])
-        commands.setdefault("data/curate_step" if name.startswith("data/curate/") else name, parse(step.script))
+        name = "/".join(step.command.replace("-", "_").split()[1:])
+        name = next((file for words, file in OF_ANY_STEP.items() if name.startswith(words)), name)
+        commands.setdefault(name, parse(step.script))
+        if step.configs is not None and name not in OF_ANY_STEP.values():
+            configs[name] = step.configs
     files = {path.relative_to(COMMANDS).with_suffix("").as_posix(): path.read_text() for path in COMMANDS.rglob("*.py")}
     texts = {name: text for name, text in files.items() if "execute_local(spec, " in text}
     model = changed(changed(texts[MODEL], WITH_SCALE), own_words(MODEL, commands[MODEL], texts[MODEL]))
@@ -94,8 +121,10 @@ def main() -> int:
     problems += [f"{path}: no steps.toml lists it, and no config names it" for path in unused_scripts(steps)]
     for name in sorted(texts.keys() & commands.keys()):
         expected = changed(model, WITHOUT_RAY) if commands[name].run.launch == "torchrun" else model
-        expected = changed(expected, ANY_STEP) if name == "data/curate_step" else expected
+        expected = changed(expected, ANY_STEP) if name in OF_ANY_STEP.values() else expected
         text = changed(texts[name], WITH_SCALE) if "cli.scale" in texts[name] else texts[name]
+        text = changed(text, with_configs(configs[name])) if name in configs else text
+        text = changed(text, FROM_THE_LIST) if name == "lightning35/run_step" else text
         text = changed(text, own_words(name, commands[name], texts[name]))
         problems += difflib.unified_diff(
             expected.splitlines(), text.splitlines(), "expected", f"{name}.py", lineterm=""

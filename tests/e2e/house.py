@@ -64,7 +64,7 @@ class House:
         """The complete records of a log of the one run under `output`, wall times left out."""
         lines = [
             line
-            for path in (self.root / output).glob(f"nano3/*/*/{name}")
+            for path in (self.root / output).glob(f"*/*/*/{name}")
             for line in path.read_text().splitlines(keepends=True)
         ]
         records = [json.loads(line) for line in lines if line.endswith("\n")]

@@ -17,7 +17,7 @@ from nemotron.cli.groups import QuickGroup
 from nemotron.kit.commands import command_hint
 
 # Folders under commands/, and of the same name under recipes/.
-FAMILIES = ("nano3", "nano2", "data")
+FAMILIES = ("nano3", "super3", "lightning35", "nano2", "data")
 
 app = typer.Typer(
     name="nemotron",

@@ -18,6 +18,8 @@ from nemotron.cli import main as nemotron
     ("nemotron nano3 data prep ", 4, ["pretrain", "sft", "rl", "dpo"]),
     ("nemotron data curate p", 3, ["pii"]),
     ("nemotron nano3 rl ", 3, ["rlvr", "genrm", "rlhf", "dpo"]),
+    ("nemotron super3 rl ", 3, ["rlvr", "genrm", "rlhf", "mtp-healing"]),
+    ("nemotron lightning35 data", 2, ["data-pretrain", "data-sft", "data-rl"]),
 ])  # fmt: skip
 def test_a_shell_completes_commands(
     words: str, word: int, completions: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

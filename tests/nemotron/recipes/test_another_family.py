@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nemo_runspec import job
+from nemo_runspec import job, pipeline
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
@@ -51,10 +50,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job_of(stage: Path, *overrides: str) -> job.Job:
     """As a command file of the family makes it."""
-    spec = job.parse_runspec(stage.parents[1] / SCRIPT)
-    cfg = job.RecipeConfig(config_name="tiny", overrides=overrides)
-    train_config = job.parse_config(cfg, dataclasses.replace(spec, config_dir=stage / "config"))
-    spec = job.parse_runspec(job.find_script(stage, train_config.run.script))
+    spec = job.parse_runspec(stage.parents[1] / SCRIPT, stage / "config")
+    train_config = job.parse_config(job.RecipeConfig(config_name="tiny", overrides=overrides), spec)
+    spec = job.parse_runspec(job.find_script(stage / "config", train_config.run.script))
     return job.build_job_config(train_config, spec, Env(), dry_run=False)
 
 
@@ -68,6 +66,13 @@ def test_names_and_folders_are_the_family_s(stage: Path, tmp_path: Path) -> None
     with open_run(load_script_config(script, ["--config", str(config)]), script=script) as run:
         assert (run.dir, run.name) == (made.run.dir, "made/pretrain")
         assert run.producer().name == "made/pretrain"
+
+
+def test_a_pipe_takes_the_configs_of_the_family(stage: Path) -> None:
+    step = pipeline.Step("pretrain", stage.parents[1] / SCRIPT, configs=stage / "config")
+    (planned,) = pipeline.plan_pipeline([step], job.RecipeConfig(config_name="tiny"))
+    assert planned.job.run == job_of(stage).run
+    assert planned.job.resolved.outputs == ("made-pretrain-model-tiny",)
 
 
 def test_a_command_refuses_a_config_for_the_script_of_another_stage(stage: Path) -> None:
@@ -99,19 +104,33 @@ def test_nothing_of_nano3_is_taken_over_silently(stage: Path, remove: str, messa
 
 
 def test_limits_of_data_preparation_are_stated_too_but_not_what_is_filled_in(stage: Path) -> None:
-    spec = job.parse_runspec(stage.parents[1] / "nano3" / "stage0_pretrain" / "data_prep.py")
+    script = stage.parents[1] / "nano3" / "stage0_pretrain" / "data_prep.py"
+    spec = job.parse_runspec(script)
     config = yaml.safe_load((spec.config_dir / "tiny.yaml").read_text())
     config["run"] |= {"script": "nano3/stage0_pretrain/data_prep.py", "family": "made"}
     folder = stage / "config" / "data_prep"
     folder.mkdir()
     (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
     cfg = job.RecipeConfig(config_name="tiny", overrides=("curation.prose.digits={high: 0.2}",))
-    spec = dataclasses.replace(spec, config_dir=folder)
+    spec = job.parse_runspec(script, folder)
     with pytest.raises(UserError, match="is missing: its default is that of nano3") as error:
         job.build_job_config(job.parse_config(cfg, spec), spec, Env(), dry_run=False)
     missing = (error.value.hint or "").rpartition(": ")[2].split(", ")
     assert {"curation.prose.word_count", "curation.code.digits", "curation.ngram", "stdlib.enabled"} <= set(missing)
     assert not {"curation.prose.digits", "curation.prose.word_count.low", "stdlib.python"} & set(missing)
+
+
+def test_what_is_null_is_nobody_s_number(stage: Path) -> None:
+    """The bands of an evaluation are none unless a config states them."""
+    script = stage.parents[1] / "nano3" / "stage3_eval" / "evaluate.py"
+    config = {"run": {"script": "nano3/stage3_eval/evaluate.py", "family": "made", "results": "made-results"}}
+    path = stage / "eval.yaml"
+    path.write_text(yaml.safe_dump(config))
+    spec = job.parse_runspec(script, stage)
+    with pytest.raises(UserError) as error:
+        job.build_job_config(job.parse_config(job.RecipeConfig(config_name="eval"), spec), spec, Env(), dry_run=True)
+    missing = (error.value.hint or "").rpartition(": ")[2].split(", ")
+    assert "tasks.per_family" in missing and not [key for key in missing if key.startswith("bands.")]
 
 
 def test_a_script_that_is_not_there_is_named(stage: Path) -> None:

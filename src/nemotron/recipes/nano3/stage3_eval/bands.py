@@ -74,7 +74,7 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
             (bits - text["base"][source] for source, bits in text["sft"].items() if source in text.get("base", {})),
             default=None,
         )
-    for role in {"rl", "final"} & models.keys():
+    for role in {"rl", "swe2", "final", "healed"} & models.keys():
         sampled, greedy = (_comparison(metrics, f"{role} - sft", which) for which in ("sampled", "greedy"))
         values[f"{role}.sampled_gain"] = sampled and sampled["mean"]["difference"]
         values[f"{role}.sampled_gain_low"] = sampled and sampled["mean"]["difference_95"][0]
@@ -83,6 +83,17 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
         if "sft_continued" in models:
             continued = _comparison(metrics, f"{role} - sft_continued", "sampled")
             values[f"{role}.gain_over_continued"] = continued and continued["mean"]["difference"]
+    for role in {"quantized", "qad"} & models.keys():
+        sampled = _comparison(metrics, f"{role} - healed", "sampled")
+        values[f"{role}.sampled_loss"] = sampled and -sampled["mean"]["difference"]
+        values[f"{role}.gain_high"] = sampled and sampled["mean"]["difference_95"][1]
+    if "healed" in models:
+        lengths = metrics["acceptance_length"].values()
+        values["healed.acceptance_length"] = min((each["after"] for each in lengths), default=None)
+        values["healed.acceptance_gain"] = min((each["after"] - each["before"] for each in lengths), default=None)
+    if "qad" in models:
+        kl = {role: measured["kl"] for role, measured in metrics["quantization"].items()}
+        values["qad.kl_recovered"] = 1 - kl["qad"] / kl["quantized"] if kl.keys() == {"quantized", "qad"} else None
     return values
 
 

@@ -70,21 +70,25 @@ from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
 from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig, TasksConfig, TextConfig
 from nemotron.recipes.nano3.stage3_eval.table import format_table
-from nemotron.stack.environments import Task, questions, read_tasks, verifiable_families
-from nemotron.stack.environments.code_generation import FAMILY as CODE_GENERATION
+from nemotron.stack.environments import Task, questions, read_tasks, runs_programs, verifiable_families
 from nemotron.stack.evaluation.baselines import score_baselines
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, reasoning_budget
 from nemotron.stack.evaluation.scoring import Evaluation, compare
 from nemotron.stack.models import NemotronH
+from nemotron.stack.quantization.export import load_model
 from nemotron.stack.training.loaders import held_out_documents
 
-# In the order of training. A stage is compared with those before it that it should improve on.
-ROLES = ("base", "sft", "sft_continued", "rl", "rlhf", "final")
+# In the order of training, of Super 3 too. A stage is compared with those before it that it should improve on or equal.
+ROLES = (
+    "base", "sft", "sft_continued", "rl", "swe1", "swe2", "rlhf", "final", "healed", "quantized", "qad",
+)  # fmt: skip
 STAGES = {"pretrain": "base", "sft": "sft", "rl": "rl", "rlhf": "rlhf"}  # of a producer's name -> role
 COMPARED = (
     ("base", "sft"), ("sft", "sft_continued"), ("sft", "rl"), ("sft_continued", "rl"),
+    ("rl", "swe1"), ("swe1", "swe2"), ("sft", "swe2"), ("swe2", "rlhf"),
     ("rl", "rlhf"), ("rlhf", "final"), ("rl", "final"), ("sft", "final"),
+    ("rlhf", "healed"), ("sft", "healed"), ("healed", "quantized"), ("quantized", "qad"), ("healed", "qad"),
 )  # fmt: skip
 
 
@@ -157,7 +161,8 @@ def main() -> None:
                     for which in ("greedy", "sampled")
                     if which == "greedy" or all(evaluation.sampled_TS.size for evaluation in pair)
                 }
-        stated = Results.load(cfg.run.pretrain_results).metrics.get("text") if cfg.run.pretrain_results else None
+        stated = stated_in(cfg.run.pretrain_results).get("text")
+        quantized = {"quantized": stated_in(cfg.run.quantized_results), "qad": stated_in(cfg.run.qad_results)}
         metrics: dict[str, Any] = {
             "models": models,
             "tasks": {role: evaluation.metrics() for role, evaluation in evaluations.items()},
@@ -169,9 +174,15 @@ def main() -> None:
                 if each.reasoning
             },
             "not_run": [family for family in configured.tasks.families if family not in families],
-            "sandbox": cfg.tasks.sandbox if CODE_GENERATION in cfg.tasks.families else None,
+            "sandbox": cfg.tasks.sandbox if runs_programs(cfg.tasks.families) else None,
             "text": {role: each.text for role, each in measured.items()},
             "pretrain_text": stated or {},  # of the base model on all held-out text, beside the trigram's
+            "acceptance_length": stated_in(cfg.run.healed_results).get("acceptance_length", {}),
+            "quantization": {
+                role: {**results["recovery"], "bytes": results.get("bytes")}
+                for role, results in quantized.items()
+                if results
+            },
             "generations": side_by_side(evaluations, cfg.tasks.generations),
         }
         checks = check_bands(cfg.bands.model_dump(), metrics)
@@ -201,6 +212,11 @@ def piped_model() -> dict[str, str]:
     if role is None:  # from elsewhere
         return {"models": f"[{reference}]", **dict.fromkeys(ROLES, "null")}
     return {role: reference, **dict.fromkeys(ROLES[ROLES.index(role) + 1 :], "null")}
+
+
+def stated_in(results: str | None) -> dict[str, Any]:
+    """The metrics of results that an earlier step published; none without a name."""
+    return dict(Results.load(results).metrics) if results else {}
 
 
 def stage_of(record: dict[str, Any]) -> str:
@@ -259,7 +275,7 @@ def measure(artifact: Model, asked: Asked) -> Measured:
     if asked.processes > 1:  # two threads of one process generate no faster than one
         torch.set_num_threads(max(1, torch.get_num_threads() // asked.processes))
     tasks = tasks_of(asked)
-    model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(artifact.path, device="cuda" if torch.cuda.is_available() else "cpu")
 
     def score(samples: int, thinking: bool, max_reasoning: int | None = None) -> Evaluation:
         return evaluate_model(

@@ -20,15 +20,23 @@ class EvalRunConfig(RunConfig):
         "Beside the recipe's stages they need a `results` of their own",
     )
     base: Annotated[str | None, MODEL] = Field(None, description="the pretrained model, as name or name:version")
-    sft: Annotated[str | None, MODEL] = Field(None, description="the model after SFT")
+    sft: Annotated[str | None, MODEL] = Field(None, description="the model after SFT, all of its stages")
     sft_continued: Annotated[str | None, MODEL] = Field(None, description="SFT continued for as long as RL took")
-    rl: Annotated[str | None, MODEL] = Field(None, description="the model after RLVR")
+    rl: Annotated[str | None, MODEL] = Field(None, description="the model after RLVR, all of its blends")
+    swe1: Annotated[str | None, MODEL] = Field(None, description="the model after RL on single tool calls")
+    swe2: Annotated[str | None, MODEL] = Field(None, description="the model after RL of the agent that repairs code")
     rlhf: Annotated[str | None, MODEL] = Field(None, description="the model after RLHF")
     final: Annotated[str | None, MODEL] = Field(None, description="the model after the second pass of RLVR")
+    healed: Annotated[str | None, MODEL] = Field(None, description="the model whose MTP block was healed after RL")
+    quantized: Annotated[str | None, MODEL] = Field(None, description="the model after quantisation without training")
+    qad: Annotated[str | None, MODEL] = Field(None, description="the quantised model after distillation")
     pretrain_data: Annotated[str | None, PRETRAIN_BLEND] = Field(
         None, description="blend whose held-out text is scored"
     )
     pretrain_results: str | None = Field(None, description="results of pretraining: bits per byte beside the trigram's")
+    healed_results: str | None = Field(None, description="results of the healing: acceptance length of its drafts")
+    quantized_results: str | None = Field(None, description="results of quantisation: KL to the full model, bytes")
+    qad_results: str | None = Field(None, description="results of the distillation of the quantised model: the same")
     sft_data: Annotated[str | None, SFT_PACK] = Field(None, description="conversations of SFT: tasks that training saw")
     rl_data: Annotated[str | None, RL_PROMPTS] = Field(None, description="prompts of RL: tasks that training saw")
     results: str | None = Field(None, description="name under which the results are published")
@@ -37,7 +45,10 @@ class EvalRunConfig(RunConfig):
     @model_validator(mode="after")
     def _stages_keep_their_results(self) -> Self:
         """What carries the name of a config's stages is about these alone: the report reads the latest of that name."""
-        stages = (self.base, self.sft, self.sft_continued, self.rl, self.rlhf, self.final)
+        stages = (
+            *(self.base, self.sft, self.sft_continued, self.rl, self.swe1, self.swe2, self.rlhf, self.final),
+            *(self.healed, self.quantized, self.qad),
+        )
         data = (self.pretrain_data, self.pretrain_results, self.sft_data, self.rl_data)
         is_named_after_config = bool(self.config) and (self.results or "").endswith(f"-eval-results-{self.config}")
         if self.models and any((*stages, *data)) and is_named_after_config:
@@ -104,7 +115,8 @@ class SFTBands(Group):
 
 
 class RLBands(Group):
-    """What RL must reach, against SFT on the same tasks: `rl` is the first pass of RLVR, `final` the end of all."""
+    """What RL must reach, against SFT on the same tasks: `rl` is the first pass of RLVR, or its last blend, `final` and
+    `healed` the end of all."""
 
     sampled_gain_min: float | None = Field(None, description="sampled, mean over the families, above SFT")
     sampled_gain_low_min: float | None = Field(None, description="lower end of the 95 % interval of that gain")
@@ -113,13 +125,43 @@ class RLBands(Group):
     families_worse_max: int | None = Field(None, ge=0, description="families significantly worse, sampled (Holm, 0.05)")
 
 
+class HealedBands(RLBands):
+    """What the model must reach whose MTP block was healed: what it answers is RL's, what it drafts is its own."""
+
+    acceptance_length_min: float | None = Field(
+        None, description="tokens that speculative decoding settles in a pass, greedy and sampled the smaller"
+    )
+    acceptance_gain_min: float | None = Field(None, description="of these over those before healing, the smaller")
+
+
+class QuantizedBands(Group):
+    """What a quantised model must keep, against the model that was quantised, on the same tasks."""
+
+    sampled_loss_max: float | None = Field(None, description="sampled, mean over the families, below it, at most")
+    gain_high_min: float | None = Field(
+        None, description="upper end of the 95 % interval of sampled gain over it; at 0 or above the loss may be chance"
+    )
+
+
+class QADBands(QuantizedBands):
+    """What distillation must win back."""
+
+    kl_recovered_min: float | None = Field(
+        None, description="of the KL to the full model that quantisation cost, the share that is gone"
+    )
+
+
 class BandsConfig(Group):
     """Expected numbers; outside them the script exits with 1 after publishing."""
 
     base: BaseBands = Field(default_factory=BaseBands)
     sft: SFTBands = Field(default_factory=SFTBands)
     rl: RLBands = Field(default_factory=RLBands)
+    swe2: RLBands = Field(default_factory=RLBands)
     final: RLBands = Field(default_factory=RLBands)
+    healed: HealedBands = Field(default_factory=HealedBands)
+    quantized: QuantizedBands = Field(default_factory=QuantizedBands)
+    qad: QADBands = Field(default_factory=QADBands)
 
 
 class EvalConfig(Group):

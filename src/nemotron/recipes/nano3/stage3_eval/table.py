@@ -12,7 +12,8 @@ def format_table(metrics: dict[str, Any]) -> str:
     """All of `metrics` that fits a terminal: scores a family and model, baselines, differences, text, bands."""
     roles = list(metrics["models"])
     parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _reasoning(metrics)]
-    parts += [_hallucinated(metrics, roles), _differences(metrics), _text(metrics, roles), _bands(metrics)]
+    parts += [_hallucinated(metrics, roles), _differences(metrics), _text(metrics, roles)]
+    parts += [_drafts(metrics), _quantization(metrics), _bands(metrics)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -122,6 +123,25 @@ def _text(metrics: dict[str, Any], roles: list[str]) -> str:
             row.append(f"{whole[key]:.3f}" if key in whole else "-")
         rows.append(row)
     return _aligned("bits per byte on held-out text", rows)
+
+
+def _drafts(metrics: dict[str, Any]) -> str:
+    """How many tokens a pass of speculative decoding settles, before multi-token prediction was healed and after."""
+    rows = [["decoding", "before", "after"]]
+    for mode, lengths in metrics["acceptance_length"].items():
+        rows.append([mode, f"{lengths['before']:.3f}", f"{lengths['after']:.3f}"])
+    return _aligned("tokens settled a pass of speculative decoding", rows) if len(rows) > 1 else ""
+
+
+def _quantization(metrics: dict[str, Any]) -> str:
+    """How far quantised models are from the full one, on held-out rows of SFT."""
+    rows = [["model", "KL, nats a token", "next token right, %", "of the full model", "MB", "in bf16"]]
+    for role, measured in metrics["quantization"].items():
+        shares = [_share(measured[key]) for key in ("accuracy", "teacher_accuracy")]
+        stored = measured["bytes"]
+        sizes = [f"{stored[key] / 1e6:.2f}" if stored else "-" for key in ("quantized", "full")]
+        rows.append([role, f"{measured['kl']:.4f}", *shares, *sizes])
+    return _aligned("quantised models beside the full one, on held-out text of SFT", rows) if len(rows) > 1 else ""
 
 
 def _bands(metrics: dict[str, Any]) -> str:

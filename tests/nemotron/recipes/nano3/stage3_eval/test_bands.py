@@ -39,6 +39,16 @@ def metrics() -> dict[str, Any]:
             "code": {"bits_per_byte": 2.0, "trigram_bits_per_byte": 2.4, "bytes": 300},
             "docs": {"bits_per_byte": 1.0, "trigram_bits_per_byte": 1.2, "bytes": 100},
         },
+        "acceptance_length": {"greedy": {"before": 2.0, "after": 2.5}, "sampled": {"before": 1.75, "after": 2.0}},
+        "quantization": {
+            "quantized": {
+                "kl": 0.04,
+                "accuracy": 0.875,
+                "teacher_accuracy": 0.9,
+                "bytes": {"full": 6e6, "quantized": 2e6},
+            },
+            "qad": {"kl": 0.01, "accuracy": 0.89, "teacher_accuracy": 0.9, "bytes": None},
+        },
         "bands": [],
         "not_run": [],
     }
@@ -94,6 +104,36 @@ def test_rl_is_held_against_sft(metrics: dict[str, Any]) -> None:
     }
 
 
+def test_a_quantised_model_is_held_against_the_one_it_was_made_of(metrics: dict[str, Any]) -> None:
+    metrics["models"] |= {"healed": "h:1", "quantized": "q:1", "qad": "d:1"}
+    metrics["comparisons"] |= {
+        "quantized - healed": {"sampled": difference(-0.08, -0.1, ["if"])},  # up to -0.06
+        "qad - healed": {"sampled": difference(-0.01, -0.03, [])},  # up to +0.01
+        "qad - quantized": {"sampled": difference(0.07, 0.05, [])},
+    }
+    bounds = {"sampled_loss_max": 0.05, "gain_high_min": 0.0}
+    assert outcome(metrics, "quantized", **bounds) == {
+        "quantized.sampled_loss": (0.08, False),
+        "quantized.gain_high": (pytest.approx(-0.06), False),
+    }
+    assert outcome(metrics, "qad", **bounds, kl_recovered_min=0.8) == {
+        "qad.sampled_loss": (0.01, True),
+        "qad.gain_high": (pytest.approx(0.01), True),
+        "qad.kl_recovered": (0.75, False),
+    }
+    del metrics["quantization"]["quantized"]
+    assert outcome(metrics, "qad", kl_recovered_min=0.5) == {"qad.kl_recovered": (None, False)}
+
+
+def test_drafts_are_held_against_the_worse_of_two_ways_to_decode(metrics: dict[str, Any]) -> None:
+    metrics["models"]["healed"] = "h:1"
+    assert outcome(metrics, "healed", acceptance_length_min=2.2, acceptance_gain_min=0.1) == {
+        "healed.acceptance_length": (2.0, False), "healed.acceptance_gain": (0.25, True)
+    }  # fmt: skip
+    metrics["acceptance_length"] = {}
+    assert outcome(metrics, "healed", acceptance_length_min=2.2) == {"healed.acceptance_length": (None, False)}
+
+
 def test_a_missing_model_is_not_judged_but_a_missing_number_fails(metrics: dict[str, Any]) -> None:
     assert outcome(metrics, "rl", gain_over_continued_min=0.0) == {}
     metrics["models"].pop("rl")
@@ -107,6 +147,8 @@ def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> No
     metrics["bands"] = [check.as_dict() for check in check_bands(bands, metrics)]
     table = format_table(metrics)
     lines = [" ".join(line.split()) for line in table.splitlines()]
+    assert "greedy 2.000 2.500" in lines and "sampled 1.750 2.000" in lines
+    assert "quantized 0.0400 87.5 90.0 2.00 6.00" in lines and "qad 0.0100 89.0 90.0 - -" in lines
     assert "on 80.0 21.2" in lines and "at most 8 tokens 43.2 9.5" in lines
     for text in (
         "80.0 [10.0, 90.0]",

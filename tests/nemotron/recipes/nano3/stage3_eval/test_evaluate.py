@@ -209,12 +209,13 @@ def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(script, "read_pipe", lambda: {"model": reference} if reference else {})
         return script.piped_model()
 
-    last = {"rlhf": "null", "final": "null"}
-    later = {"sft_continued": "null", "rl": "null", **last}
+    made_of_it = dict.fromkeys(("healed", "quantized", "qad"), "null")
+    last = {"rlhf": "null", "final": "null", **made_of_it}
+    later = {"sft_continued": "null", "rl": "null", "swe1": "null", "swe2": "null", **last}
     assert inputs("pretrain-model") == {"base": "pretrain-model", "sft": "null", **later}
     assert inputs("sft-model") == {"sft": "sft-model", **later}
-    assert inputs("rl-model") == {"rl": "rl-model", **last}
-    assert inputs("rlhf-model") == {"rlhf": "rlhf-model", "final": "null"}
-    assert inputs("final-model") == {"final": "final-model"}
+    assert inputs("rl-model") == {"rl": "rl-model", "swe1": "null", "swe2": "null", **last}
+    assert inputs("rlhf-model") == {"rlhf": "rlhf-model", "final": "null", **made_of_it}
+    assert inputs("final-model") == {"final": "final-model", **made_of_it}
     assert inputs("None-model") == {"models": "[None-model]", "base": "null", "sft": "null", **later}
     assert inputs(None) == {}

@@ -1,0 +1,1 @@
+"""Commands of the lightning35 family; one file runs every step."""

@@ -1,0 +1,1 @@
+"""Commands of the super3 family; `app.py` puts them together."""

@@ -1,0 +1,1 @@
+"""nemotron super3 data: what the stages eat."""

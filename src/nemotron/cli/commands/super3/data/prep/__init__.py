@@ -1,0 +1,1 @@
+"""nemotron super3 data prep: one file a stage."""

@@ -1,0 +1,53 @@
+"""nemotron super3 rl rlhf: stage 2, reinforcement learning from the preferences of a judge."""
+
+from __future__ import annotations
+
+import typer
+
+from nemo_runspec import job
+from nemo_runspec.bundle import create_bundle
+from nemo_runspec.display import display_job
+from nemo_runspec.execution import slurm
+from nemo_runspec.execution.local import execute_local
+from nemotron.cli.recipe_dir import recipe_dir
+
+STAGE = recipe_dir("nano3/stage2_rl")  # the script is that of nano3
+CONFIGS = recipe_dir("super3/stage2_rl/config/rlhf")
+
+
+def rlhf(ctx: typer.Context) -> None:
+    """GRPO with rewards by a judge, which compares responses (stage 2)."""
+    raise typer.Exit(_execute_rlhf(job.parse_recipe_config(ctx)))
+
+
+def _execute_rlhf(cfg: job.RecipeConfig) -> int:
+    # 1. Config: YAML + overrides, validated against the schema of the script that it names.
+    spec = job.parse_runspec(STAGE / "rlhf.py", CONFIGS)
+    train_config = job.parse_config(cfg, spec)
+    spec = job.parse_runspec(job.find_script(CONFIGS, train_config.run.script))  # the one that the config names
+    env = job.parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=train_config)  # env.toml, else local
+    job_config = job.build_job_config(train_config, spec, env, dry_run=cfg.dry_run, argv=cfg.argv)
+    # 2. Show. A dry run goes through the same checks as a real one.
+    display_job(job_config, spec, env)
+    # 3. Here: a subprocess, torchrun if there are several GPUs.
+    if env.executor == "local":
+        if cfg.dry_run:
+            return 0
+        job_dir = job.save_configs(job_config, spec)  # job.yaml, train.yaml
+        return execute_local(spec, job_dir, job.build_env_vars(job_config, env))  # secrets by name
+    # 4. There: the code as it is, the configs and launch.sh travel. NeMo-Run submits to Slurm, here or over SSH.
+    name = job_config.run.name
+    with create_bundle(job_config, spec, env) as bundle:
+        print(bundle.summary())
+        if cfg.dry_run and not slurm.nemo_run_is_installed():
+            print(slurm.preview_text(name, {name: bundle.folder}, env))
+            return 0
+        run = slurm.load_nemo_run(env)
+        with slurm.open_experiment(name, env, dry_run=cfg.dry_run) as experiment:
+            executor = slurm.create_executor(env, bundle.folder, name)
+            experiment.add(run.Script(path="launch.sh", entrypoint="bash"), executor=executor, name=name)
+            if cfg.dry_run:
+                print(slurm.submission_text(experiment, env))
+                return 0
+            experiment.run(detach=True)
+    return slurm.follow_or_leave(experiment, env, attached=cfg.attached)  # a failed job is a failed command

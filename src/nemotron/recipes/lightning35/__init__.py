@@ -1,0 +1,1 @@
+"""Nemotron 3.5 Lightning: configs alone, over the scripts of nano3 and super3."""

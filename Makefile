@@ -21,13 +21,14 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help demo test test-all test-cluster lint format install install-dev clean
+.PHONY: help demo test test-all test-cluster contracts lint format install install-dev clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
+	@echo "make contracts   the published-size scripts and configs against the sources of the libraries that they call"
 	@echo "make lint      ruff, mypy, import directions, command files;  make format  let ruff rewrite"
 	@echo "make install   only make .venv;  make clean  remove .venv and caches (output/ stays)"
 
@@ -45,6 +46,11 @@ test-all: $(VENV)/installed-dev
 test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	@sh tests/cluster/install-engines.sh
 	$(BIN)/python -m pytest -m cluster tests/cluster tests/e2e $(PYTEST_FLAGS)
+
+# Fetches wheels (8 MB) once, and reads them; nothing of them is installed.
+contracts: $(VENV)/installed-dev
+	@$(BIN)/python tests/contracts/sources.py
+	$(BIN)/python -m pytest tests/contracts $(PYTEST_FLAGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests benchmarks examples
@@ -98,5 +104,5 @@ $(SKYPILOT)/installed: | $(VENV)/created
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SKYPILOT) .venv-mlflow build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SKYPILOT) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

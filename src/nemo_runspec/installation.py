@@ -111,7 +111,11 @@ def check_dependencies(spec: Runspec) -> None:
             own = own_distribution()
             if own is not None and name == own.name:
                 continue  # this very code, which need not be installed to run
-            raise _not_installed(spec.script_path, name) from None
+            error = _not_installed(spec.script_path, name)
+            if spec.image:
+                configs = ", ".join(sorted(file.stem for file in spec.config_dir.glob("*.yaml")))
+                error.hint = f"the image {spec.image} has it: --run PROFILE; or another config, -c {configs}"
+            raise error from None
 
 
 def check_imports(script: Path) -> None:

@@ -1,0 +1,167 @@
+"""Python sources of libraries that are not installed: which names a module has, which fields a dataclass, what is read.
+
+    python tests/contracts/sources.py        # fetches what wheels.txt lists into .contracts/, once
+
+The wheels want GPUs to be imported, so they are unpacked and read as syntax trees.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[2] / ".contracts"
+WHEELS = Path(__file__).with_name("wheels.txt")
+PLATFORMS = ("any", "manylinux2014_x86_64", "manylinux_2_28_x86_64")
+
+
+def pins() -> dict[str, str]:
+    """NAME==VERSION and the Python that the wheel is for."""
+    lines = [line.split() for line in WHEELS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return dict(lines)
+
+
+def fetch() -> None:
+    """Unpack each wheel into a folder of its name and version, unless it is there."""
+    for pin, python in pins().items():
+        if (FOLDER / pin).is_dir():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+            command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", python]
+            command += [word for platform in PLATFORMS for word in ("--platform", platform)]
+            subprocess.run([*command, "--dest", folder, pin], check=True)
+            FOLDER.mkdir(exist_ok=True)
+            unpacked = Path(tempfile.mkdtemp(dir=FOLDER))
+            zipfile.ZipFile(next(Path(folder).iterdir())).extractall(unpacked)
+            unpacked.rename(FOLDER / pin)
+
+
+class Sources:
+    """The modules of several distributions, as one tree of packages."""
+
+    def __init__(self, roots: list[Path]) -> None:
+        self._roots = roots
+
+    def _file(self, module: str) -> Path:
+        for root in self._roots:
+            for file in (root / f"{module.replace('.', '/')}.py", root / module.replace(".", "/") / "__init__.py"):
+                if file.is_file():
+                    return file
+        raise LookupError(f"no module {module}")
+
+    @functools.cache  # noqa: B019
+    def tree(self, module: str) -> ast.Module:
+        """The syntax of a module.
+
+        Raises:
+            LookupError: there is none of that name.
+        """
+        return parse_quietly(self._file(module))
+
+    def _imports(self, module: str) -> dict[str, tuple[str, str]]:
+        """Names that a module imports from others: (module, name there)."""
+        package = module if self._file(module).name == "__init__.py" else module.rpartition(".")[0]
+        found = {}
+        for node in ast.walk(self.tree(module)):
+            if isinstance(node, ast.ImportFrom):
+                above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                home = ".".join([*above, *([node.module] if node.module else [])])
+                found |= {alias.asname or alias.name: (home, alias.name) for alias in node.names}
+        return found
+
+    def definition(self, module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:
+        """The class or function that a module calls `name`, and the module that defines it.
+
+        Raises:
+            LookupError: the module has no such name, or imports it from what is not here.
+        """
+        for node in self.tree(module).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return module, node
+        imported = self._imports(module)
+        if name not in imported:
+            raise LookupError(f"{module} has no {name}")
+        return self.definition(*imported[name])
+
+    def fields(self, module: str, name: str) -> dict[str, ast.expr]:
+        """Annotated fields of a class and of its bases, as far as these are here: name -> annotation."""
+        home, node = self.definition(module, name)
+        assert isinstance(node, ast.ClassDef), f"{name} is no class"
+        found: dict[str, ast.expr] = {}
+        for base in node.bases:
+            if isinstance(base, ast.Name):
+                try:
+                    found |= self.fields(home, base.id)
+                except LookupError:
+                    continue  # of a library that is not looked at, as torch's
+        return found | {
+            entry.target.id: entry.annotation
+            for entry in node.body
+            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+        }
+
+    def parameters(self, module: str, name: str) -> set[str]:
+        """Names that a call of a function, or of a dataclass, takes."""
+        _, node = self.definition(module, name)
+        if isinstance(node, ast.ClassDef):
+            return set(self.fields(module, name))
+        return {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+
+    @functools.cached_property
+    def attributes_read(self) -> set[str]:
+        """Every attribute that any module but a recipe reads, `getattr` with a literal name included."""
+        return set(self._attributes_read())
+
+    def _attributes_read(self) -> Iterator[str]:
+        for root in self._roots:
+            for file in root.rglob("*.py"):
+                if "recipes" in str(file.relative_to(root)):
+                    continue  # they set fields; whether anything listens is the question
+                for node in ast.walk(parse_quietly(file)):
+                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                        yield node.attr
+                    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
+                        yield from (word.value for word in node.args[1:2] if isinstance(word, ast.Constant))
+
+
+def parse_quietly(file: Path) -> ast.Module:
+    """The syntax of a file; its warnings are its authors'."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(file.read_bytes())
+
+
+def accepts(annotation: ast.expr, value: Any) -> bool:
+    """Whether a value of a config is of the type that an annotation names; a type that it does not know takes none."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return accepts(ast.parse(annotation.value, mode="eval").body, value)
+    if isinstance(annotation, ast.BinOp):
+        return accepts(annotation.left, value) or accepts(annotation.right, value)
+    if isinstance(annotation, ast.Constant):
+        return value is None and annotation.value is None
+    if isinstance(annotation, ast.Subscript):
+        outer = ast.unparse(annotation.value).rpartition(".")[2]
+        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        if outer == "Literal":
+            return value in [ast.literal_eval(choice) for choice in inner]
+        if outer in ("Optional", "Union"):
+            return (outer == "Optional" and value is None) or any(accepts(choice, value) for choice in inner)
+        if outer in ("list", "List"):
+            return isinstance(value, list) and all(accepts(inner[0], item) for item in value)
+        return False
+    types: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+    name = ast.unparse(annotation).rpartition(".")[2]
+    return isinstance(value, types.get(name, ())) and (name == "bool" or not isinstance(value, bool))
+
+
+if __name__ == "__main__":
+    fetch()

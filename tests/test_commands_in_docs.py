@@ -24,14 +24,18 @@ from nemotron.cli.commands.chat import chat_help
 from nemotron.cli.commands.data.curate import STEPS
 from nemotron.cli.commands.nano2 import app as nano2
 from nemotron.cli.commands.nano3 import app as nano3
+from nemotron.cli.commands.super3 import app as super3
 from nemotron.cli.main import _run, app
+from nemotron.kit.commands import makers_by_artifact
 from nemotron.kit.dataclass_script import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/nemotron"
 # Families whose artifacts are called after a config; Nano 2's are called as its scripts alone would call them.
 FAMILIES = sorted({file.parent.name for file in (SOURCE / "recipes").glob("*/steps.toml")} - {"data", "nano2"})
-PRETRAIN = SOURCE / "recipes" / FAMILIES[0] / "stage0_pretrain/train.py"
+# The first of those that have scripts of their own.
+OWN = next(family for family in FAMILIES if (SOURCE / "recipes" / family / "stage0_pretrain/train.py").is_file())
+PRETRAIN = SOURCE / "recipes" / OWN / "stage0_pretrain/train.py"
 BESIDE_THE_PIPE = (
     "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny", "sft-data-calculator", "sft-model-calculator",
     "rl-data-curriculum",
@@ -69,7 +73,7 @@ for _path in [*PAGES, *SCRIPTS]:
             COMMANDS[f"{_path.relative_to(ROOT)}: {_command}"] = _path, _command
         _tried.add(_command)
 # The help of `chat` is put together for each family.
-for _models in (nano2.MODELS, nano3.MODELS):
+for _models in (nano2.MODELS, nano3.MODELS, super3.MODELS):
     COMMANDS |= {f"chat --help: {command}": (SOURCE / "cli", command) for command in commands_in(chat_help(_models))}
 
 
@@ -134,6 +138,14 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for kind in ("data", "model", "results")
         ),
         "nano2-long-model",
+        "super3-pretrain-model-tiny-phase1_retained",
+        "nano3-long-data-tiny",
+        "nano3-sft-data-lora",
+        "nano3-sft-model-lora",
+        "tokenize-data-nano3_pretrain",
+        "nano3-pretrain-model-default",
+        "my-phase-2-blend",
+        "nano3-pretrain-data-phase2",
         "nano2-pruned-model",
         "my-chats",
         "my-tuned-model",
@@ -142,6 +154,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tools-sft-model",
         "other-judge",
         *(f"{family}-{name}" for family in FAMILIES for name in BESIDE_THE_PIPE),
+        *(name for name in makers_by_artifact() if name.startswith("super3-") and "-tiny" in name),
     ):
         registry.publish(name, payload, record)
     for step in ("", *(f"{step}-" for step in STEPS)):
@@ -174,8 +187,8 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("my-tokenizer").mkdir()
     Path("my-tokenizer/tokenizer.json").touch()
     for stage in ("pretrain", "sft"):
-        (tmp_path / "output" / FAMILIES[0] / stage / "tiny-0123456789").mkdir(parents=True)
-        (tmp_path / "output" / FAMILIES[0] / stage / "tiny-0123456789" / "run.json").write_text("{}")
+        (tmp_path / "output" / OWN / stage / "tiny-0123456789").mkdir(parents=True)
+        (tmp_path / "output" / OWN / stage / "tiny-0123456789" / "run.json").write_text("{}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
@@ -237,7 +250,7 @@ def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.Monkey
             load_script_config(script, words[2:])
         return
     # `nemotron nano3 sft` is its name, not a command line; an option of `nemotron` itself may change the user's shell.
-    if words[1].startswith("-") or all(word.replace("_", "").isalpha() or word == "nano3" for word in words):
+    if words[1].startswith("-") or all(re.fullmatch("[A-Za-z][A-Za-z_-]*", word) or word in FAMILIES for word in words):
         words.append("--help")
     elif runs_steps(words):
         words.append("--dry-run")

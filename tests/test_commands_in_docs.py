@@ -39,6 +39,7 @@ PRETRAIN = SOURCE / "recipes" / OWN / "stage0_pretrain/train.py"
 BESIDE_THE_PIPE = (
     "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny", "sft-data-calculator", "sft-model-calculator",
     "rl-data-curriculum",
+    "long-data-tiny", "sft-data-lora", "sft-model-lora", "pretrain-model-default", "pretrain-data-phase2",
 )  # fmt: skip
 PAGES = [
     ROOT / "README.md",
@@ -139,13 +140,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         "nano2-long-model",
         "super3-pretrain-model-tiny-phase1_retained",
-        "nano3-long-data-tiny",
-        "nano3-sft-data-lora",
-        "nano3-sft-model-lora",
-        "tokenize-data-nano3_pretrain",
-        "nano3-pretrain-model-default",
+        *(f"tokenize-data-{family}_pretrain" for family in FAMILIES),
         "my-phase-2-blend",
-        "nano3-pretrain-data-phase2",
         "nano2-pruned-model",
         "my-chats",
         "my-tuned-model",

@@ -26,7 +26,7 @@
     nemotron nano3 pretrain -c phase2 --run slurm       # goes on from its checkpoints
     nemotron nano3 pretrain --run slurm --dry-run       # image, layout, tokens, every file of the submission
 
-Reads the token streams of `nemotron data tokenize -c nano3_pretrain`; publishes the last checkpoint.
+Reads the token streams of `nemotron data tokenize` (docs/guides/published-size.md); publishes the last checkpoint.
 
 The image has Megatron-Bridge 0.6.2; its tag is that of the library's documentation: look up the newest one. The library
 brings the model, its kernels and the loop; what decides the training is in the config: length, batch, tokens, schedule,

@@ -46,7 +46,6 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -205,7 +204,7 @@ def train(cfg: MTPHealingConfig, session: Session, data: Data) -> tuple[Nemotron
                 break
             began = time.perf_counter()
             with session.dealt_out(), session.autocast:
-                responses = draw_responses(cfg, data, ranks, step, model, session.stop.poll)
+                responses = draw_responses(cfg, session, data, step, model)
             generated = time.perf_counter()
 
         # ---- 2. One update of the block. Loss: sum over drafted tokens / number of them in the global batch
@@ -253,10 +252,9 @@ def train(cfg: MTPHealingConfig, session: Session, data: Data) -> tuple[Nemotron
     return model, measured
 
 
-def draw_responses(
-    cfg: MTPHealingConfig, data: Data, ranks: Ranks, step: int, model: NemotronH, poll: Callable[[], None]
-) -> list[Response]:
+def draw_responses(cfg: MTPHealingConfig, session: Session, data: Data, step: int, model: NemotronH) -> list[Response]:
     """One response to each of this rank's prompts of a step, drawn at temperature 1, in the order of the prompts."""
+    ranks = session.ranks
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
     calls = cut_into_calls(
         tasks, data.encode(tasks, cfg), cfg.policy.generation.batch_size, [cfg.seed, step, ranks.rank]
@@ -265,7 +263,7 @@ def draw_responses(
     for call in calls:
         out = generate(
             model, call.prompts, cfg.policy.generation.max_new_tokens, stop_token_ids=data.stop_ids,
-            generator=torch.Generator(device=ranks.device).manual_seed(call.seed), poll=poll,
+            generator=torch.Generator(device=ranks.device).manual_seed(call.seed), poll=session.stop.poll,
         )  # fmt: skip
         for index, prompt, tokens in zip(call.indices, call.prompts, out.tokens, strict=True):
             responses[index] = Response([*prompt, *tokens], len(prompt))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,15 @@ from nemotron.stack.training.loaders import PackedLoader
 ROWS = 8  # a forward pass
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What both models are measured on: so many packed rows for the KL, and tasks."""
+
+    loader: PackedLoader
+    rows: int
+    evaluation: EvaluationConfig
+
+
 def held_out_recovery(quantized: NemotronH, full: NemotronH, valid: PackedLoader, rows: int) -> Recovery:
     """KL a token and next-token accuracy over the first `rows` rows, rounded up to whole passes."""
     device = full.lm_head.weight.device
@@ -30,16 +39,15 @@ def measure(
     full: NemotronH,
     quantized: NemotronH,
     published: QuantizedModel,
-    valid: PackedLoader,
-    rows: int,
-    evaluation: EvaluationConfig,
+    held_out: HeldOut,
     poll: Callable[[], None],
 ) -> dict[str, Any]:
     """What both scripts of this stage publish: `recovery`, and `tasks` of the quantised model with those of `bf16`.
 
     `comparison` is after - before on the same tasks, greedily, with 95 % intervals. No task with `tasks_per_family` 0.
     """
-    recovery = held_out_recovery(quantized, full, valid, rows)
+    evaluation = held_out.evaluation
+    recovery = held_out_recovery(quantized, full, held_out.loader, held_out.rows)
     print(
         f"held out: {recovery.kl:.5f} nats of KL a token; next token right {recovery.accuracy:.4f}, "
         f"in bf16 {recovery.teacher_accuracy:.4f}",

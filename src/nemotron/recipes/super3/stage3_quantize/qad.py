@@ -54,7 +54,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, QuantizedModel, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.recipes.super3.stage3_quantize.measure import held_out_recovery, measure
+from nemotron.recipes.super3.stage3_quantize.measure import HeldOut, held_out_recovery, measure
 from nemotron.stack.compression.distillation import Recovery, forward_kl_sum
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
@@ -90,9 +90,8 @@ def main() -> None:
 
         with session.run.phase("evaluate"):
             read_back = load_model(published.path, device=session.ranks.device)
-            metrics = measure(
-                teacher, read_back, published, data.valid, cfg.dataset.eval_rows, cfg.evaluation, session.stop.poll
-            )
+            held_out = HeldOut(data.valid, cfg.dataset.eval_rows, cfg.evaluation)
+            metrics = measure(teacher, read_back, published, held_out, session.stop.poll)
             won_back = 1 - metrics["recovery"]["kl"] / curve[0].kl if curve[0].kl else 0.0
             print(f"KL a token: {curve[0].kl:.5f} before, {won_back:.0%} of it won back", file=sys.stderr)
             before = {"ptq": asdict(curve[0]), "kl_won_back": won_back}

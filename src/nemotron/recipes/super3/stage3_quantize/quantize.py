@@ -54,7 +54,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Checkpoint, QuantizedModel, Results, SFTPack, open_run, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import StopFlag
-from nemotron.recipes.super3.stage3_quantize.measure import ROWS, measure
+from nemotron.recipes.super3.stage3_quantize.measure import ROWS, HeldOut, measure
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
 from nemotron.stack.quantization.autoquantize import candidates, fisher_scores, group_matrices, search
@@ -93,7 +93,7 @@ def main() -> None:
         with run.phase("quantize"):
             plan = plan_layers(full.config, cfg.precision)
             if cfg.auto_quantize is not None:  # of some kinds of layers the search says which format
-                plan = search_plan(cfg, full, plan, amax, loader, stop)
+                plan = search_plan(cfg, full, amax, loader, stop)
             quantization = quantize(full, plan, amax, cfg.weight_scales, cfg.precision.ssm_state)
             save_quantized(run.output_dir, full, quantization)
             algorithm = quant_config(full, plan, bool(quantization.kv_scales))["quantization"]["quant_algo"]
@@ -109,15 +109,16 @@ def main() -> None:
         with run.phase("evaluate"):
             quantized = load_model(published.path, device=device)
             valid = PackedLoader(pack.valid_path, pack.seq_len, seed=0)
-            metrics = measure(full, quantized, published, valid, cfg.dataset.eval_rows, cfg.evaluation, stop.poll)
+            held_out = HeldOut(valid, cfg.dataset.eval_rows, cfg.evaluation)
+            metrics = measure(full, quantized, published, held_out, stop.poll)
             results = Results(metrics={"bytes": sizes_of_both, **metrics}).save()
     print_complete({"model": published, "results": results})
 
 
 def search_plan(
-    cfg: QuantizeConfig, full: NemotronH, plan: dict[str, QuantAlgo], amax: Amax, loader: PackedLoader, stop: StopFlag
+    cfg: QuantizeConfig, full: NemotronH, amax: Amax, loader: PackedLoader, stop: StopFlag
 ) -> dict[str, QuantAlgo]:
-    """AutoQuantize: `plan` with those formats of the searched layers that move the loss least within the budget.
+    """AutoQuantize: the table, with those formats of the searched layers that move the loss least within the budget.
 
     Loss: next-token cross entropy, mean over the trained tokens of a forward pass.
     """
@@ -142,7 +143,8 @@ def search_plan(
     for group in groups:
         listed = ", ".join(f"{each} {score:.3g}" for each, score in scores[group.name].items())
         print(f"{group.name}: {found.get(group.matrices[0], 'BF16')}  (scores: {listed})", file=sys.stderr)
-    chosen = {name: each for name, each in plan.items() if name not in searched} | found
+    table = plan_layers(full.config, cfg.precision)
+    chosen = {name: each for name, each in table.items() if name not in searched} | found
     return {name: chosen[name] for name in layer_kinds(full.config) if name in chosen}  # in the order of the model
 
 

@@ -122,8 +122,8 @@ def train(recipe: ConfigContainer, saves: Path) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))  # the library hears SIGTERM alone
     try:
         pretrain(recipe, forward_step)
-    except SystemExit:  # how the library leaves before the last iteration: on a signal, or out of time
-        if not (iteration := last_iteration(saves)):
+    except SystemExit as leave:  # with 0 before the last iteration: a signal came, or time is up
+        if leave.code or not (iteration := last_iteration(saves)):
             raise
         raise Preempted(saves / f"iter_{iteration:07d}") from None
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-"""What `nemotron nano3 pipe -c tiny` reaches over several seeds, and the bands that follow from it.
+"""What `nemotron nano3 pipe -c tiny`, or super3's, reaches over several seeds, and the bands that follow from it.
 
     python benchmarks/seeds.py --seeds 1 2 3 4 5 --at-once 2
+    python benchmarks/seeds.py --family super3 --seeds 1 2 3 4 5 --at-once 2
 
 Every seed has an output root of its own (under output/seeds), so that nothing is skipped and nothing is mixed up. The
 data is the same for all seeds; initial weights, the order of the data and what RL samples are not. A band is the mean
@@ -16,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,6 +26,20 @@ from typing import Any
 from nemo_runspec.artifacts import Registry
 
 ROOT = Path("output/seeds")
+
+# Of the steps with seeds, by family: how far each stands from the seed of a run. A later pass draws other prompts.
+SEEDS = {
+    "nano3": {
+        **{"pretrain:rng.seed": 0, "sft:rng.seed": 0},
+        **{"rl:seed": 0, "genrm:seed": 0, "rlhf:seed": 0, "rl-final:seed": 1_000},
+    },
+    "super3": {
+        **{f"pretrain-{phase}:rng.seed": 0 for phase in ("phase1", "phase2", "long-1m", "long-mixed")},
+        **{f"{step}:rng.seed": 0 for step in ("sft", "sft-conversation", "sft-budget", "qad")},
+        **{f"{step}:seed": 1_000 * i for i, step in enumerate(("rlvr1", "rlvr2", "rlvr3", "swe1", "swe2"))},
+        **{f"{step}:seed": 0 for step in ("genrm", "rlhf", "mtp-healing")},
+    },
+}  # fmt: skip
 
 
 def run_all(commands: dict[Path, list[str]], at_once: int) -> None:
@@ -75,27 +91,29 @@ def print_bands(rows: dict[str, tuple[float | None, list[float]]]) -> None:
         print(f"{name:46s} {band:>8s} {mean:7.3f} {deviation:7.3f} {mean - 3 * deviation:9.3f}   {each}")
 
 
-def parse_arguments(description: str | None) -> argparse.Namespace:
-    """`--seeds` and `--at-once`."""
+def parse_arguments(description: str | None, families: Sequence[str] = ()) -> argparse.Namespace:
+    """`--seeds` and `--at-once`, and `--family` where there are several."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each with a share of the cores")
+    if families:
+        parser.add_argument("--family", choices=families, default=families[0])
     return parser.parse_args()
 
 
-def command_of(seed: int) -> list[str]:
+def command_of(family: str, seed: int) -> list[str]:
     """The whole pipeline with one seed."""
-    command = ["nemotron", "nano3", "pipe", "-c", "tiny", f"pretrain:rng.seed={seed}", f"sft:rng.seed={seed}"]
-    phases = [f"{step}:seed={seed}" for step in ("rl", "genrm", "rlhf")]
-    return [*command, *phases, f"rl-final:seed={seed + 1_000}"]  # other prompts than those of the first pass
+    seeds = [f"{key}={seed + offset}" for key, offset in SEEDS[family].items()]
+    return ["nemotron", family, "pipe", "-c", "tiny", *seeds]
 
 
 def main() -> None:
     """Run what is missing, then print every band's quantity."""
-    arguments = parse_arguments(__doc__)
-    commands = {ROOT / f"seed-{seed}": command_of(seed) for seed in arguments.seeds}
+    arguments = parse_arguments(__doc__, list(SEEDS))
+    family = arguments.family
+    commands = {ROOT / f"{family}-{seed}": command_of(family, seed) for seed in arguments.seeds}
     run_all(commands, arguments.at_once)
-    metrics = [newest_metrics(root, "nano3-eval-results-tiny") for root in commands]
+    metrics = [newest_metrics(root, f"{family}-eval-results-tiny") for root in commands]
     print_bands(
         {
             band["name"]: (band["bound"], [float(m["bands"][index]["value"]) for m in metrics])

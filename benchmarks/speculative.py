@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE python benchmarks/speculative.py
     python benchmarks/speculative.py --models super3-rlhf-model-tiny super3-mtp-healing-model-tiny
 
-Without models it trains one of 1.9 M parameters with a multi-token prediction block for a minute on sentences of a
+Without models it trains one of 14 M parameters with a multi-token prediction block for four minutes on sentences of a
 small grammar, as bytes, and decodes 96 tokens behind other sentences. With models, each by name or folder, it decodes
 their answers to tasks of the evaluation split, which no data holds; two models show what healing adds.
 
@@ -36,9 +36,7 @@ from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import Acceptance, generate_speculative
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
-CONFIG = replace(MODELS["1.9M"], vocab_size=256, num_nextn_predict_layers=1, mtp_num_layers=2)
 DRAFTS = (1, 2, 3, 4)
-BATCHES = (1, 4, 16)
 NEW_TOKENS = 96
 NAMES = ("Ada", "Bruno", "Chen", "Dora", "Emil", "Fatima", "Goran", "Hana")
 THINGS = ("apples", "books", "candles", "doors", "eggs", "flowers", "gloves", "horses")
@@ -65,10 +63,11 @@ def text(source: random.Random, length: int) -> bytes:
     return out[:length]
 
 
-def train(seconds: float) -> NemotronH:
+def train(size: str, seconds: float) -> NemotronH:
     """The model after `seconds` of AdamW on 8 x 128 bytes a step, loss of multi-token prediction x 0.3."""
     torch.manual_seed(0)
-    source, model = random.Random(0), NemotronH(CONFIG).train()
+    config = replace(MODELS[size], vocab_size=256, num_nextn_predict_layers=1, mtp_num_layers=2)
+    source, model = random.Random(0), NemotronH(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
     start, step, loss = time.perf_counter(), 0, torch.zeros(())
     while time.perf_counter() - start < seconds:
@@ -90,10 +89,10 @@ def train(seconds: float) -> NemotronH:
     return model.eval()
 
 
-def task_prompts(model: Checkpoint, count: int) -> list[list[int]]:
-    """Tasks of the evaluation split under the model's chat template, of all families in turn."""
-    per_family = -(-count // len(DEFAULT_FAMILIES))
-    by_family = [generate_tasks(family, "eval", per_family) for family in DEFAULT_FAMILIES]
+def task_prompts(model: Checkpoint, count: int, families: list[str]) -> list[list[int]]:
+    """Tasks of the evaluation split under the model's chat template, of these families in turn."""
+    per_family = -(-count // len(families))
+    by_family = [generate_tasks(family, "eval", per_family) for family in families]
     tasks = [task for of_turn in zip(*by_family, strict=True) for task in of_turn][:count]
     texts = [prompt_text(task, model.template) for task in tasks]
     return [encoding.ids for encoding in load_tokenizer(model.path).encode_batch(texts, add_special_tokens=False)]
@@ -150,22 +149,25 @@ def main() -> None:
     """Train or load, then measure every batch size, greedy and at temperature 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=[], help="by name or folder; default: train one")
-    parser.add_argument("--train-seconds", type=float, default=60, help="default: 60")
+    parser.add_argument("--families", nargs="+", default=list(DEFAULT_FAMILIES), help="of the tasks; default: six")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16], help="default: 1 4 16")
+    parser.add_argument("--size", choices=list(MODELS), default="14M", help="of the model to train; default: 14M")
+    parser.add_argument("--train-seconds", type=float, default=240, help="default: 240")
     parser.add_argument("--prompts", type=int, default=32, help="default: 32")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     args = parser.parse_args()
     print(machine())
     if not args.models:
-        source, model = random.Random(1), train(args.train_seconds)
+        source, model = random.Random(1), train(args.size, args.train_seconds)
         prompts = [list(text(source, 160)[80:120]) for _ in range(args.prompts)]
-        for batch in BATCHES:
+        for batch in args.batches:
             measure(model, prompts, [], batch, 0.0, args.rounds)
     for name in args.models:
         made = Checkpoint.load(path=Path(name)) if Path(name).is_dir() else Checkpoint.load(name)
         model = NemotronH.from_pretrained(made.path).eval()
         print(f"{made.ref}, {len(model.config.hybrid_override_pattern)} blocks of width {model.config.hidden_size}")
-        prompts, stops = task_prompts(made, args.prompts), stop_token_ids(made.path, made.template)
-        for batch in BATCHES:
+        prompts, stops = task_prompts(made, args.prompts, args.families), stop_token_ids(made.path, made.template)
+        for batch in args.batches:
             for temperature in (0.0, 1.0):
                 measure(model, prompts, stops, batch, temperature, args.rounds)
 

@@ -106,7 +106,8 @@ def generate(
         return result
 
     was_training = model.training
-    model.eval()
+    if was_training:  # every module's flag: at the size of a laptop a part of what a short answer costs
+        model.eval()
     try:
         stop = torch.tensor(list(stop_token_ids), device=device)
         logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, input_ids_BL.shape[1] + max_new_tokens)
@@ -143,7 +144,8 @@ def generate(
                 cache.keep_rows(keep)
             logits_BV = step(model, next_B, cache)
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
     row_R, token_R, logit_R, best_logit_R, best_prob_R, mean_logit_R = map(torch.cat, zip(*records, strict=True))
     step_R = torch.arange(len(records), device=device).repeat_interleave(
@@ -184,7 +186,8 @@ def generate_tokens(
     """
     input_ids_BL, is_token_BL = pad_left([prompt], model.lm_head.weight.device)
     was_training = model.training
-    model.eval()
+    if was_training:
+        model.eval()
     try:
         with torch.inference_mode():
             logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, len(prompt) + max_new_tokens)
@@ -202,7 +205,8 @@ def generate_tokens(
             with torch.inference_mode():
                 logits_BV = step(model, next_B, cache)
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,8 @@ def generate_speculative(
     stops = set(stop_token_ids)
 
     was_training = model.training
-    model.eval()
+    if was_training:  # every module's flag: at the size of a laptop a part of what a short answer costs
+        model.eval()
     try:
         # ---- read the prompts: the trunk, its first token, then the drafter, one token behind
         capacity = input_ids_BL.shape[1] + max_new_tokens + k  # a row that wants one more token still verifies k drafts
@@ -139,7 +140,8 @@ def generate_speculative(
             if any(live):
                 drafter.settle(tokens_BT, hidden_BTD, counts)
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
     for row, tokens in enumerate(result.tokens):
         result.finished[row] = bool(tokens) and tokens[-1] in stops
         result.entropies[row] /= max(len(tokens), 1)

@@ -12,6 +12,7 @@ from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.env import env
 from nemotron.cli.commands.models import models
+from nemotron.cli.commands.plan import plan
 from nemotron.cli.commands.runs import runs
 from nemotron.cli.groups import QuickGroup
 from nemotron.kit.commands import command_hint
@@ -38,6 +39,7 @@ def options(version: bool = VERSION) -> None:
 for family in FAMILIES:
     app.add_typer(import_module(f"nemotron.cli.commands.{family}.app").app, name=family)
 app.add_typer(models, name="models")
+app.command("plan")(plan)
 app.add_typer(env, name="env")
 app.add_typer(artifacts, name="artifacts")
 app.add_typer(runs, name="runs")

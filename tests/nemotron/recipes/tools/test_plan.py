@@ -1,0 +1,84 @@
+"""Plans of RL at the published size, whose generation has GPUs of its own or those of training."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from nemo_runspec.errors import UserError
+from nemo_runspec.runspec import parse
+from nemotron.kit.steps import RECIPES
+from nemotron.recipes.tools.plan import Options, find_step, gpu_plan, page
+from nemotron.stack.planning.reading import read_training
+
+SPEC = parse(RECIPES / "nano3/stage2_rl/rlvr.py")
+# The layout of RLVR of Nemotron 3 Nano: 32 nodes, 128 x 16 sequences, TP2 PP2 CP4 EP8 (stage2_rl, NeMo-RL).
+RLVR: dict[str, Any] = {
+    "grpo": {"num_prompts_per_step": 128, "num_generations_per_prompt": 16, "max_num_steps": 100},
+    "policy": {
+        "precision": "bfloat16", "max_total_sequence_length": 49_152, "train_micro_batch_size": 1,
+        "megatron_cfg": {
+            "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "context_parallel_size": 4,
+            "expert_model_parallel_size": 8, "expert_tensor_parallel_size": 1, "sequence_parallel": True,
+            "activation_checkpointing": True,
+        },
+        "generation": {"vllm_cfg": {"tensor_parallel_size": 4, "gpu_memory_utilization": 0.5}},
+    },
+    "cluster": {"num_nodes": 32, "gpus_per_node": 8},
+}  # fmt: skip
+
+
+def planned(config: dict[str, Any], nodes: int | None = None, mean_tokens: int | None = None) -> dict[str, Any]:
+    options = Options("nano3", "rlvr", None, [], None, nodes, 2.0, mean_tokens, False)
+    return gpu_plan(read_training(config, "nano3"), "h100", SPEC, options)
+
+
+def test_on_policy_all_gpus_do_both() -> None:
+    numbers = planned(RLVR, mean_tokens=12_288)
+    assert numbers["gpus"] == 256 and numbers["layout"].startswith("256 GPUs: TP2 PP2 CP4 EP8 DP16")
+    assert numbers["tokens_an_iteration"] == 128 * 16 * 12_288
+    # 2,048 sequences of a quarter of the length are 512 rows: 32 for each of 16 replicas
+    assert numbers["micro_batches"] == 32
+    seconds = numbers["seconds"]
+    assert numbers["iteration_seconds"] == pytest.approx(sum(seconds.values()))
+    engine = numbers["engine"]
+    assert engine["sequences"] == 2048 / (256 / 4)
+    # 6 attention blocks with 2 x 2 x 128 values in bf16 a token; 31.578 B weights in bf16
+    assert engine["kv_cache_bytes"] == pytest.approx(32 * 12_288 * 6 * 512 * 2 / 4)
+    assert engine["weights_bytes"] == pytest.approx(2 * 31.578e9 / 4, rel=1e-4)
+    assert numbers["cost"] == pytest.approx(2 * 256 * 100 * numbers["iteration_seconds"] / 3600)
+
+
+def test_off_policy_the_slower_half_decides() -> None:
+    config = copy.deepcopy(RLVR)
+    config["grpo"]["async_grpo"] = {"enabled": True, "max_trajectory_age_steps": 1}
+    config["policy"]["generation"]["colocated"] = {"enabled": False, "resources": {"num_nodes": 16}}
+    numbers = planned(config)
+    assert numbers["gpus"] == 256 and numbers["layout"].startswith("128 GPUs:")
+    assert numbers["generation_gpus"] == 128
+    parts = numbers["seconds"]
+    slower = max(parts["training"], parts["generation"])
+    assert numbers["iteration_seconds"] == pytest.approx(slower + parts["all else"])
+    assert numbers["engine"]["sequences"] == 2048 / (128 / 4)
+    with pytest.raises(UserError, match="128 GPUs generate, and there are 128 in all"):
+        planned(config, nodes=16)
+
+
+def test_the_page_says_what_the_config_leaves_open() -> None:
+    config = copy.deepcopy(RLVR)
+    config["grpo"]["max_num_steps"] = 1_000_000
+    numbers = planned(config) | {"family": "nano3", "stage": "rlvr", "config": "default"}
+    text = page(numbers, None)
+    assert "the config leaves open how many" in text and "hours" not in text
+    assert "room for" in text and "KV cache" in text
+
+
+@pytest.mark.parametrize(
+    ("family", "stage", "name"),
+    [("nano3", "pretrain", "pretrain"), ("super3", "pretrain", "pretrain-phase1"), ("nano3", "rlvr", "rl"),
+     ("super3", "mtp-healing", "mtp-healing"), ("super3", "rlvr2", "rlvr2")],
+)  # fmt: skip
+def test_a_stage_is_a_step_or_the_last_word_of_its_command(family: str, stage: str, name: str) -> None:
+    assert find_step(family, stage).name == name

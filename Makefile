@@ -8,6 +8,7 @@
 SHELL     := /bin/sh
 VENV      := .venv
 SKYPILOT  := .venv-skypilot
+GYM       := .venv-gym
 BIN       := $(VENV)/bin
 TESTED    := src/nemotron/constraints.txt
 TESTED_CLUSTER := src/nemotron/constraints-cluster.txt
@@ -21,13 +22,14 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help demo test test-all test-cluster contracts lint format install install-dev clean
+.PHONY: help demo test test-all test-cluster test-ecosystem contracts lint format install install-dev clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
+	@echo "make test-ecosystem   tests on the real NeMo Gym, which it installs (1.4 GB); wants a Python 3.12 or 3.13"
 	@echo "make contracts   the published-size scripts and configs against the sources of the libraries that they call"
 	@echo "make lint      ruff, mypy, import directions, command files;  make format  let ruff rewrite"
 	@echo "make install   only make .venv;  make clean  remove .venv and caches (output/ stays)"
@@ -46,6 +48,9 @@ test-all: $(VENV)/installed-dev
 test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	@sh tests/cluster/install-engines.sh
 	$(BIN)/python -m pytest -m cluster tests/cluster tests/e2e $(PYTEST_FLAGS)
+
+test-ecosystem: $(VENV)/installed-dev $(GYM)/installed
+	$(BIN)/python -m pytest tests/ecosystem $(PYTEST_FLAGS)
 
 # Fetches wheels (8 MB) once, and reads them; nothing of them is installed.
 contracts: $(VENV)/installed-dev
@@ -103,6 +108,16 @@ $(SKYPILOT)/installed: | $(VENV)/created
 	@$(SKYPILOT)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) skypilot==0.14.1 uv
 	@touch $@
 
+# For tests/ecosystem: the Gym that belongs to NeMo-RL 0.7.0; later ones want a Python from 3.13.14 on.
+$(GYM)/installed:
+	@p=$$(for p in $(PYTHON) python3.13 python3.12; do \
+	    if $$p -c 'import sys; sys.exit(not (3, 12) <= sys.version_info < (3, 14))' >/dev/null 2>&1; then echo $$p; break; fi; done); \
+	  if [ -z "$$p" ]; then echo "error: NeMo Gym 0.4.0 wants a Python 3.12 or 3.13, and there is none" >&2; \
+	    echo "hint: name one: make PYTHON=/path/to/python3.12 test-ecosystem" >&2; exit 2; fi; \
+	  echo "installing NeMo Gym in $(GYM) (1.4 GB)"; $$p -m venv $(GYM)
+	@$(GYM)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) nemo-gym==0.4.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(SKYPILOT) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SKYPILOT) $(GYM) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

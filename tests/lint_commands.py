@@ -3,8 +3,8 @@
 Every step in a recipe's steps.toml has a command file of the words of its command: that of `nemotron nano3 sft` is
 nano3/sft.py; one file runs every step of the curation, and one every step of lightning35. Each file is compared with
 one whose script also runs on a Ray cluster, both without what is their own: title, folder, names of function and
-script, help text. The command of a torchrun script has no branch for a Ray cluster; that of a script of another recipe
-says where the configs are. Every script with a runspec is a step, or a config of a step names it.
+script, help text. The command of torchrun scripts alone has no branch for a Ray cluster; that of a script of another
+recipe says where the configs are. Every script with a runspec is a step, or a config of a step names it.
 A fork that rewrites its command files drops this script from its Makefile.
 """
 
@@ -21,10 +21,10 @@ from nemotron.kit.steps import RECIPES, RecipeStep, all_recipes
 
 COMMANDS = RECIPES.parent / "cli" / "commands"
 MODEL = "nano3/data/prep/pretrain"
-# What a torchrun script has instead of the branch for a Ray cluster.
+# What the command of a torchrun script says of its processes here, and has instead of the branch for a Ray cluster.
+WITH_TORCHRUN = ((r"a subprocess\.", "a subprocess, torchrun if there are several GPUs."),)
 WITHOUT_RAY = (
     (r"from nemo_runspec\.pipeline import submit_to_ray\n", ""),
-    (r"a subprocess\.", "a subprocess, torchrun if there are several GPUs."),
     (r"Ray's own client hands them to a Ray cluster \.\.\.", "NeMo-Run submits to Slurm, here or over SSH."),
     (r'        if env\.executor == "ray":\n.*\n.*\n', ""),
 )
@@ -89,14 +89,18 @@ def changed(text: str, changes: tuple[tuple[str, str], ...]) -> str:
     return text
 
 
+def scripts_of(step: RecipeStep) -> set[Path]:
+    """The script of a step, and those that its configs name."""
+    used, spec = {step.script}, parse(step.script, step.configs)
+    for name in list_configs(spec.config_dir, spec.config.format):
+        script = vars(load_config(spec.config_dir, name, (), spec.config.format).run).get("script")
+        used.add(find_script(step.script.parent, script or step.script.name))
+    return used
+
+
 def unused_scripts(steps: list[RecipeStep]) -> list[Path]:
     """Scripts with a runspec that are no step, and that no config of a step beside them names."""
-    used = {step.script for step in steps}
-    for step in steps:
-        spec = parse(step.script, step.configs)
-        for name in list_configs(spec.config_dir, spec.config.format):
-            script = vars(load_config(spec.config_dir, name, (), spec.config.format).run).get("script")
-            used.add(find_script(step.script.parent, script or step.script.name))
+    used = {script for step in steps for script in scripts_of(step)}
     scripts = [path for path in RECIPES.rglob("*.py") if "\n# [tool.runspec]\n" in path.read_text()]
     called = {path for path in scripts if (path.parent / "__main__.py").is_file()}  # Nano 2's: no `nemotron` command
     return sorted(set(scripts) - used - called)
@@ -106,11 +110,13 @@ def main() -> int:
     """Print every other difference; 1 if there is one."""
     steps = [step for recipe in all_recipes() for step in recipe.steps]
     commands: dict[str, Runspec] = {}
+    launches: dict[str, set[str]] = {}
     configs: dict[str, Path] = {}
     for step in steps:
         name = "/".join(step.command.replace("-", "_").split()[1:])
         name = next((file for words, file in OF_ANY_STEP.items() if name.startswith(words)), name)
         commands.setdefault(name, parse(step.script))
+        launches.setdefault(name, set()).update(parse(script).run.launch for script in scripts_of(step))
         if step.configs is not None and name not in OF_ANY_STEP.values():
             configs[name] = step.configs
     files = {path.relative_to(COMMANDS).with_suffix("").as_posix(): path.read_text() for path in COMMANDS.rglob("*.py")}
@@ -120,7 +126,8 @@ def main() -> int:
     problems += [f"{commands[name].name}: no {name}.py runs it" for name in sorted(commands.keys() - texts.keys())]
     problems += [f"{path}: no steps.toml lists it, and no config names it" for path in unused_scripts(steps)]
     for name in sorted(texts.keys() & commands.keys()):
-        expected = changed(model, WITHOUT_RAY) if commands[name].run.launch == "torchrun" else model
+        expected = changed(model, WITH_TORCHRUN) if commands[name].run.launch == "torchrun" else model
+        expected = changed(expected, WITHOUT_RAY) if launches[name] == {"torchrun"} else expected
         expected = changed(expected, ANY_STEP) if name in OF_ANY_STEP.values() else expected
         text = changed(texts[name], WITH_SCALE) if "cli.scale" in texts[name] else texts[name]
         text = changed(text, with_configs(configs[name])) if name in configs else text

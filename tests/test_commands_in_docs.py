@@ -40,6 +40,8 @@ BESIDE_THE_PIPE = (
     "dpo-data-own", "dpo-data-tiny", "dpo-model-tiny", "sft-data-calculator", "sft-model-calculator",
     "rl-data-curriculum",
     "long-data-tiny", "sft-data-lora", "sft-model-lora", "pretrain-model-default", "pretrain-data-phase2",
+    "sft-model-default", "rl-data-published", "rl-model-default", "rlhf-model-default", "rlhf-data-default",
+    "dpo-data-default", "rl-data-rlvr1", "rl-data-rlhf", "rl-model-swe2",
 )  # fmt: skip
 PAGES = [
     ROOT / "README.md",
@@ -116,7 +118,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "type": "Model",
         # whatever a command reads under the name
         "types": ["Checkpoint", "PretrainBlend", "SFTPack", "RLPrompts", "Preferences"],
-        "fields": {"train_path": "art://.", "tokenizer_path": "art://."},
+        "fields": {"train_path": "art://.", "valid_path": "art://.", "tokenizer_path": "art://."},
         "metrics": {},
         "inputs": {},
         "sources": [{"name": "x"}],

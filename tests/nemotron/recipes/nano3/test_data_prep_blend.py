@@ -15,9 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hub_server import running_hub
+from nemo_rl_rollouts import READ, RECORD, as_nemo_rl_reads
 
 from nemo_runspec.artifacts import Version
+from nemotron.kit import RLPrompts
+from nemotron.kit.nemo_rl import check_gym_prompts
 
 from .. import scripts
 from ..scripts import published
@@ -344,3 +348,25 @@ def test_killed_twice_the_same_command_goes_on_to_the_same_digest(tmp_path: Path
     data = [request for request in hub.requests[before:] if "/resolve/" in request and "README.md" not in request]
     assert not data, "the blend and the collections were here already"
     assert not list(tmp_path.glob("output/nano3/data/prep/rl/blend/*/work"))
+
+
+def test_the_prepared_blend_is_what_the_published_rlvr_hands_to_nemo_rl(tmp_path: Path, hub: Any) -> None:
+    """Its agents are those of the servers that the config starts, and its rows have what NeMo-RL and Gym read."""
+    publish_blend(hub, mixed(30))
+    version = published(tmp_path, run(tmp_path, hub, "valid_rows=5"))
+    fields = version.record["fields"]
+    prompts = RLPrompts.model_construct(
+        path=version.path, train_path=version.path / "train.jsonl", valid_path=version.path / "valid.jsonl"
+    )
+    assert str(fields["train_path"]).endswith("train.jsonl") and str(fields["valid_path"]).endswith("valid.jsonl")
+    check_gym_prompts(prompts)
+
+    config = yaml.safe_load((scripts.RECIPES / "nano3/stage2_rl/config/default.yaml").read_text(encoding="utf-8"))
+    record = json.loads(RECORD.read_text(encoding="utf-8"))["gym"]
+    started = {name for path in config["env"]["nemo_gym"]["config_paths"] for name in record["configs"][path]}
+    rows = as_nemo_rl_reads(version.path / "train.jsonl", max_new_tokens=49_152)
+    assert len(rows) == 25
+    for row in rows:
+        assert row["agent_ref"]["name"] in started
+        assert set(READ["nemo_gym_row"]) <= set(row) and READ["responses_create_params"] == ["input"]
+        assert row["responses_create_params"]["input"][0]["role"] == "user"

@@ -25,7 +25,7 @@ The blend holds records of two collections that are published elsewhere as place
 and answers. Records stay in the blend's order, which is that of its curriculum. What is for validation is trained on
 nowhere: a training record with the prompt or the question of a held-out one is left out, and counted.
 
-`data.train_jsonl_fpath` and `data.validation_jsonl_fpath` of a NeMo-RL config are the two files of the artifact:
+`data.train.data_path` and `data.validation.data_path` of a NeMo-RL config are the two files of the artifact:
 train.jsonl and valid.jsonl. It goes on after a kill, and asks the Hub for nothing twice.
 
 Simplified against the paper (tech report 3.2): the blend is taken as it was published, with its own order; domains are

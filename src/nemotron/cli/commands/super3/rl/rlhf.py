@@ -9,6 +9,7 @@ from nemo_runspec.bundle import create_bundle
 from nemo_runspec.display import display_job
 from nemo_runspec.execution import slurm
 from nemo_runspec.execution.local import execute_local
+from nemo_runspec.pipeline import submit_to_ray
 from nemotron.cli.recipe_dir import recipe_dir
 
 STAGE = recipe_dir("nano3/stage2_rl")  # the script is that of nano3
@@ -35,10 +36,13 @@ def _execute_rlhf(cfg: job.RecipeConfig) -> int:
             return 0
         job_dir = job.save_configs(job_config, spec)  # job.yaml, train.yaml
         return execute_local(spec, job_dir, job.build_env_vars(job_config, env))  # secrets by name
-    # 4. There: the code as it is, the configs and launch.sh travel. NeMo-Run submits to Slurm, here or over SSH.
+    # 4. There: the code as it is, the configs and launch.sh travel. Ray's own client hands them to a Ray cluster ...
     name = job_config.run.name
     with create_bundle(job_config, spec, env) as bundle:
         print(bundle.summary())
+        if env.executor == "ray":
+            return submit_to_ray(bundle, cfg)
+        # ... and NeMo-Run to Slurm, here or over SSH.
         if cfg.dry_run and not slurm.nemo_run_is_installed():
             print(slurm.preview_text(name, {name: bundle.folder}, env))
             return 0

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,10 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "super3-pretrain-model-tiny-phase1_retained",
         *(f"tokenize-data-{family}_pretrain" for family in FAMILIES),
         "my-phase-2-blend",
+        # What fine-tuning at the published size begins with, and its rows.
+        "nano3-pretrain-model-long_context",
+        "super3-pretrain-model-long_context_mixed",
+        *(f"pack-data-{family}_sft_256k" for family in ("nano3", "super3")),
         "nano2-pruned-model",
         "my-chats",
         "my-tuned-model",
@@ -182,6 +187,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("a note\n" if name.endswith(".md") else "")
     Path("examples").symlink_to(ROOT / "examples")
+    Path("checkpoints").mkdir()
     Path("my-tokenizer").mkdir()
     Path("my-tokenizer/tokenizer.json").touch()
     for stage in ("pretrain", "sft"):
@@ -204,6 +210,9 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
             super().__init__(words, **options)
 
     monkeypatch.setattr("subprocess.Popen", Popen)
+    # `watch` looks again and again.
+    monkeypatch.setattr("nemotron.cli.commands.artifacts.time", SimpleNamespace(sleep=replace_process))
+    monkeypatch.setattr("nemotron.cli.commands.model._check_megatron_bridge", lambda: None)
     # Up to there a submission is checked and put together; NeMo-Run is an extra, and tests/cluster has the rest.
     monkeypatch.setattr("nemo_runspec.execution.slurm.load_nemo_run", replace_process)
 

@@ -87,6 +87,8 @@ def create_bundle(job: Job, spec: Runspec, env: Env, variables: dict[str, str] |
         cmd=spec.run.cmd,
         workdir=plan.workdir or _shared_folder(env),
         processes_per_node=env.processes_per_node,
+        launcher="torchrun" if env.slurm is None else env.slurm.launcher,
+        launcher_options=[] if env.slurm is None else list(env.slurm.launcher_options),
     )
     with tempfile.TemporaryDirectory(prefix="runspec-bundle-") as place:
         folder = Path(place) / "code"

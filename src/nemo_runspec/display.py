@@ -93,6 +93,8 @@ def where(spec: Runspec, env: Env) -> str:
     nodes = f"{slurm.nodes} node{'s' * (slurm.nodes > 1)}{gpus}"
     count = slurm.processes_per_node
     processes = f", {count} process{'es' * (count > 1)} each" if spec.run.launch == "torchrun" else ""
+    if processes and slurm.launcher != "torchrun":
+        processes += f" under {slurm.launcher}"
     partition = f", partition {slurm.partition}" if slurm.partition else ""
     image = f", in {slurm.container_image}" if slurm.container_image else ""
     return f"Slurm ({login}{partition}): {nodes}{processes}{image}"

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
+from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT, RESTARTS
 from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
 
 DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
@@ -251,7 +251,7 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         where = error.filename if isinstance(error, OSError) and error.filename else _fullest_folder()
         report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
     _leave_exit_code(code)
-    return code
+    return DONE if code == PREEMPTED and RESTARTS in os.environ else code
 
 
 def report(error: BaseException, message: str | None = None, hint: str | None = None) -> None:

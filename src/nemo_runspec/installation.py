@@ -98,8 +98,12 @@ def imported_from_extras(script: Path) -> list[str]:
     return sorted(names)
 
 
-def check_dependencies(spec: Runspec) -> None:
+def check_dependencies(spec: Runspec, image: str | None = None, config_dir: Path | None = None) -> None:
     """Refuse a script that lists a distribution under `dependencies` that is not installed here.
+
+    Args:
+        image: that of the config, which goes before the script's.
+        config_dir: the folder of the config, where it is not the script's.
 
     Raises:
         UserError: naming the script, the distribution and what installs it.
@@ -112,9 +116,9 @@ def check_dependencies(spec: Runspec) -> None:
             if own is not None and name == own.name:
                 continue  # this very code, which need not be installed to run
             error = _not_installed(spec.script_path, name)
-            if spec.image:
-                configs = ", ".join(sorted(file.stem for file in spec.config_dir.glob("*.yaml")))
-                error.hint = f"the image {spec.image} has it: --run PROFILE; or another config, -c {configs}"
+            if image := image or spec.image:
+                configs = ", ".join(sorted(file.stem for file in (config_dir or spec.config_dir).glob("*.yaml")))
+                error.hint = f"the image {image} has it: --run PROFILE; or another config, -c {configs}"
             raise error from None
 
 

@@ -194,7 +194,8 @@ def build_job_config(
     """
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
-        check_dependencies(spec)
+        image = (getattr(train_config.run, "env", None) or {}).get("container_image")
+        check_dependencies(spec, image, train_config.path.parent)
     elif env.executor != "local":
         check_needs(spec, env, dry_run=dry_run)
     resolved = resolve_config(

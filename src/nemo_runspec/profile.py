@@ -40,7 +40,8 @@ class SlurmSettings:
     """What a job asks Slurm for. None: not asked for, so the cluster's own default holds.
 
     `signal` is what Slurm sends before the time limit; `job_dir` is shared by all nodes, absolute on the cluster;
-    `ssh` is None where sbatch runs on this machine. `container_image` is None for plain srun.
+    `ssh` is None where sbatch runs on this machine. `container_image` is None for plain srun. `launcher` starts the
+    processes of a node, where the script wants torchrun: that, or NVRx's ft_launcher, which ends those that hang.
     """
 
     account: str | None = None
@@ -60,6 +61,8 @@ class SlurmSettings:
     max_restarts: int = 3
     job_dir: str | None = None
     ssh: Ssh | None = None
+    launcher: str = "torchrun"
+    launcher_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -334,6 +337,8 @@ def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSetti
         **_machines(settings, spec),
         partition=_partition(settings, "batch_partition" if batch else "run_partition"),
         mounts=tuple(get("mounts", ())),
+        launcher=get("launcher", "torchrun"),
+        launcher_options=tuple(get("launcher_options", ())),
         job_dir=job_dir,
         ssh=ssh,
     )

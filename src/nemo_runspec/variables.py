@@ -33,8 +33,10 @@ TOOL_TABLES = "RUNSPEC_TOOL_TABLES"
 # torchrun reduces every failure of its workers to exit code 1. Where this variable names a file, rank 0 leaves its
 # own exit code there, and the launcher returns that one.
 EXIT_CODE_FILE = "RUNSPEC_EXIT_CODE_FILE"
+# Set where the launcher starts workers again that end with another code than 0: one that has saved then ends with 0.
+RESTARTS = "RUNSPEC_RESTARTS"
 # What a run that is started within another one must not take over from it, beside JOB_DIR.
-OF_ONE_JOB = (PUBLISHED_DIR, CODE_DIGEST, GIT_COMMIT, EXIT_CODE_FILE, FRESH, TOOL_TABLES)
+OF_ONE_JOB = (PUBLISHED_DIR, CODE_DIGEST, GIT_COMMIT, EXIT_CODE_FILE, RESTARTS, FRESH, TOOL_TABLES)
 
 # Ray's own: where a script finds the Ray that it is to use.
 RAY_ADDRESS = "RAY_ADDRESS"

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import subprocess
 import sys
 import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / ".contracts"
 WHEELS = Path(__file__).with_name("wheels.txt")
-PLATFORMS = ("any", "manylinux2014_x86_64", "manylinux_2_28_x86_64")
+PLATFORMS = ("any", "manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_39_x86_64")
 
 
 def pins() -> dict[str, str]:
@@ -161,6 +164,34 @@ def accepts(annotation: ast.expr, value: Any) -> bool:
     types: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
     name = ast.unparse(annotation).rpartition(".")[2]
     return isinstance(value, types.get(name, ())) and (name == "bool" or not isinstance(value, bool))
+
+
+@contextmanager
+def imported(roots: list[Path], modules: list[str], stand_ins: dict[str, dict[str, Any]]) -> Iterator[list[ModuleType]]:
+    """A few modules of libraries, really imported, without what their packages import beside them.
+
+    Args:
+        roots: folders of wheels. modules: what is imported, as it is there; a package that is none of them is empty.
+        stand_ins: names of modules that these import and that are not wanted, and of each what it has.
+    """
+    packages: set[str] = set()
+    for module in (*modules, *stand_ins):
+        parts = module.split(".")
+        packages |= {".".join(parts[:end]) for end in range(1, len(parts))}
+    before = dict(sys.modules)
+    try:
+        for name in sorted(packages - set(modules)):
+            sys.modules[name] = package = ModuleType(name)
+            package.__path__ = [str(root / name.replace(".", "/")) for root in roots]
+        for name, contents in stand_ins.items():
+            sys.modules[name] = stand_in = ModuleType(name)
+            stand_in.__dict__.update(contents)
+        yield [importlib.import_module(module) for module in modules]
+    finally:
+        for name in sys.modules.keys() - before.keys():
+            if name.partition(".")[0] in {module.partition(".")[0] for module in (*modules, *stand_ins)}:
+                del sys.modules[name]
+        sys.modules.update(before)
 
 
 if __name__ == "__main__":

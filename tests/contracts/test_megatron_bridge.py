@@ -12,10 +12,15 @@ from sources import FOLDER, Sources, accepts, pins
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
 from nemo_runspec.config.schema import load_schema
-from nemo_runspec.runspec import parse
+from nemo_runspec.execution.launch_script import Launch
+from nemo_runspec.execution.node import node_command
+from nemo_runspec.execution.place import Place
+from nemo_runspec.runspec import find_script, parse
+from nemotron.kit.schemas.megatron import DIMENSIONS, MegatronConfig
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 SCRIPTS = sorted(RECIPES.glob("*/*/train_megatron.py"))
+TOOLS = sorted(RECIPES.glob("tools/megatron_*.py"))
 # The groups of our configs that are handed on, and the class of the library whose fields they set.
 CONFIG = "megatron.bridge.training.config"
 GROUPS = {
@@ -26,10 +31,16 @@ GROUPS = {
     "scheduler": (CONFIG, "SchedulerConfig"),
     "checkpoint": (CONFIG, "CheckpointConfig"),
     "logger": (CONFIG, "LoggerConfig"),
+    "ft": (CONFIG, "FaultToleranceConfig"),
     "inprocess_restart": (CONFIG, "InProcessRestartConfig"),
     "nvrx_straggler": (CONFIG, "NVRxStragglerDetectionConfig"),
 }
 OURS = {"train": {"train_tokens"}}  # keys that are not handed on
+PUBLISHED = {
+    "nano3": {"default", "phase2", "long_context"},
+    "super3": {"default", "phase1", "phase2", "long_context_1m", "long_context_mixed"},
+    "nano2": {"phase1", "phase2", "phase3", "long_context"},
+}
 
 pytestmark = pytest.mark.skipif(
     not all((FOLDER / pin).is_dir() for pin in pins()), reason="the libraries' sources are not here: `make contracts`"
@@ -38,14 +49,18 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def sources() -> Sources:
-    return Sources([FOLDER / pin for pin in pins()])
+    return Sources([FOLDER / pin for pin in pins() if pin.startswith("megatron-")])
 
 
 def configs_of(script: Path) -> list[Path]:
+    """Configs of any family that name this script, themselves or by what they build on."""
+    stage = script.parent.name
+    files = sorted(RECIPES.glob(f"*/{stage}/config/**/*.yaml"))
+    named = {file: load_config(file.parent, str(file)).data["run"].get("script") for file in files}
     return [
         file
-        for file in sorted((script.parent / "config").glob("*.yaml"))
-        if f"script: {script.name}" in file.read_text(encoding="utf-8") or "defaults: [default]" in file.read_text()
+        for file, name in named.items()
+        if name and script == (find_script(file.parent, name) if "/" in name else file.parent.parent / name)
     ]
 
 
@@ -78,20 +93,47 @@ def resolved(config: Path, script: Path) -> dict[str, Any]:
     spec = parse(script)
     values = load_config(config.parent, str(config)).data
     values["dataset"]["path"] = "data"
+    for key in ("family", "env"):
+        values["run"].pop(key, None)  # the toolkit's
     schema = load_schema(spec)
     assert schema is not None
-    return schema.model_validate(values).model_dump()
+    checked = schema.model_validate(values)
+    assert isinstance(checked, MegatronConfig)
+    return checked.model_dump() | {"model": checked.model.fields()}
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
-def test_every_key_is_a_field_of_its_type_that_something_reads(script: Path, sources: Sources) -> None:
-    configs = configs_of(script)
-    assert configs
-    for config in configs:
-        assert faults(resolved(config, script), sources) == [], config
+CONFIGS = [(config, script) for script in SCRIPTS for config in configs_of(script)]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
+def test_every_published_phase_has_a_config() -> None:
+    found = {(config.relative_to(RECIPES).parts[0], config.stem) for config, _ in CONFIGS}
+    assert found == {(family, name) for family, names in PUBLISHED.items() for name in names}
+
+
+@pytest.mark.parametrize(("config", "script"), CONFIGS, ids=lambda path: path.relative_to(RECIPES).as_posix())
+def test_every_key_is_a_field_of_its_type_that_something_reads(config: Path, script: Path, sources: Sources) -> None:
+    assert faults(resolved(config, script), sources) == []
+
+
+@pytest.mark.parametrize("model", [name for name in DIMENSIONS if name != "nemotron_3_super"])  # that one asks the Hub
+def test_what_a_layout_has_to_divide_is_what_the_recipe_builds(model: str, sources: Sources) -> None:
+    _, recipe = sources.definition("megatron.bridge.recipes.nemotronh", f"{model}_pretrain_config")
+    provider = next(
+        node
+        for node in ast.walk(recipe)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "HybridModelProvider"
+    )
+    built = {
+        word.arg: ast.literal_eval(word.value) for word in provider.keywords if isinstance(word.value, ast.Constant)
+    }
+    ours = DIMENSIONS[model]
+    assert (ours.blocks, ours.heads) == (built["num_layers"], built["num_attention_heads"])
+    assert (ours.mamba_heads, ours.groups) == (built["mamba_num_heads"], built["mamba_num_groups"])
+    assert ours.experts == built.get("num_moe_experts", 0)
+    assert ours.blocks == len(built["hybrid_layer_pattern"])
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *TOOLS], ids=lambda script: script.relative_to(RECIPES).as_posix())
 def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) -> None:
     tree = ast.parse(script.read_bytes())
     imported = {
@@ -111,6 +153,89 @@ def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) 
             module, name = imported[call.func.id]
             keywords = {word.arg for word in call.keywords if word.arg}
             assert keywords <= sources.parameters(str(module), name), ast.unparse(call)
+        elif isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in imported:
+            module, name = imported[ast.unparse(call.func.value)]
+            if name != "nemotronh":
+                _, found = sources.definition(str(module), name)
+                assert call.func.attr in [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_the_conversions_that_the_tools_call_take_what_they_give(sources: Sources) -> None:
+    _, bridge = sources.definition("megatron.bridge", "AutoBridge")
+    methods = {node.name: node.args for node in bridge.body if isinstance(node, ast.FunctionDef)}
+    called = set()
+    for call in (
+        node for tool in TOOLS for node in ast.walk(ast.parse(tool.read_bytes())) if isinstance(node, ast.Call)
+    ):
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in ("AutoBridge", "bridge"):
+            taken = methods[call.func.attr]
+            required = len(taken.args) - 1 - len(taken.defaults)
+            assert required <= len(call.args) <= len(taken.args) - 1 and not call.keywords, ast.unparse(call)
+            called.add(call.func.attr)
+    assert called == {"from_hf_pretrained", "import_ckpt", "export_ckpt"}
+
+
+def test_the_launcher_that_ends_what_hangs_takes_our_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "20001")
+    roots = [FOLDER / pin for pin in pins() if pin.startswith("nvidia-resiliency-ext")]
+    launcher = ast.parse((roots[0] / "nvidia_resiliency_ext/fault_tolerance/launcher.py").read_bytes())
+    shared = ast.parse((roots[0] / "nvidia_resiliency_ext/fault_tolerance/cli_args.py").read_bytes())
+    words = {node.value for tree in (launcher, shared) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    # Those of the guide, by the way of a profile.
+    own = ["--max-restarts=3", "--ft-rank-section-timeouts=setup:600,step:180,checkpointing:420",
+           "--ft-rank-out-of-section-timeout=300"]  # fmt: skip
+    job = Launch(
+        "demo", "torchrun", "t.py", "c.yaml", processes_per_node=8, launcher="ft_launcher", launcher_options=own
+    )
+    for nodes in (1, 2):
+        command = node_command(job, Path("/bundle"), Place(0, nodes))
+        module = command[command.index("-m") + 1]
+        assert module == "nvidia_resiliency_ext.fault_tolerance.launcher"
+        assert "def main" in ast.unparse(launcher) and any(
+            isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in launcher.body
+        )
+        options = {word.partition("=")[0] for word in command[3 : command.index("/bundle/t.py")]}
+        assert {"--nproc-per-node", *(word.partition("=")[0] for word in own)} < options <= words
+
+
+TOKENIZER = ("megatron.bridge.training.tokenizers.config", "TokenizerConfig")
+CLASSES = {  # of what a script sets in the recipe beside the groups of a config
+    "tokenizer": TOKENIZER,
+    "ddp": (CONFIG, "DistributedDataParallelConfig"),
+    "dataset": (CONFIG, "GPTDatasetConfig"),
+}
+
+
+def assigned(script: Path) -> set[tuple[str, ...]]:
+    """What a script sets in the library's config: (group, field), or a field of the whole."""
+    tree = ast.parse(script.read_bytes())
+    targets = [target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets]
+    flat = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    names = [ast.unparse(target).split(".") for target in flat]
+    return {tuple(words[1:]) for words in names if words[0] == "recipe" and len(words) > 1}
+
+
+def unknown(names: set[tuple[str, ...]], sources: Sources) -> list[str]:
+    """Those of them that the library does not have, or that nothing reads."""
+    found = []
+    for first, *rest in sorted(names):
+        fields = sources.fields(CONFIG, "ConfigContainer")
+        if rest and first in fields:
+            fields = sources.fields(*(GROUPS | CLASSES)[first])
+        name = rest[0] if rest else first
+        if name not in fields or name not in sources.attributes_read:
+            found.append(".".join([first, *rest]))
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
+def test_what_a_script_sets_in_the_recipe_is_a_field(script: Path, sources: Sources) -> None:
+    names = assigned(script)
+    assert {("mixed_precision",), ("checkpoint", "save"), ("train", "exit_signal_handler")} <= names
+    assert unknown(names, sources) == []
+    planted = {("train", "exit_signal_handle"), ("nvrx_stragler",), ("dataset", "blend_per_splits")}
+    assert len(unknown(planted, sources)) == len(planted)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +246,11 @@ def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) 
         ("train", "train_iters", "100", "TrainingConfig has int | None"),
         ("model", "sequence_parallel", 1, "HybridModelProvider has bool"),
         ("model", "recompute_modules", "moe", "HybridModelProvider has Optional[List[str]]"),
+        ("model", "mtp_num_layers", 2.0, "HybridModelProvider has int | None"),
+        ("model", "moe_aux_loss_coef", 1e-4, "no field of HybridModelProvider"),
+        ("train", "exit_duration_in_min", 230, "no field of TrainingConfig"),
+        ("checkpoint", "most_recent_k", "2", "CheckpointConfig has"),
+        ("inprocess_restart", "soft_timout", 60.0, "no field of InProcessRestartConfig"),
     ],
 )
 def test_a_planted_mistake_is_found(sources: Sources, group: str, key: str, value: Any, fault: str) -> None:

@@ -151,6 +151,8 @@ container_image = "nvcr.io/nvidia/pytorch:25.06-py3"
 mounts = ["/lustre:/lustre", "/data:/data:ro"]
 signal = "TERM@60"
 max_restarts = 0
+launcher = "ft_launcher"
+launcher_options = ["--max-restarts=3"]
 job_dir = "jobs"
 code_limit = "1.5GB"
 artifacts = "s3://bucket/a"
@@ -188,6 +190,8 @@ def test_every_key_of_slurm(write: Write, tmp_path: Path) -> None:
         max_restarts=0,
         job_dir=str(tmp_path / "jobs"),
         ssh=None,
+        launcher="ft_launcher",
+        launcher_options=("--max-restarts=3",),
     )
     env = parse_env("here")
     assert env.slurm == here

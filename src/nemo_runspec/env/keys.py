@@ -48,6 +48,8 @@ EXECUTOR_KEYS: dict[str, dict[str, Rule]] = {
         ),
         "signal": Rule(str, 'USR1@SECONDS or TERM@SECONDS, as "USR1@120"', r"(USR1|TERM)(@[0-9]{1,5})?"),
         "max_restarts": integer(0),
+        "launcher": choice("torchrun", "ft_launcher"),
+        "launcher_options": Rule(list, 'a list of options of the launcher, as ["--max-restarts=3"]', r"--\S+"),
         "job_dir": WORD,
         "tunnel": choice("local", "ssh"),
         # No leading dash: ssh would take it for an option.

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from nemo_runspec.errors import UserError
@@ -35,7 +35,8 @@ fi"""
 class Launch:
     """What `launch.json` holds. Paths are relative to the bundle.
 
-    `launch`, `cmd`: as in the runspec. `processes_per_node`: worker processes that torchrun starts on each node.
+    `launch`, `cmd`: as in the runspec. `processes_per_node`: worker processes that torchrun, or the
+    `launcher` in its place, starts on each node.
     `workdir`: where the script starts, None for the bundle; an absolute one that a node does not have is passed over.
     """
 
@@ -46,6 +47,8 @@ class Launch:
     cmd: str = DEFAULT_CMD
     workdir: str | None = None
     processes_per_node: int = 1
+    launcher: str = "torchrun"
+    launcher_options: list[str] = field(default_factory=list)
 
 
 def launch_json(launch: Launch) -> str:
@@ -67,7 +70,7 @@ def read_launch(path: Path) -> Launch:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        known = ", ".join(field.name for field in fields(Launch))
+        known = ", ".join(each.name for each in fields(Launch))
         raise UserError(f"{path}: not a launch file of this version", f"keys: schema ({_SCHEMA}), {known}") from None
 
 

@@ -45,6 +45,7 @@ from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_N
 PATIENCE = 3
 _TORCHRUN = ("-m", "torch.distributed.run")
 _QUIET_TORCHRUN = ("-m", "nemo_runspec.execution.torchrun")
+_FT_LAUNCHER = ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -85,6 +86,11 @@ def script_words(cmd: str, script: Path, config: Path) -> list[str]:
 def under_torchrun(words: Sequence[str], *options: str) -> list[str]:
     """The command that starts `words` (python, script, arguments) as the workers of torchrun."""
     return [words[0], *_TORCHRUN, *options, *words[1:]]
+
+
+def under_ft_launcher(words: Sequence[str], *options: str) -> list[str]:
+    """The same under NVRx's launcher, which ends workers that hang, and starts all again where one fails."""
+    return [words[0], *_FT_LAUNCHER, *options, *words[1:]]
 
 
 # Small models make thousands of short parallel regions a second; benchmarks/cpu_settings.py prints what each is worth.
@@ -181,12 +187,14 @@ def run_command(
     Returns:
         0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
     """
-    torchrun = tuple(command[1:3]) in (_TORCHRUN, _QUIET_TORCHRUN)
+    torchrun = tuple(command[1:3]) in (_TORCHRUN, _QUIET_TORCHRUN, _FT_LAUNCHER)
     if torchrun:
         environment = {**environment, EXIT_CODE_FILE: str(left)}
     code = _wait(command, environment, workdir, torchrun=torchrun, shielded=torchrun and all_are_signalled)
-    if code > DONE and left.is_file():  # below, a process was killed: what rank 0 then made of it does not count
-        return exit_code(int(left.read_text(encoding="utf-8")))
+    if code >= DONE and left.is_file():  # below, a process was killed: what rank 0 then made of it does not count
+        of_rank_0 = int(left.read_text(encoding="utf-8"))
+        if code > DONE or of_rank_0 == PREEMPTED:  # which ends with 0 where workers are started again
+            return exit_code(of_rank_0)
     return exit_code(code)
 
 

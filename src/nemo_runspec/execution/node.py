@@ -1,6 +1,7 @@
 """What `launch.sh` starts on every node of a cluster job: `python -m nemo_runspec.execution.node launch.json`.
 
-    torchrun    the script, `processes_per_node` times on each node, under torchrun with a fixed rendezvous
+    torchrun    the script, `processes_per_node` times on each node, under torchrun with a fixed rendezvous, or under
+                NVRx's ft_launcher with one where the nodes meet
     direct      the script, once, on the first node
     ray         the script, once, on the first node, on a Ray cluster over all nodes
 
@@ -19,9 +20,15 @@ from pathlib import Path
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
 from nemo_runspec.execution.launch_script import Launch, read_launch
-from nemo_runspec.execution.local import local_environment, run_command, script_words, under_torchrun
+from nemo_runspec.execution.local import (
+    local_environment,
+    run_command,
+    script_words,
+    under_ft_launcher,
+    under_torchrun,
+)
 from nemo_runspec.execution.place import Place, first_node, place
-from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT
+from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT, RESTARTS
 from nemo_runspec.write import write_in_one_step
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
@@ -40,8 +47,15 @@ def node_command(launch: Launch, bundle: Path, here: Place) -> list[str]:
     words = script_words(launch.cmd, bundle / launch.script, bundle / launch.config)
     if launch.launch != "torchrun" or here.nodes * launch.processes_per_node == 1:
         return words
+    options = [f"--nproc-per-node={launch.processes_per_node}", *launch.launcher_options]
+    if launch.launcher == "ft_launcher":  # which knows one rendezvous, and waits half an hour for workers that save
+        if here.nodes == 1:
+            return under_ft_launcher(words, "--standalone", *options)
+        address, port = first_node(here)
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address}:{port}"]
+        return under_ft_launcher(words, f"--nnodes={here.nodes}", *meeting, *options)
     # Slurm stops the workers itself; torchrun must not kill them while they save (`run_command`).
-    options = [f"--nproc-per-node={launch.processes_per_node}", "--signals-to-handle=SIGHUP,SIGQUIT"]
+    options.append("--signals-to-handle=SIGHUP,SIGQUIT")
     if here.nodes == 1:
         return under_torchrun(words, "--standalone", *options)
     address, port = first_node(here)
@@ -70,6 +84,8 @@ def run_node(file: Path) -> int:
         from nemo_runspec.execution.ray.allocation import run_in_allocation
 
         return leave_together(run_in_allocation(command, environment, workdir, here), job_dir, here)
+    if any(option.startswith("--max-restarts") for option in launch.launcher_options):
+        environment[RESTARTS] = "1"
     left = job_dir / f".exit-code-{here.attempt}"
     code = run_command(command, environment, workdir, left, all_are_signalled=here.attempt != str(os.getpid()))
     return leave_together(code, job_dir, here)

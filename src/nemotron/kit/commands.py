@@ -78,7 +78,8 @@ def makers_by_artifact() -> dict[str, Maker]:
             for number, (step, spec) in enumerate(zip(recipe.steps, specs, strict=True)):
                 for config in configs[number]:
                     chosen = config.removesuffix(step.config_suffix)  # of the whole pipe
-                    if recipe.runs_later(step, config) or not config.endswith(step.config_suffix):
+                    # `-phase1` is the suffix of tiny-phase1, and of phase1, the published size, which no pipe runs.
+                    if recipe.runs_later(step, config) or not f"-{config}".endswith(step.config_suffix):
                         continue
                     has_pipe = recipe.pipe and number > 0 and step.in_pipe and chosen in of_all
                     maker = Maker(f"{step.command} -c {config}", f"{recipe.pipe} -c {chosen}" if has_pipe else None)

@@ -1,17 +1,29 @@
-"""What goes to Megatron-Bridge and comes back: the blend of a data artifact, and folders of checkpoints."""
+"""What goes to Megatron-Bridge and comes back: blends and packed rows, values of a config, folders of checkpoints."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nemo_runspec.errors import UserError, did_you_mean
+import numpy as np
+
+from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.errors import Preempted, UserError, did_you_mean
 from nemotron.kit import payloads
-from nemotron.kit.artifact import Checkpoint, PretrainBlend
+from nemotron.kit.artifact import Checkpoint, PretrainBlend, SFTPack, Source
 from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig
 
 METADATA_FILE = ".metadata"  # of a folder of torch_dist files, written last
+TRACKER_FILE = "latest_checkpointed_iteration.txt"  # in a folder of checkpoints, written behind a whole one
 
 
 class MegatronCheckpoint(Checkpoint):
@@ -69,6 +81,84 @@ def megatron_blend(data: PretrainBlend, phase: str | None) -> MegatronBlend:
     return MegatronBlend(splits[0], splits[1], data.tokenizer_path)
 
 
+@dataclass(frozen=True)
+class MegatronPack:
+    """Packed rows as `PackedSequenceSpecs` takes them: folders of Parquet files."""
+
+    train: str
+    valid: str
+    tokenizer: Path
+
+
+def megatron_pack(data: SFTPack, seq_length: int, multiple: int, batch: int) -> MegatronPack:
+    """The rows of `data`, as the library's reader takes them.
+
+    It reads the columns input_ids, loss_mask and seq_start_id, of which the mask is aligned to labels, as here. It
+    makes whole numbers of the mask. Under CP it wants conversations of k x `multiple` + 1 tokens, as the last one is no
+    input; one row group shows whether they are. It wants rows for a `batch` of each split.
+
+    Raises:
+        UserError: rows of another length, too few of them, weights in the mask, no held-out rows, no tokenizer,
+            conversations of other lengths.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    train, valid, tokenizer = data.train_path, data.valid_path, data.tokenizer_path
+    if train is None or valid is None or tokenizer is None:
+        what = "training rows" if train is None else "held-out rows" if valid is None else "tokenizer"
+        raise UserError(f"{data.path} has no {what}")
+    if data.seq_len != seq_length:
+        raise UserError(f"the rows of {data.path} have up to {data.seq_len} tokens, dataset.seq_length is {seq_length}")
+    for split, folder in (("training", train), ("held-out", valid)):
+        files = [folder] if folder.is_file() else sorted(folder.glob("*.parquet"))
+        rows = sum(pq.read_metadata(file).num_rows for file in files)
+        if rows < batch:
+            hint = "more conversations, or a larger share of them in splits.valid, or a smaller train.global_batch_size"
+            raise UserError(f"{data.path} has {rows} {split} rows, and a global batch takes {batch}", hint)
+    first = pq.ParquetFile(train if train.is_file() else min(train.glob("*.parquet")))
+    if pa.types.is_floating(first.schema_arrow.field("loss_mask").type.value_type):
+        raise UserError(
+            f"{data.path} has weights in its loss_mask, of which Megatron-Bridge makes whole numbers",
+            "pack it without loss_weights",
+        )
+    group = first.read_row_group(0, columns=["input_ids", "seq_start_id"])
+    for ids, starts in zip(group.column("input_ids"), group.column("seq_start_id").to_pylist(), strict=True):
+        if any((np.diff([*starts, len(ids)]) - 1) % multiple):
+            raise UserError(
+                f"conversations of {data.path} are not padded to multiples of lcm(2 CP, CP TP) = {multiple} tokens",
+                f"nemotron data pack … packing.pad_seq_to_mult={multiple}",
+            )
+    return MegatronPack(str(train), str(valid), tokenizer)
+
+
+def hand_on(values: Mapping[str, Any], target: object, group: str) -> None:
+    """Set fields of an object of the library. Raises UserError for one that its version does not have."""
+    for key, value in values.items():
+        if not hasattr(target, key):
+            raise UserError(f"{group}.{key}: {type(target).__name__} of this Megatron-Bridge has no such field")
+        setattr(target, key, value)
+
+
+@contextmanager
+def preemptible(saves: Path) -> Iterator[None]:
+    """Around the library's loop: where it leaves early, with a checkpoint, the job is requeued.
+
+    The library listens to SIGTERM alone; Slurm warns by SIGUSR1. Having saved, on a signal or because time is up, it
+    leaves by exit code 0, as if all were done.
+
+    Raises:
+        Preempted: it left so.
+    """
+    signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        yield
+    except SystemExit as leave:
+        if leave.code or not (iteration := last_iteration(saves)):
+            raise
+        raise Preempted(saves / f"iter_{iteration:07d}") from None
+
+
 def last_iteration(folder: Path) -> int:
     """The iteration of the newest whole checkpoint `iter_NNNNNNN` in a folder; 0 where there is none.
 
@@ -76,6 +166,49 @@ def last_iteration(folder: Path) -> int:
     """
     whole = [file.parent.name.removeprefix("iter_") for file in folder.glob(f"iter_*/{METADATA_FILE}")]
     return max((int(number) for number in whole if number.isdecimal()), default=0)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a folder, None where there is none. An imported one is that of iteration 0."""
+    whole = [file.parent for file in folder.glob(f"iter_*/{METADATA_FILE}")]
+    return max(whole, key=lambda each: each.name, default=None)
+
+
+def noted_iteration(folder: Path) -> int | None:
+    """The iteration that Megatron notes in a folder of checkpoints as its newest whole one; None before the first."""
+    try:
+        text = (folder / TRACKER_FILE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    if not text.isdecimal():
+        raise UserError(f"{folder / TRACKER_FILE} holds {text!r}, not the number of an iteration")
+    return int(text)
+
+
+def register_checkpoint(folder: Path, name: str, registry: Registry) -> MegatronCheckpoint | None:
+    """Publish the newest checkpoint in a folder that a run of Megatron writes to; None if there is nothing new.
+
+    An iteration that a version of `name` has is not published again. The files become hard links, where the file system
+    has them: they take no second place, and stay when the run deletes its oldest checkpoints.
+
+    Raises:
+        UserError: the folder notes no number; what it notes is no whole checkpoint.
+    """
+    iteration = noted_iteration(folder)
+    versions = [registry.resolve(f"{name}:{number}") for number in registry.versions(name)]
+    if iteration is None or iteration in [version.record["fields"].get("num_steps") for version in versions]:
+        return None
+    checkpoint = folder / f"iter_{iteration:07d}"
+    with tempfile.TemporaryDirectory(prefix=".register-", dir=folder) as area:
+        links = Path(area, checkpoint.name)
+        try:
+            shutil.copytree(checkpoint, links, copy_function=os.link)
+        except (OSError, shutil.Error) as error:
+            raise UserError(f"{checkpoint} cannot be read, or not be linked to: {error}") from None
+        source = Source(name=str(folder.absolute()), detail="a folder of checkpoints of Megatron")
+        return MegatronCheckpoint(path=links, num_steps=iteration, sources=[source]).save(
+            name, registry=registry, move=True
+        )
 
 
 def check_world_size(model: ParallelConfig, train: TrainConfig, world_size: int) -> None:
@@ -92,4 +225,14 @@ def check_world_size(model: ParallelConfig, train: TrainConfig, world_size: int)
         raise UserError(
             f"train.global_batch_size {train.global_batch_size} is no multiple of {data_parallel} replicas x "
             f"train.micro_batch_size {train.micro_batch_size}"
+        )
+
+
+def warn_of_context_parallelism(model: ParallelConfig) -> None:
+    """Say on stderr what is known of CP with Mamba, where there is any."""
+    if model.context_parallel_size > 1:
+        print(
+            f"warning: model.context_parallel_size {model.context_parallel_size} with Mamba: NaN has been reported "
+            "(Megatron-Bridge issue 2914); compare the first losses with those of fewer GPUs a sequence",
+            file=sys.stderr,
         )

@@ -36,6 +36,19 @@ def test_the_command_of_each_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
         "--signals-to-handle=SIGHUP,SIGQUIT",
     ]
     assert "--standalone" in node_command(LAUNCH, tmp_path, Place())
+    watched = replace(LAUNCH, launcher="ft_launcher", launcher_options=["--max-restarts=3"])
+    assert node_command(watched, tmp_path, Place(1, 2))[1:-3] == [
+        "-m",
+        "nvidia_resiliency_ext.fault_tolerance.launcher",
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=10.0.0.1:20001",
+        "--nproc-per-node=4",
+        "--max-restarts=3",
+    ]
+    assert "--max-restarts=1" in node_command(
+        replace(LAUNCH, launcher_options=["--max-restarts=1"]), tmp_path, Place(1, 2)
+    )
     assert node_command(replace(LAUNCH, processes_per_node=1), tmp_path, Place()) == plain
     for launch in ("direct", "ray"):
         assert node_command(replace(LAUNCH, launch=launch), tmp_path, Place(1, 2)) == plain
@@ -109,6 +122,34 @@ def test_a_direct_script_runs_on_the_first_node_only(tmp_path: Path) -> None:
     both = [nodes.start(0), nodes.start(1)]
     assert [node.communicate(timeout=60)[0] for node in both] == ["here\n", ""]
     assert [node.returncode for node in both] == [1, 0]
+
+
+# Fails at the first start of its workers; at the second a signal came, and it has saved.
+RESTARTED = """
+import os, sys
+from pathlib import Path
+from nemo_runspec.errors import Preempted, RunFailed, run_main
+
+def main():
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    with Path(sys.argv[2]).with_name("starts").open("a") as file:
+        file.write("x")
+    raise RunFailed("a rank") if first else Preempted("iter_0000200")
+
+sys.exit(run_main(main))
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_are_started_again_are_left_alone_once_they_have_saved(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, RESTARTED)
+    launch = replace(LAUNCH, processes_per_node=2, launcher_options=["--max-restarts=3", "--monitor-interval=0.1"])
+    nodes.file.write_text(launch_json(launch), encoding="utf-8")
+    node = nodes.start()
+    _, err = node.communicate(timeout=120)
+    assert node.returncode == 143, err
+    starts = (tmp_path / "code" / "starts").read_text()
+    assert 3 <= len(starts) <= 4  # two workers, twice; the first failure may come before the other one has begun
 
 
 # Stands for the part of a node; argv: folder, node, exit code.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -191,3 +192,22 @@ def test_show_config_and_diff_read_what_the_versions_carry(tmp_path: Path, monke
     assert run("diff m:1 m:1").output == "m:1 and m:1: no difference\n"
     registry.publish("bare", source, {})
     assert "bare:1 carries no config" in str(run("show bare --config").exception)
+
+
+def test_watch_publishes_what_a_run_elsewhere_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "store"))
+    saves = tmp_path / "saves"
+    assert "no directory" in str(run(f"watch {saves} --name mine --once").exception)
+    (saves / "iter_0000200").mkdir(parents=True)
+    for name in ("__0_0.distcp", ".metadata"):
+        (saves / "iter_0000200" / name).write_text(name)
+    assert run(f"watch {saves} --name mine --once").output == ""  # it is not noted yet
+    (saves / "latest_checkpointed_iteration.txt").write_text("200")
+
+    def leave(seconds: float) -> None:
+        assert seconds == 5
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nemotron.cli.commands.artifacts.time", SimpleNamespace(sleep=leave))
+    assert run(f"watch {saves} --name mine --every 5").output == "mine:1: iteration 200\n"  # then Ctrl-C
+    assert run(f"watch {saves} --name mine --once").output == ""

@@ -13,6 +13,7 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model
+from nemotron.kit.megatron import MegatronCheckpoint
 from nemotron.stack.models import NemotronH
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
@@ -44,6 +45,29 @@ def test_out_and_in_again_and_it_answers(artifacts: Path, nemotron: Nemotron, tm
     ).read_bytes() == ours.read_bytes()
     done = nemotron("nano3 chat --model mine --max-new-tokens 4 --no-thinking", "What is 1 + 1?", **elsewhere)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model export checkpoint -o out", "checkpoint:1 is a Megatron checkpoint: say --like hf://ORG/NAME"),
+        ("model export checkpoint --like hf://a/b", "say -o DIRECTORY"),
+        ("model export checkpoint -o out --like hf://a/b", "megatron-bridge, which converts it, is not installed"),
+        ("model export nano3-sft-model-tiny -o out --like hf://a/b", "is no Megatron checkpoint"),
+        ("model import nano3-sft-model-tiny --name mine", "megatron-bridge, which converts it, is not installed"),
+        ("model import nano3-sft-model-tinny --name mine", "did you mean nano3-sft-model-tiny?"),
+    ],
+)
+def test_what_megatron_bridge_converts(
+    artifacts: Path, nemotron: Nemotron, tmp_path: Path, line: str, message: str
+) -> None:
+    saved = tmp_path / "iter_0000200"
+    saved.mkdir()
+    for name in ("__0_0.distcp", ".metadata"):
+        (saved / name).write_bytes(b"weights")
+    MegatronCheckpoint(path=saved, num_steps=200).save("checkpoint", registry=Registry(artifacts))
+    done = nemotron(f"nano3 {line}", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, nemotron: Nemotron) -> None:

@@ -23,6 +23,7 @@ from nemotron.kit.commands import command_for, command_hint
         ("nano3-final-model-tiny", "nemotron nano3 rl rlvr -c tiny-final"),  # the second run of that script
         ("nano3-eval-results-tiny", "nemotron nano3 eval -c tiny"),
         ("super3-pretrain-model-tiny-phase2", "nemotron super3 pretrain -c tiny-phase2"),  # by a script of nano3
+        ("super3-pretrain-model-phase2", "nemotron super3 pretrain -c phase2"),  # no pipe has it
         ("super3-sft-model-tiny", "nemotron super3 sft -c tiny"),
         ("super3-sft-model-tiny-budget", "nemotron super3 sft -c tiny-budget"),
         ("super3-rl-model-tiny-swe2", "nemotron super3 rl rlvr -c tiny-swe2"),

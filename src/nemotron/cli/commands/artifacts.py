@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +17,7 @@ from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import UserError, did_you_mean
 
 artifacts = typer.Typer(
-    help="Published artifacts: list, show, compare, add, trace back, verify, remove.", no_args_is_help=True
+    help="Published artifacts: list, show, compare, add, watch for, trace back, verify, remove.", no_args_is_help=True
 )
 
 
@@ -105,6 +107,38 @@ def add(
     from nemotron.kit.model_folder import artifact_name
 
     typer.echo(add_dataset(place, name or artifact_name(place)).ref)
+
+
+@artifacts.command("watch")
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Where a run of Megatron saves: it holds iter_… folders.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="Name of the artifact; a version a checkpoint.")],
+    every: Annotated[float, typer.Option(min=1, help="Seconds between looks.")] = 60,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and leave.")] = False,
+) -> None:
+    """Publish the checkpoints of a Megatron run as they come, beside it.
+
+    Each is published with its iteration as soon as the run notes it in latest_checkpointed_iteration.txt, which
+    Megatron-LM and Megatron-Bridge write behind a whole one. The run itself knows nothing of it: any run will do.
+    Files are linked, not copied. Until Ctrl-C.
+
+    \b
+    Examples:
+      nemotron artifacts watch checkpoints --name my-pretraining
+      nemotron artifacts watch checkpoints --name my-pretraining --once
+    """
+    from nemotron.kit.megatron import register_checkpoint
+
+    if not folder.is_dir():
+        raise UserError(f"no directory {folder}", "give the folder that the run saves to: checkpoint.save, or --save")
+    registry = Registry.default()
+    while True:
+        checkpoint = register_checkpoint(folder, name, registry)
+        if checkpoint is not None:
+            typer.echo(f"{checkpoint.ref}: iteration {checkpoint.num_steps}")
+        if once:
+            return
+        time.sleep(every)
 
 
 @artifacts.command("diff")

@@ -1,7 +1,11 @@
-"""nemotron FAMILY model: models to Hugging Face, the same for every family; back comes `nemotron artifacts add`."""
+"""nemotron FAMILY model: models to Hugging Face and to Megatron, the same for every family.
+
+From Hugging Face to this registry comes `nemotron artifacts add`.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +13,13 @@ import typer
 
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.config.inputs import is_place
+from nemo_runspec.errors import UserError
 from nemotron.cli.tool import become_tool
 
-model = typer.Typer(help="Models to Hugging Face: export. The way back: nemotron artifacts add.", no_args_is_help=True)
+model = typer.Typer(
+    help="Models to Hugging Face: export; to Megatron: import. From Hugging Face: nemotron artifacts add.",
+    no_args_is_help=True,
+)
 
 
 @model.command("export")
@@ -29,19 +37,37 @@ def export(
     ] = "auto",
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file, as in 5GB or 800MB.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in the directory.")] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like", help="Of a Megatron checkpoint: a model of its architecture, directory or hf://ORG/NAME."
+        ),
+    ] = None,
 ) -> None:
     """Write a model for transformers, vLLM and the Hub.
 
     config.json, safetensors with an index, tokenizer with chat template, generation config, and a model card
     (README.md) made from the artifact's record.
 
+    A checkpoint of Megatron is converted by Megatron-Bridge, in its image: weights, config and tokenizer alone.
+
     \b
     Examples:
       nemotron nano2 model export nano2-rl-model -o my-model
       nemotron nano3 model export nano3-sft-model-small:2 -o my-model --dtype bfloat16
       nemotron nano3 model export nano3-rl-model-tiny --push hf://me/my-model
+      nemotron nano3 model export nano3-sft-model-default -o my-model --like hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16
     """
-    model = ref if is_place(ref) else Registry.default().resolve(ref).ref
+    version = None if is_place(ref) else Registry.default().resolve(ref)
+    model = ref if version is None else version.ref
+    if version is not None and version.record["type"].rpartition(".")[2] == "MegatronCheckpoint":
+        if like is None or output is None:
+            missing = "--like hf://ORG/NAME" if like is None else "-o DIRECTORY"
+            raise UserError(f"{model} is a Megatron checkpoint: say {missing}", "it has weights and no config.json")
+        _check_megatron_bridge()
+        become_tool("megatron_export.py", model=model, output=output, like=like)
+    if like is not None:
+        raise UserError(f"{model} is no Megatron checkpoint", "it has a config.json; leave --like out")
     become_tool(
         "model_export.py",
         model=model,
@@ -51,3 +77,33 @@ def export(
         max_shard_size=max_shard_size,
         force=force,
     )
+
+
+@model.command("import")
+def import_(
+    ref: Annotated[
+        str, typer.Argument(metavar="MODEL", help="NAME or NAME:VERSION of an artifact, a directory, hf://ORG/NAME.")
+    ],
+    name: Annotated[str, typer.Option("--name", "-n", help="Name of the Megatron checkpoint as an artifact.")],
+) -> None:
+    """Make a Megatron checkpoint of a model, for training at the published size.
+
+    Megatron-Bridge converts it, in its image. `sft` takes a model in Hugging Face layout as well, and converts it when
+    it starts: this is for a model that is trained from several times.
+
+    \b
+    Examples:
+      nemotron nano3 model import hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16 --name nano3-base
+      nemotron nano3 model import my-model --name my-model-megatron
+    """
+    model = ref if is_place(ref) else Registry.default().resolve(ref).ref
+    _check_megatron_bridge()
+    become_tool("megatron_import.py", model=model, name=name)
+
+
+def _check_megatron_bridge() -> None:
+    try:
+        importlib.metadata.distribution("megatron-bridge")
+    except importlib.metadata.PackageNotFoundError:
+        hint = "run this in an image that has it, such as nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+        raise UserError("megatron-bridge, which converts it, is not installed", hint) from None

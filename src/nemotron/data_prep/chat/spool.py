@@ -134,7 +134,8 @@ class ChatSettings:
     """All that decides how conversations become sequences. `tokenizer`: the text of tokenizer.json.
 
     `too_long`: whether a sequence of more than `seq_len` tokens is left out or loses its end. `protected`: prompts of
-    evaluation tasks.
+    evaluation tasks. `multiple`: a sequence is padded with `pad_id` to so many tokens or a multiple of them, and one:
+    its last token is no input.
     """
 
     tokenizer: str
@@ -146,6 +147,8 @@ class ChatSettings:
     seed: int
     sources: dict[str, ChatSource]
     protected: tuple[str, ...] = ()
+    multiple: int = 1
+    pad_id: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """For the plan: the tokenizer by its digest."""
@@ -208,6 +211,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     sequences: list[tuple[int, int, int, float, int, int]] = []
     reasoning = longest = 0
     tokenizer = tokenizer_from(settings.tokenizer)
+    most = (settings.seq_len - 1) // settings.multiple * settings.multiple + 1
     with (
         output.path(f"{shard.name}.ids").open("wb") as ids_file,
         output.path(f"{shard.name}.mask").open("wb") as mask_file,
@@ -217,15 +221,17 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
             encoded = encode_conversations([span.conversation for span in batch], tokenizer, settings.template)
             for span, (ids, mask) in zip(batch, encoded, strict=True):
                 longest = max(longest, len(ids))
-                if len(ids) > settings.seq_len:
+                if len(ids) > most:
                     outcomes[TOO_LONG if settings.too_long == "drop" else CUT] += 1
                     if settings.too_long == "drop":
                         continue
-                    ids, mask = ids[: settings.seq_len], mask[: settings.seq_len].copy()
+                    ids, mask = ids[:most], mask[:most].copy()
                     mask[-1] = 0  # its label is what was cut off
                 if not mask.any():
                     outcomes[NOTHING_TRAINED] += 1
                     continue
+                padding = (0, -(len(ids) - 1) % settings.multiple)
+                ids, mask = np.pad(ids, padding, constant_values=settings.pad_id), np.pad(mask, padding)
                 ids_file.write(ids.astype("<i4", copy=False).tobytes())
                 mask_file.write(mask.tobytes())
                 weight, trained = span.conversation.loss_weight, int(np.count_nonzero(mask))

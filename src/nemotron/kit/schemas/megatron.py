@@ -7,12 +7,36 @@ field of the library says so. `tests/contracts/` checks all keys against the lib
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from nemo_runspec.errors import did_you_mean
 from nemotron.kit.schemas.group import MODEL, PRETRAIN_BLEND, Group, RunConfig
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What parallelism has to divide. `groups`: of Mamba's B and C. `experts`: routed ones; 0: none."""
+
+    blocks: int
+    heads: int
+    mamba_heads: int
+    groups: int
+    experts: int
+    mtp: bool = False
+
+
+# By the models that recipes of the library are named after: MODEL_pretrain_…, MODEL_sft_….
+DIMENSIONS = {
+    "nemotron_3_nano": Dimensions(52, 32, 64, 8, 128),  # arXiv 2512.20848, table 1
+    "nemotron_3_super": Dimensions(88, 32, 128, 8, 512, mtp=True),  # arXiv 2604.12374
+    "nemotron_nano_12b_v2": Dimensions(62, 40, 128, 8, 0),  # arXiv 2508.14444
+    "nemotron_nano_9b_v2": Dimensions(56, 40, 128, 8, 0),  # the same, pruned
+}
 
 
 class ParallelConfig(Group):
@@ -31,23 +55,49 @@ class ModelConfig(ParallelConfig):
     """Fields of `HybridModelProvider`; dimensions and kernels are those of the library's recipe."""
 
     seq_length: int = Field(ge=2, description="tokens a sequence")
-    moe_aux_loss_coeff: float = Field(ge=0, description="weight of the load-balancing loss")
-    moe_router_bias_update_rate: float = Field(ge=0, description="step of the expert bias towards equal loads")
+    moe_aux_loss_coeff: float | None = Field(
+        None, ge=0, description="weight of the load-balancing loss; stated by every model with experts, and by no other"
+    )
+    moe_router_bias_update_rate: float | None = Field(
+        None, ge=0, description="step of the expert bias towards equal loads; the same"
+    )
+    mtp_num_layers: int | None = Field(
+        None,
+        ge=0,
+        description="depths of multi-token prediction: how often its block is applied; stated by every model that has "
+        "it, and by no other",
+    )
+    mtp_use_repeated_layer: bool | None = Field(None, description="one block for all depths; the same")
+    mtp_loss_scaling_factor: float | None = Field(None, ge=0, description="weight of its loss; the same")
     recompute_granularity: Literal["full", "selective"] | None = Field(description="activations computed again")
     recompute_modules: list[
         Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
     ] = Field(description="parts of blocks that `selective` recomputes")
 
+    def fields(self) -> dict[str, Any]:
+        """What is set in the library's object: all of it but what only models with experts or MTP have."""
+        absent = {key for key in (*MOE_KEYS, *MTP_KEYS) if getattr(self, key) is None}
+        return self.model_dump(exclude=absent)
 
-class DatasetConfig(Group):
+
+MOE_KEYS = ("moe_aux_loss_coeff", "moe_router_bias_update_rate")
+MTP_KEYS = ("mtp_num_layers", "mtp_use_repeated_layer", "mtp_loss_scaling_factor")
+
+
+class DataConfig(Group):
     """What is read."""
 
-    path: Path = Field(description="payload of the data artifact: blend.json, .bin and .idx files (not the library's)")
+    path: Path = Field(description="payload of the data artifact (not the library's)")
+    seq_length: int = Field(ge=2, description="tokens a sequence; that of the model")
+    num_workers: int = Field(8, ge=0, description="processes that read, a GPU")
+
+
+class DatasetConfig(DataConfig):
+    """Token streams: blend.json, .bin and .idx files."""
+
     phase: str | None = Field(
         None, description="phase of the blend whose weights count; None: its only one (not the library's)"
     )
-    seq_length: int = Field(ge=2, description="tokens a sequence; that of the model")
-    num_workers: int = Field(8, ge=0, description="processes that read, a GPU")
 
 
 class TrainConfig(Group):
@@ -125,6 +175,17 @@ class RestartConfig(Group):
     enabled: bool = Field(False, description="catch a failing or hanging rank, and go on from the last checkpoint")
     soft_timeout: float = Field(60.0, gt=0, description="seconds without progress until a rank counts as hanging")
     hard_timeout: float = Field(90.0, gt=0, description="seconds without progress until its process is ended")
+    granularity: Literal["node", "rank"] = Field("node", description="what is left out where it fails again")
+    active_world_size: int | None = Field(
+        None, ge=1, description="ranks that train; the others wait in reserve. None: all"
+    )
+
+
+class FaultToleranceConfig(Group):
+    """`ft`: tells NVRx's ft_launcher what goes on, so that it ends a step that hangs; `launcher` of the profile."""
+
+    enable_ft_package: bool = Field(False, description="report the sections setup, step and checkpointing to it")
+    calc_ft_timeouts: bool = Field(False, description="replace its time limits by what was seen, at each checkpoint")
 
 
 class StragglerConfig(Group):
@@ -132,6 +193,12 @@ class StragglerConfig(Group):
 
     enabled: bool = Field(False, description="measure every GPU")
     report_time_interval: float = Field(300.0, gt=0, description="seconds between reports")
+    gpu_relative_perf_threshold: float = Field(
+        0.7, ge=0, le=1, description="share of the fastest GPU's speed below which one counts as too slow"
+    )
+    gpu_individual_perf_threshold: float = Field(
+        0.7, ge=0, le=1, description="share of its own best speed below which a GPU counts as too slow"
+    )
     stop_if_detected: bool = Field(False, description="save and leave where one is too slow")
 
 
@@ -150,13 +217,14 @@ class MegatronConfig(Group):
         "environment"
     )
     model: ModelConfig
-    dataset: DatasetConfig
+    dataset: DataConfig
     train: TrainConfig
     validation: ValidationConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
     checkpoint: CheckpointConfig
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
+    ft: FaultToleranceConfig = Field(default_factory=FaultToleranceConfig)
     inprocess_restart: RestartConfig = Field(default_factory=RestartConfig)
     nvrx_straggler: StragglerConfig = Field(default_factory=StragglerConfig)
     mixed_precision: str = Field(description="recipe of megatron.bridge.training.mixed_precision, such as bf16_mixed")
@@ -186,10 +254,26 @@ class MegatronConfig(Group):
                 f"scheduler.lr_warmup_iters {scheduler.lr_warmup_iters:,} + lr_wsd_decay_iters {decay:,} exceed "
                 f"lr_decay_iters {scheduler.lr_decay_iters:,}"
             )
+        if self.ft.enable_ft_package and self.inprocess_restart.enabled:
+            raise ValueError("ft.enable_ft_package and inprocess_restart.enabled: one of them starts again, not both")
         if self.optimizer.min_lr > self.optimizer.lr:
             raise ValueError(f"optimizer.min_lr {self.optimizer.min_lr} exceeds optimizer.lr {self.optimizer.lr}")
-        if model.sequence_parallel and model.tensor_model_parallel_size == 1:
-            raise ValueError("model.sequence_parallel shares tokens among the GPUs of TP, and TP is 1: set it to false")
+        return self
+
+    @model_validator(mode="after")
+    def _layout_divides(self) -> Self:
+        name = self.recipe.partition("_pretrain_")[0].partition("_sft_")[0]
+        dimensions = DIMENSIONS.get(name)
+        if dimensions is None:
+            near = did_you_mean(name, DIMENSIONS)
+            raise ValueError(f"recipe {self.recipe}: what a layout has to divide is not known of {name}: {near}")
+        for keys, there in ((MOE_KEYS, dimensions.experts > 0), (MTP_KEYS, dimensions.mtp)):
+            for key in keys:
+                if there and getattr(self.model, key) is None:
+                    raise ValueError(f"model.{key} is missing: the library's own value would stand")
+                if not there and getattr(self.model, key) is not None:
+                    raise ValueError(f"model.{key} is of no meaning for {name}")
+        check_layout(self.model, dimensions)
         return self
 
 
@@ -208,21 +292,41 @@ class MegatronPretrainConfig(MegatronConfig):
     """Pretraining: token streams, mixed by the blend of the data artifact."""
 
     run: PretrainRunConfig
+    dataset: DatasetConfig
 
 
-def check_layout(model: ParallelConfig, *, heads: int, groups: int, experts: int, blocks: int) -> None:
-    """ValueError where the parallelism does not divide the model.
-
-    Args:
-        heads: query heads of attention. groups: groups of Mamba's B and C. experts: routed ones; 0: none.
-        blocks: of the pattern.
-    """
-    tensor, pipeline = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
+def check_layout(model: ModelConfig, dimensions: Dimensions) -> None:
+    """ValueError where the parallelism does not divide the model, or its sequences."""
+    tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
     for name, size, what, count in (
-        ("tensor_model_parallel_size", tensor, "attention heads", heads),
-        ("tensor_model_parallel_size", tensor, "groups of Mamba", groups),
-        ("pipeline_model_parallel_size", pipeline, "blocks", blocks),
-        ("expert_model_parallel_size", model.expert_model_parallel_size, "experts", experts or 1),
+        ("tensor_model_parallel_size", tensor, "attention heads", dimensions.heads),
+        ("tensor_model_parallel_size", tensor, "groups of Mamba", dimensions.groups),
+        ("pipeline_model_parallel_size", model.pipeline_model_parallel_size, "blocks", dimensions.blocks),
+        ("expert_model_parallel_size", model.expert_model_parallel_size, "experts", dimensions.experts or 1),
+        # Between the TP parts Mamba's CP deals heads out, and groups as far as there are some.
+        ("context_parallel_size", context, "heads of Mamba in a TP part", dimensions.mamba_heads // tensor),
     ):
         if count % size:
-            raise ValueError(f"{name} {size} does not divide the {count} {what}")
+            raise ValueError(f"model.{name} {size} does not divide the {count} {what}")
+    groups = dimensions.groups // tensor
+    if groups % context and context % groups:
+        raise ValueError(
+            f"model.context_parallel_size {context} neither divides the {groups} groups of Mamba in a TP part, nor "
+            "is a multiple of them"
+        )
+    if context > 1 and model.seq_length % (2 * context):
+        raise ValueError(
+            f"model.seq_length {model.seq_length} is no multiple of 2 x model.context_parallel_size {context}"
+        )
+    if model.sequence_parallel and tensor == 1:
+        raise ValueError("model.sequence_parallel shares tokens among the GPUs of TP, and TP is 1: set it to false")
+
+
+def packing_multiple(model: ParallelConfig) -> int:
+    """Tokens of which every packed conversation takes a multiple: lcm(2 CP, CP TP); 1 without CP.
+
+    CP cuts each conversation into 2 CP pieces, two of which go to a GPU, and SP cuts what a GPU has into TP
+    (Megatron-Bridge issue 5080).
+    """
+    tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
+    return 1 if context == 1 else lcm(2 * context, context * tensor)

@@ -8,12 +8,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from nemo_runspec.config.script import load_script_config
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
+from nemotron.kit import SFTPack
 from nemotron.kit.chat_template import load_template
+from nemotron.kit.megatron import megatron_pack
 from nemotron.recipes.data.pack.example import example_conversations, write_example
 from nemotron.stack.training.loaders import PackedLoader
 
@@ -81,6 +85,49 @@ def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
     assert carried == load_template("super3").source  # what the rows were made with, not what the tokenizer came with
     for share in weighed.record["metrics"]["mixture"]:
         assert share["realised"] == pytest.approx(share["requested"], abs=0.06)
+
+
+def test_sequences_are_filled_up_to_a_multiple(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "chats.jsonl", 40, 1)
+    words = own(tokenizer, "sources=[chats.jsonl]", "packing.seq_length=1024", "packing.too_long=cut")
+    plain, filled = (
+        published(tmp_path, pack(tmp_path, *words, *more)) for more in ((), ("packing.pad_seq_to_mult=24",))
+    )
+    sequences: list[dict[tuple[int, ...], list[int]]] = []
+    for version in (plain, filled):
+        found: dict[tuple[int, ...], list[int]] = {}
+        for row in pq.read_table(version.path / "train").to_pylist():
+            ends = [*row["seq_start_id"][1:], len(row["input_ids"])]
+            for begin, end in zip(row["seq_start_id"], ends, strict=True):
+                found[tuple(row["input_ids"][begin:end])] = row["loss_mask"][begin:end]
+        sequences.append(found)
+    end_of_text = 2  # of the recipes' tokenizer
+    for ids, mask in sequences[1].items():
+        assert len(ids) % 24 == 1 and len(ids) <= 1024
+        length = max((n for n in range(len(ids) + 1) if ids[:n] in sequences[0]), default=0)
+        assert ids[length:] == (end_of_text,) * (len(ids) - length) and len(ids) - length < 24
+        assert mask == sequences[0][ids[:length]] + [0] * (len(ids) - length)
+    assert len(sequences[0]) == len(sequences[1])
+
+
+def test_rows_that_megatron_bridge_would_misread_are_refused(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "chats.jsonl", 40, 1)
+    words = own(tokenizer, "sources=[chats.jsonl]", "splits.valid=0.2", "packing.seq_length=1024")
+    rows = SFTPack.load(path=published(tmp_path, pack(tmp_path, *words)).path)
+    with pytest.raises(UserError, match="not padded to multiples of lcm") as caught:
+        megatron_pack(rows, 1024, 64, 1)
+    assert "packing.pad_seq_to_mult=64" in str(caught.value.hint)
+    with pytest.raises(UserError, match=r"has \d+ training rows, and a global batch takes 4096"):
+        megatron_pack(rows, 1024, 1, 4096)
+    with pytest.raises(UserError, match="have up to 1024 tokens"):
+        megatron_pack(rows, 2048, 1, 1)
+    assert rows.train_path is not None
+    table = pq.read_table(min(rows.train_path.iterdir()))
+    weights = table.column("loss_mask").cast(pa.list_(pa.float32()))
+    (tmp_path / "weighed").mkdir()
+    pq.write_table(table.set_column(1, "loss_mask", weights), tmp_path / "weighed/00000.parquet")
+    with pytest.raises(UserError, match="makes whole numbers"):
+        megatron_pack(rows.model_copy(update={"train_path": tmp_path / "weighed"}), 1024, 1, 1)
 
 
 def test_what_was_killed_behind_its_publishing_is_not_published_again(tokenizer: Path, tmp_path: Path) -> None:

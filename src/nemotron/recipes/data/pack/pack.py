@@ -52,7 +52,7 @@ from nemotron.data_prep.chat import spool as chat_spool
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import check_not_empty, list_files
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, check_kept, check_scale, check_skipped
-from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with
+from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer, template_with, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
@@ -71,7 +71,7 @@ def main() -> None:
         work = run.dir / "work"  # plans, receipts, and what the shards wrote: a killed run goes on from here
         tokenizer = find_tokenizer(cfg.tokenizer)
         template = template_with(tokenizer, cfg.chat_template)
-        settings = _settings(cfg, tokenizer.json_text(), template)
+        settings = _settings(cfg, tokenizer, template)
         if any(source.low_effort for source in cfg.sources):
             load_template(template).check_switch("low_effort")
 
@@ -173,7 +173,7 @@ def main() -> None:
         print_complete({"data": dataset})
 
 
-def _settings(cfg: PackConfig, tokenizer: str, template: str) -> chat_spool.ChatSettings:
+def _settings(cfg: PackConfig, tokenizer: TokenizerFiles, template: str) -> chat_spool.ChatSettings:
     """The part of the config that decides how records become sequences."""
     sources = {
         source.name: chat_spool.ChatSource(
@@ -202,7 +202,7 @@ def _settings(cfg: PackConfig, tokenizer: str, template: str) -> chat_spool.Chat
             test_fraction=cfg.splits.test,
         )
     return chat_spool.ChatSettings(
-        tokenizer=tokenizer,
+        tokenizer=tokenizer.json_text(),
         template=template,
         seq_len=cfg.packing.seq_length,
         too_long=cfg.packing.too_long,
@@ -210,7 +210,20 @@ def _settings(cfg: PackConfig, tokenizer: str, template: str) -> chat_spool.Chat
         reasoning_truncated=cfg.reasoning.truncated_share,
         seed=cfg.seed,
         sources=sources,
+        multiple=cfg.packing.pad_seq_to_mult,
+        pad_id=_end_of_text(tokenizer) if cfg.packing.pad_seq_to_mult > 1 else 0,
     )
+
+
+def _end_of_text(tokenizer: TokenizerFiles) -> int:
+    """The id of the tokenizer's eos_token, which Megatron-Bridge fills up with, and passes over at a sequence's end."""
+    token = tokenizer.special_token("eos_token")
+    number = None if token is None else tokenizer_from(tokenizer.json_text()).token_to_id(token)
+    if number is None:
+        raise UserError(
+            f"tokenizer {tokenizer.location} names no eos_token", "packing.pad_seq_to_mult fills up with it"
+        )
+    return number
 
 
 def _set_template(folder: Path, template: str) -> None:

@@ -46,6 +46,12 @@ class PackingConfig(conversations.PackingConfig):
         "best_fit_decreasing", description="which row a sequence goes to: nemotron.data_prep.chat.bin_packing"
     )
     file_tokens: int = Field(16 * 2**20, ge=1, description="tokens a Parquet file, about: a task's work")
+    pad_seq_to_mult: int = Field(
+        1,
+        ge=1,
+        description="every sequence but for its last token is filled up to a multiple of so many, with the tokenizer's "
+        "eos_token: what Megatron-Bridge wants of rows that context parallelism cuts, lcm(2 CP, CP TP)",
+    )
 
 
 class PackConfig(SourcesConfig):

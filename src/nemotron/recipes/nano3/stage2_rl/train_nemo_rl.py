@@ -56,7 +56,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import Preempted, RunFailed, UserError, run_main
 from nemotron.kit import RLPrompts, open_run, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.kit.megatron import MegatronCheckpoint
+from nemotron.kit.megatron import MegatronCheckpoint, warn_of_context_parallelism
 from nemotron.kit.nemo_rl import check_gym_prompts, last_step, master_values
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Config, then the library's loop, then publish."""
     cfg: RLConfig = load_script_config(__file__, inputs=read_pipe)
+    warn_of_context_parallelism(cfg.policy.megatron_cfg)
     with open_run(cfg, script=__file__) as run:
         prompts = RLPrompts.load(path=cfg.data.train.data_path)
         check_gym_prompts(prompts)

@@ -52,7 +52,7 @@ test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 test-ecosystem: $(VENV)/installed-dev $(GYM)/installed
 	$(BIN)/python -m pytest tests/ecosystem $(PYTEST_FLAGS)
 
-# Fetches wheels (8 MB) once, and reads them; nothing of them is installed.
+# Fetches wheels once, and reads them; nothing of them is installed.
 contracts: $(VENV)/installed-dev
 	@$(BIN)/python tests/contracts/sources.py
 	$(BIN)/python -m pytest tests/contracts $(PYTEST_FLAGS)

@@ -43,6 +43,8 @@ BESIDE_THE_PIPE = (
     "long-data-tiny", "sft-data-lora", "sft-model-lora", "pretrain-model-default", "pretrain-data-phase2",
     "sft-model-default", "rl-data-published", "rl-model-default", "rlhf-model-default", "rlhf-data-default",
     "dpo-data-default", "rl-data-rlvr1", "rl-data-rlhf", "rl-model-swe2",
+    "final-model-default", "mtp-healing-model-default", "qad-data-default",
+    "pretrain-model-long_context", "pretrain-model-long_context_mixed",
 )  # fmt: skip
 PAGES = [
     ROOT / "README.md",
@@ -145,10 +147,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "super3-pretrain-model-tiny-phase1_retained",
         *(f"tokenize-data-{family}_pretrain" for family in FAMILIES),
         "my-phase-2-blend",
-        # What fine-tuning at the published size begins with, and its rows.
-        "nano3-pretrain-model-long_context",
-        "super3-pretrain-model-long_context_mixed",
-        *(f"pack-data-{family}_sft_256k" for family in ("nano3", "super3")),
+        "nano2-rl-model-12b",
+        "nano2-compressed-data-9b",
+        "nano2-pruned-model-9b",
+        "nano2-distil-data-9b",
+        *(f"pack-data-{family}_sft_256k" for family in FAMILIES),
         "nano2-pruned-model",
         "my-chats",
         "my-tuned-model",
@@ -177,6 +180,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "chats.jsonl",
         "halves.py",
         "quiz.jsonl",
+        "judges.yaml",
         "pairs.jsonl",
         "comparisons.jsonl",
         "tasks.jsonl",

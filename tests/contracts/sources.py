@@ -8,6 +8,7 @@ The wheels want GPUs to be imported, so they are unpacked and read as syntax tre
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import subprocess
@@ -46,6 +47,12 @@ def fetch() -> None:
             unpacked = Path(tempfile.mkdtemp(dir=FOLDER))
             zipfile.ZipFile(next(Path(folder).iterdir())).extractall(unpacked)
             unpacked.rename(FOLDER / pin)
+
+
+def unpacked(*names: str) -> list[Path]:
+    """The folders of these distributions, at their pinned versions."""
+    folders = {pin.partition("==")[0]: FOLDER / pin for pin in pins()}
+    return [folders[name] for name in names]
 
 
 class Sources:
@@ -91,9 +98,13 @@ class Sources:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                 return module, node
         imported = self._imports(module)
-        if name not in imported:
-            raise LookupError(f"{module} has no {name}")
-        return self.definition(*imported[name])
+        if name in imported:
+            return self.definition(*imported[name])
+        for node in self.tree(module).body:  # `from .model_quant import *`
+            if isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] == ["*"] and node.level == 1:
+                with contextlib.suppress(LookupError):
+                    return self.definition(f"{module}.{node.module}", name)
+        raise LookupError(f"{module} has no {name}")
 
     def fields(self, module: str, name: str) -> dict[str, ast.expr]:
         """Annotated fields of a class and of its bases, as far as these are here: name -> annotation."""
@@ -101,16 +112,24 @@ class Sources:
         assert isinstance(node, ast.ClassDef), f"{name} is no class"
         found: dict[str, ast.expr] = {}
         for base in node.bases:
-            if isinstance(base, ast.Name):
-                try:
-                    found |= self.fields(home, base.id)
-                except LookupError:
-                    continue  # of a library that is not looked at, as torch's
+            place = (home, base.id) if isinstance(base, ast.Name) else self._through_a_module(home, base)
+            with contextlib.suppress(LookupError):  # of a library that is not looked at, as torch's
+                found |= self.fields(*place)
         return found | {
             entry.target.id: entry.annotation
             for entry in node.body
             if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
         }
+
+    def _through_a_module(self, home: str, base: ast.expr) -> tuple[str, str]:
+        """`plugin.Config` of `import a.plugin as plugin`: the module, and the name in it."""
+        owner, _, name = ast.unparse(base).rpartition(".")
+        for node in ast.walk(self.tree(home)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.asname == owner:
+                        return alias.name, name
+        return owner, name
 
     def parameters(self, module: str, name: str) -> set[str]:
         """Names that a call of a function, or of a dataclass, takes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import FOLDER, Sources, accepts, pins
+from sources import Sources, accepts, unpacked
 
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
@@ -43,13 +43,14 @@ PUBLISHED = {
 }
 
 pytestmark = pytest.mark.skipif(
-    not all((FOLDER / pin).is_dir() for pin in pins()), reason="the libraries' sources are not here: `make contracts`"
+    not all(folder.is_dir() for folder in unpacked("megatron-bridge", "megatron-core")),
+    reason="the libraries' sources are not here: `make contracts`",
 )
 
 
 @pytest.fixture(scope="module")
 def sources() -> Sources:
-    return Sources([FOLDER / pin for pin in pins() if pin.startswith("megatron-")])
+    return Sources(unpacked("megatron-bridge", "megatron-core"))
 
 
 def configs_of(script: Path) -> list[Path]:
@@ -178,7 +179,7 @@ def test_the_conversions_that_the_tools_call_take_what_they_give(sources: Source
 def test_the_launcher_that_ends_what_hangs_takes_our_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "20001")
-    roots = [FOLDER / pin for pin in pins() if pin.startswith("nvidia-resiliency-ext")]
+    roots = unpacked("nvidia-resiliency-ext")
     launcher = ast.parse((roots[0] / "nvidia_resiliency_ext/fault_tolerance/launcher.py").read_bytes())
     shared = ast.parse((roots[0] / "nvidia_resiliency_ext/fault_tolerance/cli_args.py").read_bytes())
     words = {node.value for tree in (launcher, shared) for node in ast.walk(tree) if isinstance(node, ast.Constant)}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from forked import OF_DATA, run_forked
-from sources import FOLDER, imported, pins
+from sources import FOLDER, imported, pins, unpacked
 
 import nemotron.recipes
 from nemo_runspec.artifacts import Registry
@@ -65,7 +65,7 @@ STAND_INS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def library() -> Iterator[SimpleNamespace]:
     """Its config of packed rows, and what builds their reader from it."""
-    with imported([FOLDER / pin for pin in pins()], REALLY_IMPORTED, STAND_INS) as modules:
+    with imported(unpacked("megatron-bridge", "megatron-core"), REALLY_IMPORTED, STAND_INS) as modules:
         yield SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 

@@ -19,14 +19,15 @@ Body = dict[str, Any]
 class ChatServer:
     """What the endpoint does, and what it was asked.
 
-    `answer(body)`: its text. `fault(number, attempt, handler)` may do something else and return True; `attempt`: how
-    often this very request has come before. `asked`: requests by content; `most`: at one time.
+    `answer(body)`: its text, or its message without the role. `fault(number, attempt, handler)` may do something else
+    and return True; `attempt`: how often this very request has come before. `asked`: requests by content; `most`: at
+    one time.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.fault: Callable[[int, int, BaseHTTPRequestHandler], bool] = lambda number, attempt, handler: False
-        self.answer: Callable[[Body], str] = lambda body: f"Reworded: {text_in(body)}"
+        self.answer: Callable[[Body], str | Body] = lambda body: f"Reworded: {text_in(body)}"
         self.delay = 0.0
         self.bodies: list[Body] = []
         self.headers: list[dict[str, str]] = []
@@ -64,11 +65,12 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             with chat.lock:  # before the answer: with it the client may ask again
                 chat.now -= 1
-        text = chat.answer(body)
-        prompt_tokens = len(body["messages"][1]["content"].split())
+        answer = chat.answer(body)
+        message = {"content": answer} if isinstance(answer, str) else answer
+        prompt_tokens = len(str(body["messages"][-1]["content"]).split())  # parts of text or text
         value = {
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": len(text.split())},
+            "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": len(message["content"].split())},
         }
         send(self, 200, json.dumps(value).encode(), Content_Type="application/json")
 

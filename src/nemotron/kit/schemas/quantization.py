@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.group import Group
 
@@ -37,3 +37,21 @@ class PrecisionConfig(Group):
     ssm_state: Literal["FP32", "FP16", "FP16_stochastic"] = Field(
         description="state of M between decoding steps; FP16_stochastic: rounded at random, right on average"
     )
+
+
+class AlgorithmConfig(Group):
+    """`algorithm` of `mtq.quantize`: how the scales of weights are chosen; those of activations are their maximum."""
+
+    method: Literal["max", "mse"] = Field(description="max: the largest value; mse: the smallest squared error")
+    fp8_scale_sweep: bool = Field(
+        description="mse: try all E4M3 values as block scales of NVFP4, and leave FP8 weights at their maximum"
+    )
+
+    @model_validator(mode="after")
+    def _sweep_is_of_mse(self) -> Self:
+        if self.fp8_scale_sweep != (self.method == "mse"):
+            raise ValueError(
+                f"fp8_scale_sweep {self.fp8_scale_sweep} with method {self.method}: mse without it would search scales "
+                "of FP8 weights too, which no published checkpoint has; max has no such key"
+            )
+        return self

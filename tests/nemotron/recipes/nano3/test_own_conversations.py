@@ -83,7 +83,7 @@ def test_on_from_a_model_with_chats_whose_last_answers_and_hard_ones_count(
     assert trained == {plot: (f"Final 1 of plot {plot}.", {2.0 if plot % 3 == 0 else 1.0}) for plot in range(60)}
     tuned = registry.resolve("my-tuned-model").record
     assert tuned["inputs"]["model"].startswith("my-model:1@") and tuned["inputs"]["data"].startswith("my-chats:1@")
-    results = json.loads((registry.resolve("nano3-eval-results-default").path / "results.json").read_text())
+    results = json.loads((registry.resolve("nano3-eval-results-own").path / "results.json").read_text())
     assert list(results["comparisons"]) == ["my-tuned-model - my-model"]
     assert results["tasks"]["my-tuned-model"]["families"]["questions/quiz"]["tasks"] == 3
     prompts = {entry["prompt"] for entry in results["generations"]}

@@ -37,7 +37,7 @@ class Opened(Exception):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (evaluate, ["--config", "default", "run.models=[start]"]),
+        (evaluate, ["--config", "own", "run.models=[start]"]),
         (data_prep_dpo, ["--config", "tiny", "run.model=start"]),
     ],
 )

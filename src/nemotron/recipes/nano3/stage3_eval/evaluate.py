@@ -22,7 +22,7 @@
     nemotron nano3 eval -c tiny
     python evaluate.py --config tiny run.rl=nano3-rl-model-tiny:2
     python evaluate.py --config tiny run.rlhf=null run.final=null    # before there are these; likewise base, sft, rl
-    nemotron nano3 eval 'run.models=[nano3-sft-model-tiny, nano3-rl-model-tiny]' 'questions=[quiz.jsonl]'
+    nemotron nano3 eval -c own 'run.models=[nano3-sft-model-tiny, nano3-rl-model-tiny]' 'questions=[quiz.jsonl]'
 
 The models are those of the recipe's stages and, in `run.models`, any others. What one was trained on stands in its
 record: whether it knows a chat template, whether it reasons, which data it has seen. `questions` are files of your own,

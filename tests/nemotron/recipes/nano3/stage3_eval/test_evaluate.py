@@ -161,7 +161,7 @@ def test_any_models_are_asked_the_users_own_questions(environment: dict[str, str
     quiz = f"{{name: quiz, paths: [{tmp_path}/quiz.jsonl], columns: {{question: q, answer: a}}, match: contains}}"
     questions = f"questions=[{quiz}, {{name: mc, paths: [{tmp_path}/choice.jsonl], match: choice}}]"
     small = ["tasks.per_family=0", "tasks.samples=1", "tasks.max_new_tokens=6"]
-    done = evaluate_with(environment, "default", models, questions, *small)
+    done = evaluate_with(environment, "own", models, questions, *small)
     assert done.returncode == 0, done.stderr
     reference = json.loads(done.stdout.splitlines()[-1])["results"].removeprefix("art://")
     folder = Path(environment["RUNSPEC_ARTIFACTS_ROOT"], *reference.split(":"))
@@ -192,7 +192,7 @@ def test_other_models_do_not_take_the_name_of_the_stages_results() -> None:
             config_of("smoke", models, *stages)
         assert "run.results=my-comparison" in str(raised.value)
     assert config_of("smoke", models, "run.results=mine-beside-smoke").run.models == ["mine:latest"]
-    assert config_of("default", models).run.results == "nano3-eval-results-default"
+    assert config_of("own", models).run.results == "nano3-eval-results-own"
     assert config_of("smoke", "run.rl=mine").run.results == "nano3-eval-results-smoke"
 
 

@@ -1,0 +1,64 @@
+"""What dry runs of the published size show under the profile for pyxis: image, mounts, nodes, layout, tokens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nemotron.cli.main import _run
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "env.example.toml"
+NEMO, NEMO_RL = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano", "nvcr.io/nvidia/nemo-rl:v0.4.0.nemotron_3_nano"
+SUPER = "nvcr.io/nvidia/nemo:26.02.nemotron_3_super"
+# Command: its image, nodes, and lines of the resolved config.
+COMMANDS = {
+    "nano3 pretrain": (NEMO, 16, ["expert_model_parallel_size: 8", "train_tokens: 23500000000000", "seq_length: 8192"]),
+    "nano3 quantize": (NEMO, 1, ["routed_experts: FP8", "mamba_before_attention: BF16", "calib_size: 1024"]),
+    "super3 quantize": (NEMO, 1, ["routed_experts: NVFP4", "fp8_scale_sweep: true", "seq_length: 65536"]),
+    "super3 qad": (SUPER, 16, ["train_tokens: 5000000000", "context_parallel_size: 16", "lr: 1.0e-05"]),
+    "nano2 compress prune -c 9b": (NEMO, 1, ["hidden_size: 4480", "num_layers: 56"]),
+    "nano2 compress distil -c 9b": (NEMO, 16, ["train_tokens: 60000000000", "tensor_model_parallel_size: 4"]),
+    "nano3 eval": (NEMO_RL, 1, ["config: benchmarks/gpqa/config.yaml", "num_repeats: 64", "published: 73.04"]),
+    "super3 eval": (NEMO_RL, 1, ["config: benchmarks/gpqa/config.yaml", "published: 79.23"]),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_that_a_cluster_engineer_looks_for_is_in_view(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(EXAMPLE))
+    monkeypatch.setattr("nemo_runspec.execution.slurm.nemo_run_is_installed", lambda: False)
+    monkeypatch.setattr("sys.argv", ["nemotron", *command.split(), "--run", "dgx", "--dry-run"])
+    assert _run() == 0
+    shown = capsys.readouterr().out
+    image, nodes, lines = COMMANDS[command]
+    for line in lines:
+        assert re.search(rf"^[ -]*{re.escape(line)}$", shown, re.MULTILINE), line
+    head = {
+        f"#SBATCH --{each}" for each in ("account=research", "partition=batch", "time=04:00:00", "exclusive", "mem=0")
+    }
+    assert head | {f"#SBATCH --nodes={nodes}"} <= set(shown.splitlines())
+    (srun,) = [line for line in shown.splitlines() if line.startswith("srun ")]
+    given = dict(re.findall(r"--(container-\w+) (\S+)", srun))
+    assert given["container-image"] == image
+    mounts = given["container-mounts"].split(",")
+    assert {"/lustre:/lustre", "/lustre/me/artifacts:/lustre/me/artifacts", "/lustre/me/jobs:/lustre/me/jobs"} <= {
+        *mounts
+    }
+    assert "export HF_HOME=/lustre/me/hf" in shown and not list(tmp_path.iterdir())
+
+
+def test_the_launcher_of_base_evaluations_runs_on_a_login_node_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(EXAMPLE))
+    monkeypatch.setattr("nemo_runspec.execution.slurm.nemo_run_is_installed", lambda: False)
+    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", "eval", "-c", "base", "--run", "dgx", "--dry-run"])
+    assert _run() == 0
+    shown = capsys.readouterr().out
+    assert "container-image" not in shown and "--gpus-per-node" not in shown

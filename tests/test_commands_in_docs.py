@@ -147,6 +147,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "super3-pretrain-model-tiny-phase1_retained",
         *(f"tokenize-data-{family}_pretrain" for family in FAMILIES),
         "my-phase-2-blend",
+        "my-blend",
         "nano2-rl-model-12b",
         "nano2-compressed-data-9b",
         "nano2-pruned-model-9b",

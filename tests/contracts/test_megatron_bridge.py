@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from sources import Sources, accepts, unpacked
@@ -16,7 +16,8 @@ from nemo_runspec.execution.launch_script import Launch
 from nemo_runspec.execution.node import node_command
 from nemo_runspec.execution.place import Place
 from nemo_runspec.runspec import find_script, parse
-from nemotron.kit.schemas.megatron import DIMENSIONS, MegatronConfig
+from nemotron.kit.megatron import FP32
+from nemotron.kit.schemas.megatron import DIMENSIONS, MegatronConfig, MixedPrecision
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 SCRIPTS = sorted(RECIPES.glob("*/*/train_megatron.py"))
@@ -29,6 +30,7 @@ GROUPS = {
     "validation": (CONFIG, "ValidationConfig"),
     "optimizer": (CONFIG, "OptimizerConfig"),
     "scheduler": (CONFIG, "SchedulerConfig"),
+    "ddp": (CONFIG, "DistributedDataParallelConfig"),
     "checkpoint": (CONFIG, "CheckpointConfig"),
     "logger": (CONFIG, "LoggerConfig"),
     "ft": (CONFIG, "FaultToleranceConfig"),
@@ -65,6 +67,13 @@ def configs_of(script: Path) -> list[Path]:
     ]
 
 
+def precisions(sources: Sources) -> set[str]:
+    """Names that `get_mixed_precision_config` knows."""
+    tree = sources.tree("megatron.bridge.training.mixed_precision")
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {node.name for node in functions if "register" in map(ast.unparse, node.decorator_list)}
+
+
 def faults(values: dict[str, Any], sources: Sources) -> list[str]:
     """What the library would not take, or would not listen to, of one config."""
     found = []
@@ -83,8 +92,7 @@ def faults(values: dict[str, Any], sources: Sources) -> list[str]:
         sources.definition("megatron.bridge.recipes.nemotronh", values["recipe"])
     except LookupError as error:
         found.append(f"recipe: {error}")
-    precision = sources.tree("megatron.bridge.training.mixed_precision")
-    if values["mixed_precision"] not in [node.name for node in precision.body if isinstance(node, ast.FunctionDef)]:
+    if values["mixed_precision"] not in precisions(sources):
         found.append(f"mixed_precision: no recipe {values['mixed_precision']}")
     return found
 
@@ -116,6 +124,30 @@ def test_every_key_is_a_field_of_its_type_that_something_reads(config: Path, scr
     assert faults(resolved(config, script), sources) == []
 
 
+@pytest.mark.parametrize(("config", "script"), CONFIGS, ids=lambda path: path.relative_to(RECIPES).as_posix())
+def test_no_graph_of_the_router_is_within_recomputed_experts(config: Path, script: Path, sources: Sources) -> None:
+    """`TransformerConfig` asserts it."""
+    values = resolved(config, script)
+    _, recipe = sources.definition("megatron.bridge.recipes.nemotronh", values["recipe"])
+    graphed = "'moe_router'" in ast.unparse(recipe) and values["model"].get("cuda_graph_impl") != "none"
+    assert not (graphed and "moe" in values["model"]["recompute_modules"])
+
+
+def test_the_optimiser_s_own_defaults_are_fp32(sources: Sources) -> None:
+    _, optimizer = sources.definition("megatron.core.optimizer.optimizer_config", "OptimizerConfig")
+    defaults = {
+        ast.unparse(node.target): ast.unparse(node.value)
+        for node in optimizer.body
+        if isinstance(node, ast.AnnAssign) and node.value is not None
+    }
+    assert [defaults[key] for key in FP32] == ["torch.float32"] * 4
+    assert {*FP32, "use_precision_aware_optimizer"} <= set(sources.fields(CONFIG, "OptimizerConfig"))
+
+
+def test_every_precision_that_a_config_may_name_exists(sources: Sources) -> None:
+    assert set(get_args(MixedPrecision)) <= precisions(sources)
+
+
 @pytest.mark.parametrize("model", [name for name in DIMENSIONS if name != "nemotron_3_super"])  # that one asks the Hub
 def test_what_a_layout_has_to_divide_is_what_the_recipe_builds(model: str, sources: Sources) -> None:
     _, recipe = sources.definition("megatron.bridge.recipes.nemotronh", f"{model}_pretrain_config")
@@ -130,7 +162,7 @@ def test_what_a_layout_has_to_divide_is_what_the_recipe_builds(model: str, sourc
     ours = DIMENSIONS[model]
     assert (ours.blocks, ours.heads) == (built["num_layers"], built["num_attention_heads"])
     assert (ours.mamba_heads, ours.groups) == (built["mamba_num_heads"], built["mamba_num_groups"])
-    assert ours.experts == built.get("num_moe_experts", 0)
+    assert (ours.experts, ours.expert_width) == (built.get("num_moe_experts", 0), built.get("moe_ffn_hidden_size", 0))
     assert ours.blocks == len(built["hybrid_layer_pattern"])
 
 
@@ -203,8 +235,8 @@ def test_the_launcher_that_ends_what_hangs_takes_our_options(monkeypatch: pytest
 TOKENIZER = ("megatron.bridge.training.tokenizers.config", "TokenizerConfig")
 CLASSES = {  # of what a script sets in the recipe beside the groups of a config
     "tokenizer": TOKENIZER,
-    "ddp": (CONFIG, "DistributedDataParallelConfig"),
     "dataset": (CONFIG, "GPTDatasetConfig"),
+    "mixed_precision": ("megatron.bridge.training.mixed_precision", "MixedPrecisionConfig"),
 }
 
 

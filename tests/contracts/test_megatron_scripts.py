@@ -18,7 +18,7 @@ import nemotron.recipes
 from nemo_runspec.artifacts import Registry
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, PretrainBlend, SFTPack
-from nemotron.kit.megatron import MegatronCheckpoint
+from nemotron.kit.megatron import FP32, MegatronCheckpoint
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
 pytestmark = pytest.mark.skipif(
@@ -66,16 +66,26 @@ class AutoBridge:
         for name in ("config.json", "tokenizer.json"):
             Path(hf_path, name).write_bytes(Path(megatron_path, "__0_0.distcp").read_bytes())
 """
+PRECISION = """
+from types import SimpleNamespace
+
+def get_mixed_precision_config(name):
+    return SimpleNamespace(name=name, grad_reduce_in_fp32=None)
+"""
 RECIPE = """
 import json
 from pathlib import Path
 from types import SimpleNamespace
 FIELDS = json.loads(Path(__file__).with_name("fields.json").read_text())
 
+class Optimizer(SimpleNamespace):
+    main_grads_dtype = main_params_dtype = exp_avg_dtype = exp_avg_sq_dtype = "fp32"
+
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
     groups = {group: SimpleNamespace(**dict.fromkeys(keys)) for group, keys in FIELDS.items()}
+    groups["optimizer"] = Optimizer(**vars(groups["optimizer"]) | {"exp_avg_sq_dtype": "bf16"})
     return lambda: SimpleNamespace(**groups)
 """
 
@@ -101,7 +111,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bridge/recipes/fields.json": json.dumps(fields),
         "bridge/training/config.py": config,
         "bridge/training/gpt_step.py": "forward_step = None",
-        "bridge/training/mixed_precision.py": "get_mixed_precision_config = str",
+        "bridge/training/mixed_precision.py": PRECISION,
         "bridge/training/finetune.py": LOOP,
         "bridge/training/pretrain.py": LOOP,
         "bridge/data/builders/gpt_sft.py": KEYWORDS.format(name="GPTSFTDatasetConfig"),
@@ -196,6 +206,11 @@ def test_fine_tuning_hands_on_what_the_config_says_and_publishes_the_last_iterat
     assert given["checkpoint"]["load"] == given["checkpoint"]["save"]
     assert given["optimizer"]["lr"] == 5e-5 and given["model"]["calculate_per_token_loss"] is True
     assert given["model"]["mtp_num_layers"] is None and given["train"]["exit_signal_handler"] is True
+    # The library's scheduler sets the optimiser's weight decay in every step, by default to 0.033.
+    assert given["scheduler"]["start_weight_decay"] == given["scheduler"]["end_weight_decay"] == 0.1
+    assert given["mixed_precision"]["grad_reduce_in_fp32"] is True  # ddp's is overwritten with this one
+    assert given["optimizer"]["use_precision_aware_optimizer"] is False
+    assert {given["optimizer"][key] for key in FP32} == {"fp32"}
     assert "train_tokens" not in given["train"]
 
 
@@ -215,7 +230,10 @@ def test_pretraining_of_another_family_hands_on_its_blend_its_precisions_and_wha
     ] + [None]
     assert given["checkpoint"]["load"] == str(registry.resolve("base").path)
     assert given["model"]["quant_recipe"]["configs"]["bf16"]["training_recipe"] == {}
-    assert (given["model"]["mtp_num_layers"], given["mixed_precision"]) == (2, "nemotron_3_super_bf16_with_nvfp4_mixed")
+    assert given["model"]["mtp_num_layers"] == 2
+    assert given["mixed_precision"] == {
+        "name": "nemotron_3_super_bf16_with_nvfp4_mixed", "grad_reduce_in_fp32": False,
+    }  # fmt: skip
 
 
 def test_a_model_becomes_a_checkpoint_and_a_model_again(library: Path, registry: Registry, tmp_path: Path) -> None:

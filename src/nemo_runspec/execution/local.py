@@ -39,7 +39,7 @@ from nemo_runspec.errors import (
 from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_NODE
+from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_NODE, RESTARTS
 
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3
@@ -189,7 +189,8 @@ def run_command(
     """
     torchrun = tuple(command[1:3]) in (_TORCHRUN, _QUIET_TORCHRUN, _FT_LAUNCHER)
     if torchrun:
-        environment = {**environment, EXIT_CODE_FILE: str(left)}
+        restarts = {RESTARTS: "1"} if any(word.startswith("--max-restarts") for word in command) else {}
+        environment = {**environment, **restarts, EXIT_CODE_FILE: str(left)}
     code = _wait(command, environment, workdir, torchrun=torchrun, shielded=torchrun and all_are_signalled)
     if code >= DONE and left.is_file():  # below, a process was killed: what rank 0 then made of it does not count
         of_rank_0 = int(left.read_text(encoding="utf-8"))

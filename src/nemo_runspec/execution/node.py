@@ -28,7 +28,7 @@ from nemo_runspec.execution.local import (
     under_torchrun,
 )
 from nemo_runspec.execution.place import Place, first_node, place
-from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT, RESTARTS
+from nemo_runspec.variables import JOB_DIR, OUTPUT_ROOT
 from nemo_runspec.write import write_in_one_step
 
 # A node that failed waits so long for the first one, in seconds, which knows the script's exit code if it ends too.
@@ -84,8 +84,6 @@ def run_node(file: Path) -> int:
         from nemo_runspec.execution.ray.allocation import run_in_allocation
 
         return leave_together(run_in_allocation(command, environment, workdir, here), job_dir, here)
-    if any(option.startswith("--max-restarts") for option in launch.launcher_options):
-        environment[RESTARTS] = "1"
     left = job_dir / f".exit-code-{here.attempt}"
     code = run_command(command, environment, workdir, left, all_are_signalled=here.attempt != str(os.getpid()))
     return leave_together(code, job_dir, here)

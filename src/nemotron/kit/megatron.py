@@ -24,6 +24,7 @@ from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig
 
 METADATA_FILE = ".metadata"  # of a folder of torch_dist files, written last
 TRACKER_FILE = "latest_checkpointed_iteration.txt"  # in a folder of checkpoints, written behind a whole one
+FP32 = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")  # defaults of OptimizerConfig
 
 
 class MegatronCheckpoint(Checkpoint):
@@ -31,10 +32,15 @@ class MegatronCheckpoint(Checkpoint):
 
     def _check(self) -> None:
         payloads.check_not_empty("MegatronCheckpoint.path", self.path)
-        if not (self.path / METADATA_FILE).is_file() or not any(self.path.glob("*.distcp")):
+        if not is_checkpoint(self.path):
             raise UserError(
                 f"{self.path}: no whole Megatron checkpoint", f"it holds *.distcp files and {METADATA_FILE}"
             )
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a whole checkpoint of one iteration."""
+    return (folder / METADATA_FILE).is_file() and any(folder.glob("*.distcp"))
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,13 @@ def hand_on(values: Mapping[str, Any], target: object, group: str) -> None:
         setattr(target, key, value)
 
 
+def keep_in_fp32(optimizer: Any) -> None:
+    """Gradients of the step, master weights and moments as the library's class has them; a recipe may have 16 bits."""
+    optimizer.use_precision_aware_optimizer = False
+    for key in FP32:
+        setattr(optimizer, key, getattr(type(optimizer), key))
+
+
 @contextmanager
 def preemptible(saves: Path) -> Iterator[None]:
     """Around the library's loop: where it leaves early, with a checkpoint, the job is requeued.
@@ -199,6 +212,11 @@ def register_checkpoint(folder: Path, name: str, registry: Registry) -> Megatron
     if iteration is None or iteration in [version.record["fields"].get("num_steps") for version in versions]:
         return None
     checkpoint = folder / f"iter_{iteration:07d}"
+    if not is_checkpoint(checkpoint):
+        raise UserError(
+            f"{folder / TRACKER_FILE} notes iteration {iteration}, and {checkpoint} is no whole Megatron checkpoint",
+            f"one holds *.distcp files and {METADATA_FILE}",
+        )
     with tempfile.TemporaryDirectory(prefix=".register-", dir=folder) as area:
         links = Path(area, checkpoint.name)
         try:
@@ -232,7 +250,7 @@ def warn_of_context_parallelism(model: ParallelConfig) -> None:
     """Say on stderr what is known of CP with Mamba, where there is any."""
     if model.context_parallel_size > 1:
         print(
-            f"warning: model.context_parallel_size {model.context_parallel_size} with Mamba: NaN has been reported "
+            f"warning: context_parallel_size {model.context_parallel_size} with Mamba: NaN has been reported "
             "(Megatron-Bridge issue 2914); compare the first losses with those of fewer GPUs a sequence",
             file=sys.stderr,
         )

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,28 @@ def test_workers_that_are_started_again_are_left_alone_once_they_have_saved(tmp_
     assert node.returncode == 143, err
     starts = (tmp_path / "code" / "starts").read_text()
     assert 3 <= len(starts) <= 4  # two workers, twice; the first failure may come before the other one has begun
+
+
+SAVED = """
+import sys
+from nemo_runspec.errors import Preempted, run_main
+
+def main():
+    raise Preempted("iter_0000200")
+
+sys.exit(run_main(main))
+"""
+
+
+@pytest.mark.parametrize("changes", [{"launch": "direct"}, {"processes_per_node": 1}])
+def test_what_no_launcher_starts_says_itself_that_it_has_saved(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Options of the profile's launcher are none of its own: the job is requeued all the same."""
+    nodes = Nodes(tmp_path, SAVED)
+    launch = replace(LAUNCH, launcher_options=["--max-restarts=3"], **changes)
+    nodes.file.write_text(launch_json(launch), encoding="utf-8")
+    node = nodes.start()
+    _, err = node.communicate(timeout=60)
+    assert node.returncode == 143, err
 
 
 # Stands for the part of a node; argv: folder, node, exit code.

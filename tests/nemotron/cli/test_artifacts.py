@@ -201,7 +201,8 @@ def test_watch_publishes_what_a_run_elsewhere_has_saved(tmp_path: Path, monkeypa
     (saves / "iter_0000200").mkdir(parents=True)
     for name in ("__0_0.distcp", ".metadata"):
         (saves / "iter_0000200" / name).write_text(name)
-    assert run(f"watch {saves} --name mine --once").output == ""  # it is not noted yet
+    assert "no checkpoint that is new" in run(f"watch {saves} --name mine --once").output  # it is not noted yet
+    assert "is one checkpoint" in str(run(f"watch {saves}/iter_0000200 --name mine --once").exception)
     (saves / "latest_checkpointed_iteration.txt").write_text("200")
 
     def leave(seconds: float) -> None:
@@ -210,4 +211,4 @@ def test_watch_publishes_what_a_run_elsewhere_has_saved(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("nemotron.cli.commands.artifacts.time", SimpleNamespace(sleep=leave))
     assert run(f"watch {saves} --name mine --every 5").output == "mine:1: iteration 200\n"  # then Ctrl-C
-    assert run(f"watch {saves} --name mine --once").output == ""
+    assert "no checkpoint that is new" in run(f"watch {saves} --name mine --once").output

@@ -31,6 +31,16 @@ def test_the_numbers_agree_with_each_other(nemotron: Nemotron) -> None:
     assert numbers["tokens_a_day"] == pytest.approx(25_165_824 * 86_400 / numbers["iteration_seconds"])
 
 
+@pytest.mark.parametrize(
+    ("stage", "title"),
+    [("super3 pretrain-phase2", "super3 pretrain-phase2 -c phase2: 198,682 iterations"),
+     ("super3 rlvr2", "super3 rlvr2 -c rlvr2: "), ("nano3 rl-final", "nano3 rl-final -c final: ")],
+)  # fmt: skip
+def test_a_step_that_shares_a_script_has_its_own_config(stage: str, title: str, nemotron: Nemotron) -> None:
+    done = nemotron(f"plan {stage}")
+    assert done.returncode == 0 and done.stdout.startswith(title), done.stderr
+
+
 def test_a_plan_for_this_machine_measures_it(nemotron: Nemotron) -> None:
     done = nemotron("plan nano3 sft -c tiny --json")
     assert done.returncode == 0, done.stderr

@@ -126,6 +126,8 @@ def test_gpus_that_do_not_fit_the_layout_are_refused() -> None:
         ({"model": {"expert_model_parallel_size": 24}}, "24 does not divide the 128 experts"),
         ({"model": {"tensor_model_parallel_size": 16}}, "16 does not divide the 8 groups of Mamba"),
         ({"model": {"sequence_parallel": True}}, "TP is 1"),
+        ({"model": {"tensor_model_parallel_size": 2}}, "2 with experts: .* with model.sequence_parallel: true alone"),
+        ({"model": {"expert_tensor_parallel_size": 3}}, "3 does not divide the 1,856 columns of an expert"),
         ({"model": {"pipeline_model_parallel_size": 3}}, "3 does not divide the 52 blocks"),
         ({"model": {"context_parallel_size": 24}}, "24 does not divide the 64 heads of Mamba"),
         # 8 heads and 1 group of Mamba in a TP part: CP can copy the group, but not deal out half a head.
@@ -139,11 +141,15 @@ def test_numbers_that_do_not_agree_are_refused(groups: dict[str, dict[str, Any]]
         config_with(**groups)
 
 
-@pytest.mark.parametrize("key", ["seq_length", "context_parallel_size", "recompute_granularity"])
-def test_nothing_that_decides_the_training_is_inherited(key: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "key"),
+    [("model", "seq_length"), ("model", "context_parallel_size"), ("model", "recompute_granularity"),
+     ("ddp", "grad_reduce_in_fp32")],
+)  # fmt: skip
+def test_nothing_that_decides_the_training_is_inherited(group: str, key: str) -> None:
     values = load_config(CONFIGS, "default").data
     values["dataset"]["path"] = "data"
-    del values["model"][key]
+    del values[group][key]
     with pytest.raises(ValidationError, match=key):
         PretrainConfig.model_validate(values)
 
@@ -247,6 +253,7 @@ def test_the_multiple_that_packed_conversations_take(tensor: int, context: int, 
         ({"train": {"micro_batch_size": 2}}, "micro_batch_size"),
         ({"model": {"calculate_per_token_loss": False}}, "calculate_per_token_loss"),
         ({"checkpoint": {"pretrained_checkpoint": None}}, "pretrained_checkpoint"),
+        ({"checkpoint": {"load": "elsewhere"}}, "load"),
         ({"model": {"seq_length": 4096}}, "model.seq_length 4096 is not dataset.seq_length 262144"),
     ],
 )
@@ -260,7 +267,7 @@ def test_context_parallelism_is_warned_of(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == ""
     warn_of_context_parallelism(sft_with().model)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: model.context_parallel_size 8 with Mamba")
+    assert line.startswith("warning: context_parallel_size 8 with Mamba")
 
 
 def test_a_field_of_another_version_is_an_error() -> None:
@@ -328,7 +335,7 @@ def test_a_note_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "artifacts")
     checkpoint_in(tmp_path, 200)
     (tmp_path / "iter_0000200/.metadata").unlink()
-    with pytest.raises(UserError, match="no whole Megatron checkpoint"):
+    with pytest.raises(UserError, match=r"notes iteration 200, and .*iter_0000200 is no whole Megatron checkpoint"):
         register_checkpoint(tmp_path, "mine", registry)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
     with pytest.raises(UserError, match="holds 'release', not the number of an iteration"):

@@ -127,8 +127,10 @@ def watch(
       nemotron artifacts watch checkpoints --name my-pretraining
       nemotron artifacts watch checkpoints --name my-pretraining --once
     """
-    from nemotron.kit.megatron import register_checkpoint
+    from nemotron.kit.megatron import is_checkpoint, register_checkpoint
 
+    if is_checkpoint(folder):
+        raise UserError(f"{folder} is one checkpoint", f"give the folder that holds it: {folder.absolute().parent}")
     if not folder.is_dir():
         raise UserError(f"no directory {folder}", "give the folder that the run saves to: checkpoint.save, or --save")
     registry = Registry.default()
@@ -136,6 +138,8 @@ def watch(
         checkpoint = register_checkpoint(folder, name, registry)
         if checkpoint is not None:
             typer.echo(f"{checkpoint.ref}: iteration {checkpoint.num_steps}")
+        elif once:
+            typer.echo(f"{folder}: no checkpoint that is new", err=True)
         if once:
             return
         time.sleep(every)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.artifacts.registry import Registry, Version
 from nemo_runspec.config.inputs import is_place
 from nemo_runspec.errors import UserError
 from nemotron.cli.tool import become_tool
@@ -60,14 +60,19 @@ def export(
     """
     version = None if is_place(ref) else Registry.default().resolve(ref)
     model = ref if version is None else version.ref
-    if version is not None and version.record["type"].rpartition(".")[2] == "MegatronCheckpoint":
+    if version is not None and _is_megatron(version):
         if like is None or output is None:
             missing = "--like hf://ORG/NAME" if like is None else "-o DIRECTORY"
             raise UserError(f"{model} is a Megatron checkpoint: say {missing}", "it has weights and no config.json")
+        own = (("--push", push), ("--dtype", dtype != "auto"), ("--max-shard-size", max_shard_size != "5GB"))
+        if unused := [option for option, given in (*own, ("--force", force)) if given]:
+            hint = f"export what this writes: nemotron FAMILY model export {output} {unused[0]} …"
+            raise UserError(f"{', '.join(unused)}: not of {model}, which is a Megatron checkpoint", hint)
         _check_megatron_bridge()
         become_tool("megatron_export.py", model=model, output=output, like=like)
     if like is not None:
-        raise UserError(f"{model} is no Megatron checkpoint", "it has a config.json; leave --like out")
+        hint = "leave --like out; nemotron artifacts watch FOLDER --name NAME --once makes an artifact of a checkpoint"
+        raise UserError(f"{model} is no artifact with a Megatron checkpoint", hint)
     become_tool(
         "model_export.py",
         model=model,
@@ -96,9 +101,16 @@ def import_(
       nemotron nano3 model import hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16 --name nano3-base
       nemotron nano3 model import my-model --name my-model-megatron
     """
-    model = ref if is_place(ref) else Registry.default().resolve(ref).ref
+    version = None if is_place(ref) else Registry.default().resolve(ref)
+    model = ref if version is None else version.ref
+    if version is not None and _is_megatron(version):
+        raise UserError(f"{model} is a Megatron checkpoint already", f"train it: run.model={model}")
     _check_megatron_bridge()
     become_tool("megatron_import.py", model=model, name=name)
+
+
+def _is_megatron(version: Version) -> bool:
+    return bool(version.record["type"].rpartition(".")[2] == "MegatronCheckpoint")
 
 
 def _check_megatron_bridge() -> None:

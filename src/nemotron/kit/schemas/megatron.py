@@ -20,23 +20,38 @@ from nemotron.kit.schemas.group import MODEL, PRETRAIN_BLEND, Group, RunConfig
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What parallelism has to divide. `groups`: of Mamba's B and C. `experts`: routed ones; 0: none."""
+    """What parallelism has to divide; 0: the model has none. `groups`: of Mamba's B and C. `experts`: routed ones, and
+    the width of one."""
 
     blocks: int
     heads: int
     mamba_heads: int
     groups: int
     experts: int
+    expert_width: int
     mtp: bool = False
 
 
 # By the models that recipes of the library are named after: MODEL_pretrain_…, MODEL_sft_….
 DIMENSIONS = {
-    "nemotron_3_nano": Dimensions(52, 32, 64, 8, 128),  # arXiv 2512.20848, table 1
-    "nemotron_3_super": Dimensions(88, 32, 128, 8, 512, mtp=True),  # arXiv 2604.12374
-    "nemotron_nano_12b_v2": Dimensions(62, 40, 128, 8, 0),  # arXiv 2508.14444
-    "nemotron_nano_9b_v2": Dimensions(56, 40, 128, 8, 0),  # the same, pruned
+    "nemotron_3_nano": Dimensions(52, 32, 64, 8, 128, 1856),  # arXiv 2512.20848, table 1
+    "nemotron_3_super": Dimensions(88, 32, 128, 8, 512, 2688, mtp=True),  # arXiv 2604.12374
+    "nemotron_nano_12b_v2": Dimensions(62, 40, 128, 8, 0, 0),  # arXiv 2508.14444
+    "nemotron_nano_9b_v2": Dimensions(56, 40, 128, 8, 0, 0),  # the same, pruned
 }
+
+
+MixedPrecision = Literal[
+    "bf16_mixed",
+    "bf16_with_fp8_current_scaling_mixed",
+    "bf16_with_fp8_delayed_scaling_mixed",
+    "bf16_with_fp8_subchannel_scaling_mixed",
+    "bf16_with_mxfp8_mixed",
+    "bf16_with_nvfp4_mixed",
+    "nanov2_bf16_with_fp8_current_scaling_mixed",
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed",
+    "nemotron_3_super_bf16_with_nvfp4_mixed",
+]
 
 
 class ParallelConfig(Group):
@@ -73,10 +88,13 @@ class ModelConfig(ParallelConfig):
     recompute_modules: list[
         Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
     ] = Field(description="parts of blocks that `selective` recomputes")
+    cuda_graph_impl: Literal["none"] | None = Field(
+        None, description="none: without the CUDA graphs of the library's recipe; not stated: as they are there"
+    )
 
     def fields(self) -> dict[str, Any]:
-        """What is set in the library's object: all of it but what only models with experts or MTP have."""
-        absent = {key for key in (*MOE_KEYS, *MTP_KEYS) if getattr(self, key) is None}
+        """What is set in the library's object: all but what only models with experts or MTP have, or is not stated."""
+        absent = {key for key in (*MOE_KEYS, *MTP_KEYS, "cuda_graph_impl") if getattr(self, key) is None}
         return self.model_dump(exclude=absent)
 
 
@@ -123,15 +141,21 @@ class ValidationConfig(Group):
 
 
 class OptimizerConfig(Group):
-    """Adam."""
+    """Adam. Master weights and moments are fp32 in every run; some recipes of the library have them in 16 bits."""
 
     lr: float = Field(gt=0, description="peak learning rate")
     min_lr: float = Field(ge=0, description="learning rate at the end of the decay; at most lr")
     adam_beta1: float = Field(ge=0, lt=1, description="decay of the first moment")
     adam_beta2: float = Field(ge=0, lt=1, description="decay of the second moment")
     adam_eps: float = Field(gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(ge=0, description="decoupled; not on norms and biases")
+    weight_decay: float = Field(ge=0, description="decoupled; not on norms and biases; the same from beginning to end")
     clip_grad: float = Field(gt=0, description="largest norm of all gradients together")
+
+
+class DDPConfig(Group):
+    """Replicas. The library sets this field to what its recipe of `mixed_precision` has; so does the script there."""
+
+    grad_reduce_in_fp32: bool = Field(description="gradients are kept and summed in fp32; false: in bf16")
 
 
 class SchedulerConfig(Group):
@@ -222,12 +246,13 @@ class MegatronConfig(Group):
     validation: ValidationConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
+    ddp: DDPConfig
     checkpoint: CheckpointConfig
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     ft: FaultToleranceConfig = Field(default_factory=FaultToleranceConfig)
     inprocess_restart: RestartConfig = Field(default_factory=RestartConfig)
     nvrx_straggler: StragglerConfig = Field(default_factory=StragglerConfig)
-    mixed_precision: str = Field(description="recipe of megatron.bridge.training.mixed_precision, such as bf16_mixed")
+    mixed_precision: MixedPrecision = Field(description="recipe of megatron.bridge.training.mixed_precision")
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> Self:
@@ -273,7 +298,7 @@ class MegatronConfig(Group):
                     raise ValueError(f"model.{key} is missing: the library's own value would stand")
                 if not there and getattr(self.model, key) is not None:
                     raise ValueError(f"model.{key} is of no meaning for {name}")
-        check_layout(self.model, dimensions)
+        check_layout(self.model, dimensions, self.model.seq_length, "model.")
         return self
 
 
@@ -295,31 +320,40 @@ class MegatronPretrainConfig(MegatronConfig):
     dataset: DatasetConfig
 
 
-def check_layout(model: ModelConfig, dimensions: Dimensions) -> None:
-    """ValueError where the parallelism does not divide the model, or its sequences."""
-    tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
+def check_layout(parallel: ParallelConfig, dimensions: Dimensions, seq_length: int, group: str = "") -> None:
+    """ValueError where the parallelism does not divide the model, or its sequences. group: goes before each key."""
+    tensor, context = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     for name, size, what, count in (
         ("tensor_model_parallel_size", tensor, "attention heads", dimensions.heads),
         ("tensor_model_parallel_size", tensor, "groups of Mamba", dimensions.groups),
-        ("pipeline_model_parallel_size", model.pipeline_model_parallel_size, "blocks", dimensions.blocks),
-        ("expert_model_parallel_size", model.expert_model_parallel_size, "experts", dimensions.experts or 1),
+        ("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size, "blocks", dimensions.blocks),
+        ("expert_model_parallel_size", parallel.expert_model_parallel_size, "experts", dimensions.experts or 1),
+        (
+            "expert_tensor_parallel_size", parallel.expert_tensor_parallel_size, "columns of an expert",
+            dimensions.expert_width or 1,
+        ),
         # Between the TP parts Mamba's CP deals heads out, and groups as far as there are some.
         ("context_parallel_size", context, "heads of Mamba in a TP part", dimensions.mamba_heads // tensor),
-    ):
+    ):  # fmt: skip
         if count % size:
-            raise ValueError(f"model.{name} {size} does not divide the {count} {what}")
+            raise ValueError(f"{group}{name} {size} does not divide the {count:,} {what}")
     groups = dimensions.groups // tensor
     if groups % context and context % groups:
         raise ValueError(
-            f"model.context_parallel_size {context} neither divides the {groups} groups of Mamba in a TP part, nor "
+            f"{group}context_parallel_size {context} neither divides the {groups} groups of Mamba in a TP part, nor "
             "is a multiple of them"
         )
-    if context > 1 and model.seq_length % (2 * context):
+    # Causal attention is balanced by a piece from the front and one from the back for each GPU; SP cuts what it has.
+    pieces = (2 * context if context > 1 else 1, context * tensor if parallel.sequence_parallel else 1)
+    if seq_length % lcm(*pieces):
+        raise ValueError(f"{seq_length:,} tokens of a sequence are no multiple of lcm(2 CP, CP TP) = {lcm(*pieces)}")
+    if parallel.sequence_parallel and tensor == 1:
+        raise ValueError(f"{group}sequence_parallel shares tokens among the GPUs of TP, and TP is 1: set it to false")
+    if dimensions.experts and tensor > 1 and not parallel.sequence_parallel:
         raise ValueError(
-            f"model.seq_length {model.seq_length} is no multiple of 2 x model.context_parallel_size {context}"
+            f"{group}tensor_model_parallel_size {tensor} with experts: Megatron-Core trains so with "
+            f"{group}sequence_parallel: true alone"
         )
-    if model.sequence_parallel and tensor == 1:
-        raise ValueError("model.sequence_parallel shares tokens among the GPUs of TP, and TP is 1: set it to false")
 
 
 def packing_multiple(model: ParallelConfig) -> int:

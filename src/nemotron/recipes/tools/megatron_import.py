@@ -53,7 +53,7 @@ def main(options: Options) -> None:
             reasoning=model.reasoning,
         ).save(options.name, registry=registry, move=True)  # fmt: skip
     print(published.ref)
-    print(f"train it: nemotron nano3 sft run.model={published.ref} …", file=sys.stderr)
+    print(f"train it: nemotron FAMILY sft run.model={published.ref} …", file=sys.stderr)
 
 
 if __name__ == "__main__":

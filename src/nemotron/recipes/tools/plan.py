@@ -19,7 +19,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from nemo_runspec.config.loader import chosen_config, load_config
+from nemo_runspec.config.loader import chosen_config, list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec, find_script, parse
@@ -90,6 +90,9 @@ def find_step(family: str, stage: str) -> RecipeStep:
 def resolved_config(step: RecipeStep, name: str | None, overrides: list[str]) -> tuple[dict[str, Any], Runspec, str]:
     """The config as its script would read it, all keys checked, but no artifact looked up; its script, its name."""
     spec = parse(step.script, step.configs)
+    own = step.config_suffix.removeprefix("-")  # of steps that share a script: phase2, rlvr2, final
+    if name is None and own in list_configs(spec.config_dir):
+        name = own
     loaded = load_config(
         spec.config_dir, chosen_config(spec, name), tuple(overrides), spec.config.format, spec.script_path.name
     )

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.megatron import check_world_size
-from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig
+from nemotron.kit.schemas.megatron import Dimensions, ParallelConfig, TrainConfig, check_layout
 from nemotron.stack.models.config import NemotronHConfig
 
 ONE_GPU = ParallelConfig(
@@ -23,8 +23,8 @@ class Layout:
 
     seq_len: tokens a sequence. global_batch: sequences an iteration. precision: of the matrix products, a key of a
     GPU's `tflops`. virtual: stages that a GPU has of the pipeline. recompute: "full", or modules that are computed
-    again, as `recompute_modules` has them. gradient_bytes: of a value in the buffer of gradients; the recipes of
-    Nemotron 3 reduce them in bf16, 4 with `grad_reduce_in_fp32`. fsdp: weights and gradients are sliced as well.
+    again, as `recompute_modules` has them. gradient_bytes: of a value in the buffer of gradients: bf16, or
+    4 with `grad_reduce_in_fp32`. fsdp: weights and gradients are sliced as well.
     """
 
     model: NemotronHConfig
@@ -99,47 +99,24 @@ def check(layout: Layout) -> None:
     Raises:
         UserError: heads, groups, experts, widths, blocks, tokens, GPUs or the batch do not divide.
     """
-    model, tensor, context = layout.model, layout.tensor, layout.context
-    pattern, parallel = model.hybrid_override_pattern, layout.parallel
-    if parallel.sequence_parallel and tensor == 1:
-        raise UserError("sequence_parallel shares tokens among the GPUs of TP, and TP is 1")
-    experts = model.n_routed_experts if "E" in pattern else 1
-    rules = [
-        ("pipeline_model_parallel_size", layout.pipeline, "blocks", len(pattern)),
-        ("expert_model_parallel_size", layout.expert, "experts", experts),
-        ("expert_tensor_parallel_size", parallel.expert_tensor_parallel_size, "columns of an expert",
-         model.moe_intermediate_size if "E" in pattern else 1),
-        ("PP x virtual stages", layout.pipeline * layout.virtual, "blocks", len(pattern)),
-    ]  # fmt: skip
-    if "*" in pattern:
-        rules.append(("tensor_model_parallel_size", tensor, "attention heads", model.num_attention_heads))
-    if "M" in pattern:  # CP deals the heads of a TP part out, and its groups as far as there are some
-        rules.append(("tensor_model_parallel_size", tensor, "groups of Mamba", model.n_groups))
-        rules.append(("context_parallel_size", context, "heads of Mamba in a TP part", model.mamba_num_heads // tensor))
-    if context > 1:  # causal attention is balanced by a piece from the front and one from the back for each GPU
-        rules.append(("2 x context_parallel_size", 2 * context, "tokens of a sequence", layout.seq_len))
-    if parallel.sequence_parallel:
-        rules.append(("TP x CP", tensor * context, "tokens of a sequence", layout.seq_len))
-    for name, size, what, number in rules:
-        if number % size:
-            raise UserError(f"{name} {size} does not divide the {number:,} {what}")
-    kv, groups = model.num_key_value_heads, model.n_groups // tensor
-    if "*" in pattern and tensor % kv and kv % tensor:
-        raise UserError(
-            f"tensor_model_parallel_size {tensor} neither divides the {kv} key/value heads nor is a multiple"
-        )
-    if "M" in pattern and groups % context and context % groups:
-        raise UserError(
-            f"context_parallel_size {context} neither divides the {groups} groups of Mamba in a TP part, nor is a "
-            "multiple"
-        )
-    if "E" in pattern and tensor > 1 and not parallel.sequence_parallel:
-        raise UserError(f"TP {tensor} with experts needs sequence_parallel: Megatron-Core does not train without it")
+    model, pattern = layout.model, layout.model.hybrid_override_pattern
+    dimensions = Dimensions(
+        blocks=len(pattern),
+        heads=model.num_attention_heads * ("*" in pattern),
+        mamba_heads=model.mamba_num_heads * ("M" in pattern),
+        groups=model.n_groups * ("M" in pattern),
+        experts=model.n_routed_experts * ("E" in pattern),
+        expert_width=model.moe_intermediate_size * ("E" in pattern),
+    )
+    try:
+        check_layout(layout.parallel, dimensions, layout.seq_len)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     batch = TrainConfig(
         train_tokens=layout.tokens, train_iters=1, global_batch_size=layout.global_batch,
         micro_batch_size=layout.micro_batch,
     )  # fmt: skip
-    check_world_size(parallel, batch, layout.gpus)
+    check_world_size(layout.parallel, batch, layout.gpus)
 
 
 def with_parallel(layout: Layout, **sizes: int | bool) -> Layout:

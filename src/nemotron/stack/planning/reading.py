@@ -15,16 +15,11 @@ from nemotron.stack.planning.layout import ONE_GPU, Layout
 from nemotron.stack.planning.rl_step import RlStep
 
 OPEN_END = 100_000  # a `max_num_steps` from here on says that something else ends the run
-LIGHTNING = replace(
-    PRESETS["nano3-30b"], num_nextn_predict_layers=1
-)  # Nemotron 3.5 Lightning: Nano's dimensions, and MTP
 # What a recipe function of Megatron-Bridge, else the family, says of the model.
 MODELS = {
     "nemotron_nano_9b": PRESETS["nano2-9b"], "nemotron_nano_12b": PRESETS["nano2-12b"],
-    "nemotron_3_nano_30b": PRESETS["nano3-30b"], "nemotron_3_nano": PRESETS["nano3-30b"],
-    "nemotron_3_super": PRESETS["super3-120b"], "nemotron_3_5_lightning": LIGHTNING,
+    "nemotron_3_nano": PRESETS["nano3-30b"], "nemotron_3_super": PRESETS["super3-120b"],
     "nano2": PRESETS["nano2-12b"], "nano3": PRESETS["nano3-30b"], "super3": PRESETS["super3-120b"],
-    "lightning35": LIGHTNING,
 }  # fmt: skip
 
 
@@ -69,13 +64,13 @@ def read_training(data: Mapping[str, Any], family: str) -> Training:
     run_env = group_at(data, "run.env") | group_at(data, "cluster")
     nodes = run_env.get("num_nodes", run_env.get("nodes"))
     placed: dict[str, Any] = {"nodes": nodes, "gpus_per_node": run_env.get("gpus_per_node"), "embedded": embedded}
+    replicas = group_at(data, "ddp") or group_at(data, "policy.megatron_cfg.distributed_data_parallel_config")
     layout = Layout(
         model, 1, 1, 1,
         precision=_precision(str(data.get("mixed_precision") or group_at(data, "policy").get("precision") or "bf16")),
         parallel=ONE_GPU if embedded else _parallel(megatron),
-        virtual=megatron.get("virtual_pipeline_model_parallel_size") or 1,
         recompute=_recompute(megatron),
-        gradient_bytes=4 if group_at(data, "ddp").get("grad_reduce_in_fp32") else 2,
+        gradient_bytes=4 if replicas.get("grad_reduce_in_fp32") else 2,
     )  # fmt: skip
     if "grpo" in data or "dpo" in data:
         return _reinforcement(data, layout, placed)

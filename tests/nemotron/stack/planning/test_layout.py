@@ -23,7 +23,7 @@ NANO = Layout(PRESETS["nano3-30b"], 256, 8192, 3072)
         ({"expert_model_parallel_size": 48}, "expert_model_parallel_size 48 does not divide the 128 experts"),
         ({"expert_tensor_parallel_size": 3}, "expert_tensor_parallel_size 3 does not divide the 1,856 columns"),
         ({"context_parallel_size": 128}, "context_parallel_size 128 does not divide the 64 heads of Mamba"),
-        ({"tensor_model_parallel_size": 2}, "TP 2 with experts needs sequence_parallel"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size 2 with experts: .* sequence_parallel: true"),
         ({"sequence_parallel": True}, "sequence_parallel shares tokens among the GPUs of TP, and TP is 1"),
         ({"pipeline_model_parallel_size": 13}, "256 GPUs are no multiple of TP x PP x CP = 13"),
     ],
@@ -37,7 +37,7 @@ def test_a_batch_or_a_length_that_does_not_divide() -> None:
     with pytest.raises(UserError, match="3000 is no multiple of 256 replicas"):
         check(Layout(PRESETS["nano3-30b"], 256, 8192, 3000))
     odd = with_parallel(Layout(PRESETS["nano3-30b"], 256, 8190, 3072), context_parallel_size=2)
-    with pytest.raises(UserError, match="2 x context_parallel_size 4 does not divide the 8,190 tokens"):
+    with pytest.raises(UserError, match=r"8,190 tokens of a sequence are no multiple of lcm\(2 CP, CP TP\) = 4"):
         check(odd)
 
 
@@ -82,6 +82,8 @@ def test_what_no_gpu_holds_has_no_smallest_layout() -> None:
 def test_a_gpu_without_that_precision_and_one_that_does_not_exist() -> None:
     with pytest.raises(UserError, match="h100 has no nvfp4"):
         find_gpu("h100", "nvfp4")
+    with pytest.raises(UserError, match="h200 has no mxfp8"):  # its blocks of 32 want Blackwell
+        find_gpu("h200", "mxfp8")
     with pytest.raises(UserError) as error:
         find_gpu("gb20", "bf16")
     assert error.value.hint == "did you mean gb200?"

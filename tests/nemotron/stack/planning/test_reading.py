@@ -53,6 +53,14 @@ def test_a_config_of_megatron_bridge() -> None:
     assert (training.nodes, training.gpus_per_node, training.embedded) == (16, 4, False)
 
 
+@pytest.mark.parametrize("in_fp32", [False, True])
+def test_the_buffer_of_gradients_is_the_config_s(in_fp32: bool) -> None:
+    replicas, rl = {"grad_reduce_in_fp32": in_fp32}, copy.deepcopy(NEMO_RL)
+    rl["policy"]["megatron_cfg"]["distributed_data_parallel_config"] = replicas
+    for config in (BRIDGE | {"ddp": replicas}, rl):
+        assert read_training(config, "super3").layout.gradient_bytes == (4 if in_fp32 else 2)
+
+
 def test_a_config_of_nemo_rl() -> None:
     training = read_training(NEMO_RL, "super3")
     layout = training.layout

@@ -65,6 +65,7 @@ from nemotron.kit.megatron import (
     MegatronCheckpoint,
     check_world_size,
     hand_on,
+    keep_in_fp32,
     last_iteration,
     megatron_blend,
     preemptible,
@@ -102,7 +103,10 @@ def build(cfg: PretrainConfig, saves: Path) -> ConfigContainer:
     hand_on(cfg.model.fields(), recipe.model, "model")
     for group in ("train", "validation", "optimizer", "scheduler", "logger"):
         hand_on(getattr(cfg, group).model_dump(exclude={"train_tokens"}), getattr(recipe, group), group)
+    recipe.scheduler.start_weight_decay = recipe.scheduler.end_weight_decay = cfg.optimizer.weight_decay  # this counts
     recipe.mixed_precision = get_mixed_precision_config(cfg.mixed_precision)
+    recipe.mixed_precision.grad_reduce_in_fp32 = cfg.ddp.grad_reduce_in_fp32  # from where the library copies it to ddp
+    keep_in_fp32(recipe.optimizer)
     if cfg.model.quant_recipe is not None:
         recipe.model.quant_recipe = RecipeConfig.from_config_dict(cfg.model.quant_recipe.model_dump(exclude_none=True))
 

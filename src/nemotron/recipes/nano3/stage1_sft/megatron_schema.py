@@ -43,6 +43,7 @@ class CheckpointConfig(megatron.CheckpointConfig):
     """Where the library saves, and what it begins with."""
 
     pretrained_checkpoint: str = Field(description="folder of the model to begin with: weights alone")
+    load: None = Field(None, description="always the run's own folder, in which the same command goes on")
 
 
 class SFTConfig(megatron.MegatronConfig):

@@ -23,7 +23,6 @@
 """Stage 1 at the published size: the same step as `train.py`, done by Megatron-Bridge on a cluster.
 
     nemotron nano3 sft --run slurm                      # the published fine-tuning, config/default.yaml
-    nemotron nano3 sft --run slurm --dry-run            # image, layout, tokens, every file of the submission
     nemotron super3 sft --run slurm                     # Super's, by its own config
 
 Reads the packed rows of `nemotron data pack` as they are, and a model: a checkpoint of `nano3 pretrain`, or one in
@@ -66,6 +65,7 @@ from nemotron.kit.megatron import (
     MegatronCheckpoint,
     check_world_size,
     hand_on,
+    keep_in_fp32,
     last_iteration,
     megatron_pack,
     preemptible,
@@ -104,7 +104,10 @@ def build(cfg: SFTConfig, pack: SFTPack, saves: Path) -> ConfigContainer:
     hand_on(cfg.model.fields(), recipe.model, "model")
     for group in ("train", "validation", "optimizer", "scheduler", "logger"):
         hand_on(getattr(cfg, group).model_dump(exclude={"train_tokens"}), getattr(recipe, group), group)
+    recipe.scheduler.start_weight_decay = recipe.scheduler.end_weight_decay = cfg.optimizer.weight_decay  # this counts
     recipe.mixed_precision = get_mixed_precision_config(cfg.mixed_precision)
+    recipe.mixed_precision.grad_reduce_in_fp32 = cfg.ddp.grad_reduce_in_fp32  # from where the library copies it to ddp
+    keep_in_fp32(recipe.optimizer)
     recipe.ddp.average_in_collective = False  # the loss is divided by all trained tokens, not rank by rank
 
     # ---- data: rows that are packed already; attention, convolution and state end where a conversation does

@@ -62,7 +62,13 @@ def check_gym_prompts(prompts: RLPrompts) -> None:
         if path is None:
             raise UserError(f"{prompts.ref} has no prompts to validate on", "NeMo-RL reads both files")
         with path.open(encoding="utf-8") as lines:
-            record = json.loads(next(lines, "{}"))
+            first = next(lines, "{}")
+        try:
+            record = json.loads(first)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path}:1: no JSON: {error}", "NeMo-RL reads a record of NeMo Gym from each line"
+            ) from None
         missing = [key for key in _GYM_KEYS if key not in record]
         if missing:
             raise UserError(

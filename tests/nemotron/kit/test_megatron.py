@@ -154,10 +154,16 @@ def test_nothing_that_decides_the_training_is_inherited(group: str, key: str) ->
         PretrainConfig.model_validate(values)
 
 
-def test_a_recipe_whose_dimensions_are_not_known_is_refused() -> None:
-    values = values_with(CONFIGS, "default", {}) | {"recipe": "nemotron_3_nanno_pretrain_config"}
-    with pytest.raises(ValidationError, match="did you mean nemotron_3_nano"):
-        PretrainConfig.model_validate(values)
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("nemotron_3_nanno_pretrain_config", "did you mean nemotron_3_nano"),
+        ("nemotron_3_nano_sft_config", "_pretrain_"),
+    ],
+)
+def test_a_recipe_of_unknown_dimensions_or_of_another_step_is_refused(recipe: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PretrainConfig.model_validate(values_with(CONFIGS, "default", {}) | {"recipe": recipe})
 
 
 def test_the_published_tokens() -> None:

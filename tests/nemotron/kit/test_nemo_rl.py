@@ -164,6 +164,9 @@ def test_prompts_that_are_no_records_of_gym_are_refused_before_gpus_are_taken(tm
     valid.write_text(json.dumps({"task": {}, "agent_ref": {}}) + "\n")
     with pytest.raises(UserError, match=r"valid.jsonl: no records of NeMo Gym: responses_create_params missing"):
         check_gym_prompts(prompts)
+    valid.write_text("{'task': 1}\n")
+    with pytest.raises(UserError, match=r"valid.jsonl:1: no JSON"):
+        check_gym_prompts(prompts)
     valid.write_text(json.dumps(record) + "\n")
     check_gym_prompts(prompts)
 

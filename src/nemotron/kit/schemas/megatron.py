@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -236,6 +236,7 @@ class MegatronConfig(Group):
     """A training on Megatron-Bridge."""
 
     run: MegatronRunConfig
+    stage: ClassVar[Literal["pretrain", "sft"]]
     recipe: str = Field(
         description="function of megatron.bridge.recipes.nemotronh that the config starts from: dimensions, kernels, "
         "environment"
@@ -287,7 +288,9 @@ class MegatronConfig(Group):
 
     @model_validator(mode="after")
     def _layout_divides(self) -> Self:
-        name = self.recipe.partition("_pretrain_")[0].partition("_sft_")[0]
+        name, is_of_stage, _ = self.recipe.partition(f"_{self.stage}_")
+        if not is_of_stage:
+            raise ValueError(f"recipe {self.recipe}: the name of one for this step has _{self.stage}_ in it")
         dimensions = DIMENSIONS.get(name)
         if dimensions is None:
             near = did_you_mean(name, DIMENSIONS)
@@ -316,6 +319,7 @@ class PretrainRunConfig(MegatronRunConfig):
 class MegatronPretrainConfig(MegatronConfig):
     """Pretraining: token streams, mixed by the blend of the data artifact."""
 
+    stage: ClassVar[Literal["pretrain", "sft"]] = "pretrain"
     run: PretrainRunConfig
     dataset: DatasetConfig
 

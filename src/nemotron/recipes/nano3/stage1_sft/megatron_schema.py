@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -49,6 +49,7 @@ class CheckpointConfig(megatron.CheckpointConfig):
 class SFTConfig(megatron.MegatronConfig):
     """`sft` at the published size: nothing has a default that a family's paper would state."""
 
+    stage: ClassVar[Literal["pretrain", "sft"]] = "sft"
     run: RunConfig
     model: ModelConfig
     train: TrainConfig

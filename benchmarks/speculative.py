@@ -36,7 +36,7 @@ from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import Acceptance, generate_speculative
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
-DRAFTS = (1, 2, 3, 4)
+DRAFTS = (1, 2, 3, 5, 7)
 NEW_TOKENS = 96
 NAMES = ("Ada", "Bruno", "Chen", "Dora", "Emil", "Fatima", "Goran", "Hana")
 THINGS = ("apples", "books", "candles", "doors", "eggs", "flowers", "gloves", "horses")

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from nemotron.stack.models.attention import Attention, AttentionCache, packing_mask
 from nemotron.stack.models.block import Block
@@ -45,7 +44,6 @@ from nemotron.stack.models.moe import Experts, MoE
 # Choices of experts in a pass, K a token, up to which summing rows of their weights beats a matmul for each expert, and
 # the weights of a matrix above which reading them takes longer than calling the matmul: no copy of such is made.
 FEW_CHOICES, SMALL_EXPERT = 512, 1 << 16
-_KEPT_ROWS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> (version, address), rows
 
 
 class CachedStack:
@@ -281,16 +279,6 @@ def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> 
     return step
 
 
-def rows_of_columns(weight_EXY: Tensor) -> Tensor:
-    """The columns of each expert's matrix as rows of one table, [E Y, X]: a copy, kept until the weight changes."""
-    state = (weight_EXY._version, weight_EXY.data_ptr())
-    kept = _KEPT_ROWS.get(weight_EXY)
-    if kept is None or kept[0] != state:
-        kept = state, weight_EXY.detach().transpose(1, 2).reshape(-1, weight_EXY.shape[1])
-        _KEPT_ROWS[weight_EXY] = kept
-    return kept[1]
-
-
 def prepare_few_choices(experts: Experts) -> ExpertStep:
     """What `prepare_experts` gives, for choices too few to share weights, in two operations instead of two an expert.
 
@@ -299,14 +287,15 @@ def prepare_few_choices(experts: Experts) -> ExpertStep:
     each token. Large experts, a GPU, lower precisions and rounded operands are left to `prepare_experts`.
     """
     by_expert = prepare_experts(experts)
-    up_EFD = experts.up_proj
-    _, width, size = up_EFD.shape
+    up_EFD, down_EDF = experts.up_proj, experts.down_proj
+    num_experts, width, size = up_EFD.shape
     if experts.round_input is not None or experts.round_active is not None:
         return by_expert
     exact = compute_dtype(up_EFD) in (torch.float32, torch.float64)
     if up_EFD.device.type != "cpu" or not exact or width * size > SMALL_EXPERT:
         return by_expert
-    up_RF, down_RD = rows_of_columns(experts.up_proj), rows_of_columns(experts.down_proj)
+    up_RF = up_EFD.transpose(1, 2).reshape(num_experts * size, width)
+    down_RD = down_EDF.transpose(1, 2).reshape(num_experts * width, size)
     column_D, column_F = torch.arange(size), torch.arange(width)
 
     def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:

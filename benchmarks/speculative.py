@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE python benchmarks/speculative.py
     python benchmarks/speculative.py --models super3-rlhf-model-tiny super3-mtp-healing-model-tiny
 
-Without models it trains one of 14 M parameters with a multi-token prediction block for four minutes on sentences of a
+Without models it trains one of 14 M parameters with a multi-token prediction block for 150 seconds on sentences of a
 small grammar, as bytes, and decodes 96 tokens behind other sentences. With models, each by name or folder, it decodes
 their answers to tasks of the evaluation split, which no data holds; two models show what healing adds.
 
@@ -152,9 +152,9 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(DEFAULT_FAMILIES), help="of the tasks; default: six")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16], help="default: 1 4 16")
     parser.add_argument("--size", choices=list(MODELS), default="14M", help="of the model to train; default: 14M")
-    parser.add_argument("--train-seconds", type=float, default=240, help="default: 240")
-    parser.add_argument("--prompts", type=int, default=32, help="default: 32")
-    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    parser.add_argument("--train-seconds", type=float, default=150, help="default: 150")
+    parser.add_argument("--prompts", type=int, default=16, help="default: 16")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     args = parser.parse_args()
     print(machine())
     if not args.models:

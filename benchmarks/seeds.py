@@ -104,7 +104,7 @@ def parse_arguments(description: str | None, families: Sequence[str] = ()) -> ar
 def command_of(family: str, seed: int) -> list[str]:
     """The whole pipeline with one seed."""
     seeds = [f"{key}={seed + offset}" for key, offset in SEEDS[family].items()]
-    return ["nemotron", family, "pipe", "-c", "tiny", *seeds]
+    return [sys.executable, "-m", "nemotron", family, "pipe", "-c", "tiny", *seeds]
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     python benchmarks/plan_fit.py            # the fit and its errors
     python benchmarks/plan_fit.py --table    # every row, predicted beside published, as in docs/guides/plan.md
 
-The split follows from a hash of what identifies a row (`stack/planning/published.py`). Throughput is linear in its
+The split follows from a hash of what identifies a row (`plan_rows.py`). Throughput is linear in its
 coefficients: non-negative least squares of the relative error. A step of RL is not: least squares of the logarithm.
 """
 
@@ -15,16 +15,9 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
+from plan_rows import NOT_COUNTED, Row, layout_of, rl_halves, step_of, throughput_halves
 from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
-from nemotron.stack.planning.published import (
-    Row,
-    is_host_bound,
-    layout_of,
-    rl_halves,
-    step_of,
-    throughput_halves,
-)
 from nemotron.stack.planning.rl_step import (
     decoding_memory_seconds,
     decoding_steps,
@@ -43,7 +36,7 @@ def fit_throughput(rows: Sequence[Row]) -> dict[str, float]:
     table = []
     for row in rows:
         layout = layout_of(row)
-        parts = token_parts(layout, gpus()[row["gpu"].lower()], is_host_bound(row))
+        parts = token_parts(layout, gpus()[row["gpu"].lower()])
         scale = (1 + layout.bubble) * float(row["tokens_s_gpu"])
         table.append({part: seconds * scale for part, seconds in parts.items()})
     names = list(table[0])
@@ -81,7 +74,7 @@ def throughput_errors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
     predicted = []
     for row in rows:
         layout = layout_of(row)
-        seconds = iteration_seconds(layout, gpus()[row["gpu"].lower()], is_host_bound(row))
+        seconds = iteration_seconds(layout, gpus()[row["gpu"].lower()])
         predicted.append((row, layout.tokens / seconds / layout.gpus))
     return predicted
 
@@ -110,7 +103,10 @@ def main() -> None:
     print("rl:      ", {part: float(f"{value:.3g}") for part, value in fit_rl(rl[0]).items()})
     print("recorded:", coefficients("rl"))
     for index, half in enumerate(HALVES):
-        print(summary(f"throughput, {half}", throughput_errors(throughput[index]), "tokens_s_gpu"))
+        predicted = throughput_errors(throughput[index])
+        counted = [(row, value) for row, value in predicted if row["model"] not in NOT_COUNTED]
+        print(summary(f"throughput, {half}", predicted, "tokens_s_gpu"))
+        print(summary(f"  without {', '.join(NOT_COUNTED)}", counted, "tokens_s_gpu"))
         print(summary(f"RL step, {half}", rl_errors(rl[index]), "step_s"))
     if "--table" in sys.argv:
         print("\n".join([*throughput_table(), "", *rl_table()]))

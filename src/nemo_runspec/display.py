@@ -25,6 +25,9 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
 
     Args:
         show_config: print the resolved config too; by default where the command line says `--dry-run`.
+
+    Raises:
+        ArtifactError: an input of a dry run is missing.
     """
     print(job_text(job_config, spec, env, bold=_colored(sys.stdout, env)))
     if show_config or (show_config is None and "--dry-run" in job_config.argv):
@@ -34,6 +37,8 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
         else:
             print(config_to_ship(job_config.resolved))
     sys.stdout.flush()
+    if job_config.missing is not None:
+        raise job_config.missing
 
 
 def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) -> str:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shlex
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,12 +99,14 @@ def imported_from_extras(script: Path) -> list[str]:
     return sorted(names)
 
 
-def check_dependencies(spec: Runspec, image: str | None = None, config_dir: Path | None = None) -> None:
+def check_dependencies(spec: Runspec, image: str | None = None, others: Callable[[], list[str]] = list) -> None:
     """Refuse a script that lists a distribution under `dependencies` that is not installed here.
+
+    The hint names the image that has it, and configs for other scripts.
 
     Args:
         image: that of the config, which goes before the script's.
-        config_dir: the folder of the config, where it is not the script's.
+        others: names these configs; called where something is missing.
 
     Raises:
         UserError: naming the script, the distribution and what installs it.
@@ -117,8 +120,9 @@ def check_dependencies(spec: Runspec, image: str | None = None, config_dir: Path
                 continue  # this very code, which need not be installed to run
             error = _not_installed(spec.script_path, name)
             if image := image or spec.image:
-                configs = ", ".join(sorted(file.stem for file in (config_dir or spec.config_dir).glob("*.yaml")))
-                error.hint = f"the image {image} has it: --run PROFILE; or another config, -c {configs}"
+                configs = ", ".join(others())
+                error.hint = f"the image {image} has it: --run PROFILE"
+                error.hint += f"; or another config, -c {configs}" if configs else ""
             raise error from None
 
 

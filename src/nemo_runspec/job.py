@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config.loader import LoadedConfig, chosen_config, load_config
+from nemo_runspec.config.loader import LoadedConfig, chosen_config, list_configs, load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.config.validate import UserLocation
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.env import artifacts_root, output_root
-from nemo_runspec.errors import DEBUG, UserError, debugging
+from nemo_runspec.errors import DEBUG, ArtifactError, UserError, debugging
 from nemo_runspec.execution.needs import check_needs
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
@@ -111,12 +111,16 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Job:
-    """A job ready to be shown, saved and started: the resolved config and where it comes from."""
+    """A job ready to be shown, saved and started: the resolved config and where it comes from.
+
+    `missing`: of a dry run, an input that is not there; `display_job` shows all else and raises it.
+    """
 
     resolved: ResolvedConfig
     run: RunInfo
     env: Env
     argv: tuple[str, ...] = ()
+    missing: ArtifactError | None = None
 
 
 def parse_recipe_config(ctx: typer.Context, **keys: str | None) -> RecipeConfig:
@@ -184,7 +188,8 @@ def build_job_config(
     login), the job looks them up when it starts.
 
     Args:
-        dry_run: nothing is downloaded or published, and a login node that does not answer costs a note.
+        dry_run: nothing is downloaded or published, and a login node that does not answer costs a note. An input that
+            is missing is noted in the job, so that all else can be shown before the refusal.
         argv: the command line, for `job.yaml`.
         produced: see `resolve_config`; for the steps of a pipeline.
 
@@ -195,18 +200,28 @@ def build_job_config(
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
         image = (getattr(train_config.run, "env", None) or {}).get("container_image")
-        check_dependencies(spec, image, train_config.path.parent)
+        check_dependencies(spec, image, functools.partial(_for_another_script, spec, train_config.path.parent))
     elif env.executor != "local":
         check_needs(spec, env, dry_run=dry_run)
-    resolved = resolve_config(
+    resolve = functools.partial(
+        resolve_config,
         train_config,
         spec,
-        produced=produced,
         look_up=env.registry_is_reachable,
         registry=registry_of(env),
         found_here=None if env.executor == "local" else functools.partial(_found_here, env, dry_run),
         publish=not dry_run,
     )
+    known, missing = dict(produced or {}), list[ArtifactError]()
+    while True:
+        try:
+            resolved = resolve(produced=known)
+            break
+        except ArtifactError as error:
+            if not dry_run or error.corrupt or error.name in known:
+                raise missing[0] if missing else error from None
+            missing.append(error)
+            known[error.name] = None  # as if it were still to come
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     for version in versions.values():
         version.registry.check_present(version)
@@ -215,7 +230,15 @@ def build_job_config(
     else:
         digits = config_fingerprint(resolved.model or resolved.data, spec, versions)
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
-    return Job(resolved, RunInfo(job_name(resolved.run["name"]), folder, digits), env, tuple(argv))
+    run = RunInfo(job_name(resolved.run["name"]), folder, digits)
+    return Job(resolved, run, env, tuple(argv), missing[0] if missing else None)
+
+
+def _for_another_script(spec: Runspec, config_dir: Path) -> list[str]:
+    """Configs in a folder that do not run this script."""
+    fmt = spec.config.format
+    scripts = {name: load_config(config_dir, name, (), fmt).run.script for name in list_configs(config_dir, fmt)}
+    return [name for name, script in scripts.items() if script is None or Path(script).name != spec.script_path.name]
 
 
 def _found_here(env: Env, dry_run: bool, locations: list[UserLocation]) -> list[UserLocation]:

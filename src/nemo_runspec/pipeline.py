@@ -352,7 +352,10 @@ def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executo
     loaded = parse_config(dataclasses.replace(cfg, config_name=name, overrides=step.overrides), spec)
     spec = parse_runspec(find_script(step.configs or step.script.parent, loaded.run.script))
     env = parse_env(cfg.profile, batch=cfg.batch, spec=spec, loaded=loaded, executors=executors)
-    return build_job_config(loaded, spec, env, dry_run=cfg.dry_run, argv=cfg.argv, produced=produced)
+    job = build_job_config(loaded, spec, env, dry_run=cfg.dry_run, argv=cfg.argv, produced=produced)
+    if job.missing is not None:
+        raise job.missing
+    return job
 
 
 def _run(step: Step, job: Job) -> StepResult:

@@ -19,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples/ecosystem"
 WHEELS = unpacked("nemo-automodel", "data-designer-config", "nemo-curator")
 
-pytestmark = pytest.mark.skipif(
-    not all(wheel.is_dir() for wheel in WHEELS), reason="the libraries' sources are not here: `make contracts`"
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 
 @pytest.fixture(scope="module")

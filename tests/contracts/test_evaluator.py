@@ -23,9 +23,7 @@ FOLDERS = {"nano3": RECIPES / "nano3/stage3_eval/config", "super3": RECIPES / "s
 LAUNCHER, GYM = unpacked("nemo-evaluator-launcher", "nemo-gym")
 PACKAGE = LAUNCHER / "nemo_evaluator_launcher"
 
-pytestmark = pytest.mark.skipif(
-    not (LAUNCHER.is_dir() and GYM.is_dir()), reason="the libraries' sources are not here: `make contracts`"
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from sources import Sources, accepts, unpacked
 
 import nemotron.recipes
@@ -44,10 +45,7 @@ PUBLISHED = {
     "nano2": {"phase1", "phase2", "phase3", "long_context"},
 }
 
-pytestmark = pytest.mark.skipif(
-    not all(folder.is_dir() for folder in unpacked("megatron-bridge", "megatron-core")),
-    reason="the libraries' sources are not here: `make contracts`",
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 
 @pytest.fixture(scope="module")
@@ -301,3 +299,92 @@ def test_a_planted_name_of_another_version_is_found(sources: Sources) -> None:
 def test_a_field_that_nothing_reads_is_found(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text("class C:\n    a: int\n    b: int\n\ndef f(c):\n    c.b = 1\n    return c.a\n")
     assert Sources([tmp_path]).attributes_read == {"a"}
+
+
+# ---- what a recipe sets and no key of a config covers
+
+INHERITED = Path(__file__).with_name("megatron_bridge_inherited.yaml")
+GROUP_OF = {name: group for group, (_, name) in (GROUPS | CLASSES).items()} | {
+    "RNGConfig": "rng", "DistributedInitConfig": "dist", "CommOverlapConfig": "comm_overlap",
+}  # fmt: skip
+
+
+def set_by(home: str, name: str, sources: Sources) -> dict[str, str]:
+    """Field -> value that a recipe function, or one of its package that it calls, sets in the library's config.
+
+    `group.field`, or `group.function()` for a call that gets a group and stands elsewhere. The last value counts.
+    """
+    home, function = sources.definition(home, name)
+    found: dict[str, str] = {}
+    for node in in_order(function):
+        if isinstance(node, ast.Assign):
+            for target in map(ast.unparse, node.targets):
+                if target.startswith(("cfg.", "model.")):
+                    value = ast.unparse(node.value)
+                    found |= {target.removeprefix("cfg."): "made here" if isinstance(node.value, ast.Call) else value}
+        if not isinstance(node, ast.Call):
+            continue
+        called, given = ast.unparse(node.func), [ast.unparse(argument) for argument in node.args[:1]]
+        if called in GROUP_OF:
+            found |= {f"{GROUP_OF[called]}.{word.arg}": ast.unparse(word.value) for word in node.keywords}
+        elif is_recipe(home, called, sources):
+            found |= set_by(home, called, sources)
+        elif given and given[0].startswith("cfg."):
+            found[f"{given[0].removeprefix('cfg.')}.{called}()"] = ", ".join(map(ast.unparse, node.args[1:]))
+    return found
+
+
+def in_order(function: ast.AST) -> list[ast.AST]:
+    """Its nodes, in the order of the source; a call before the assignment that it is the value of."""
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
+    return sorted(nodes, key=lambda node: (node.end_lineno, node.end_col_offset, -node.col_offset))
+
+
+def is_recipe(home: str, name: str, sources: Sources) -> bool:
+    """Whether a module knows a function of the recipes' package by that name."""
+    try:
+        module, node = sources.definition(home, name)
+    except LookupError:
+        return False
+    return module.startswith("megatron.bridge.recipes.") and isinstance(node, ast.FunctionDef)
+
+
+def inherited(config: Path, script: Path, sources: Sources) -> dict[str, str]:
+    """What the recipe of a config sets and neither the config nor its script."""
+    values = resolved(config, script)
+    stated = {f"{group}.{key}" for group in GROUPS for key in values.get(group) or {}}
+    stated |= {".".join(names) for names in assigned(script)} | {f"optimizer.{key}" for key in FP32}
+    stated |= {"optimizer.use_precision_aware_optimizer"}  # `keep_in_fp32`
+    return {
+        field: value
+        for field, value in set_by("megatron.bridge.recipes.nemotronh", values["recipe"], sources).items()
+        if field not in stated and field.partition(".")[0] not in stated
+    }
+
+
+def test_what_is_inherited_from_recipes_is_listed_with_its_value_and_a_reason(sources: Sources) -> None:
+    """A field, or a value, that a version of the library brings is decided upon: stated in the configs, or listed."""
+    found: dict[str, set[str]] = {}
+    for config, script in CONFIGS:
+        for field, value in inherited(config, script, sources).items():
+            found.setdefault(field, set()).add(value)
+    listed = yaml.safe_load(INHERITED.read_text(encoding="utf-8"))
+    fields = {field: entry for entries in listed.values() for field, entry in entries.items()}
+    assert {field: sorted(values) for field, values in found.items()} == fields
+    assert sum(map(len, listed.values())) == len(fields)  # none has two reasons
+
+
+def test_a_field_or_a_value_that_a_version_brings_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / "megatron/bridge/recipes"
+    package.mkdir(parents=True)
+    (package / "nemotronh.py").write_text(
+        "from megatron.bridge.recipes.common import base\n\n\ndef small_config():\n    cfg = base()\n"
+        "    cfg.model = HybridModelProvider(num_layers=2)\n    cfg.model.qk_clip = True\n"
+        "    cfg.rng.seed = 2\n    set_modules(cfg.model, ['attn'])\n    return cfg\n"
+    )
+    (package / "common.py").write_text("def base():\n    return ConfigContainer(rng=RNGConfig(seed=1, te=False))\n")
+    found = set_by("megatron.bridge.recipes.nemotronh", "small_config", Sources([tmp_path]))
+    assert found == {
+        "model": "made here", "model.num_layers": "2", "model.qk_clip": "True", "model.set_modules()": "['attn']",
+        "rng.seed": "2", "rng.te": "False",
+    }  # fmt: skip

@@ -28,9 +28,7 @@ from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.published.hub import hub_config, hub_layout
 from nemotron.stack.models.published.presets import PRESETS
 
-pytestmark = pytest.mark.skipif(
-    not all((FOLDER / pin).is_dir() for pin in pins()), reason="the libraries' sources are not here: `make contracts`"
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 BRIDGE = "megatron.bridge.models.nemotronh.nemotron_h_bridge"
 BASE = "megatron.bridge.models.conversion.model_bridge"

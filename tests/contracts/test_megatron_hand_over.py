@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from forked import OF_DATA, run_forked
-from sources import FOLDER, imported, pins, unpacked
+from sources import imported, unpacked
 
 import nemotron.recipes
 from nemo_runspec.artifacts import Registry
@@ -25,9 +25,7 @@ from nemotron.kit.megatron import megatron_pack
 from nemotron.recipes.data.pack.example import example_conversations, write_example
 from nemotron.stack.training.loaders import PackedLoader
 
-pytestmark = pytest.mark.skipif(
-    not all((FOLDER / pin).is_dir() for pin in pins()), reason="the libraries' sources are not here: `make contracts`"
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 SEQ_LENGTH = 1024

@@ -21,9 +21,7 @@ from nemotron.kit import Model, PretrainBlend, SFTPack
 from nemotron.kit.megatron import FP32, MegatronCheckpoint
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
-pytestmark = pytest.mark.skipif(
-    not all((FOLDER / pin).is_dir() for pin in pins()), reason="the libraries' sources are not here: `make contracts`"
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 KEYWORDS = "class {name}:\n    def __init__(self, **values):\n        self.__dict__.update(values)\n"

@@ -30,10 +30,7 @@ CONFIG = "modelopt.torch.quantization.config"
 # How its YAML files write number formats, and what the library makes of them.
 FORMATS = {"e4m3": (4, 3), "e2m1": (2, 1)}
 
-pytestmark = pytest.mark.skipif(
-    not all(folder.is_dir() for folder in (WHEEL, *MEGATRON)),
-    reason="the libraries' sources are not here: `make contracts`",
-)
+pytestmark = pytest.mark.usefixtures("libraries")
 
 
 @pytest.fixture(scope="module")

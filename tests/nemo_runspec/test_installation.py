@@ -112,3 +112,15 @@ def test_a_script_whose_dependencies_are_not_installed_is_refused(tmp_path: Path
         check_dependencies(listing('["pydantic", "no-such.thing[all]>=3"]'))
     assert refused.value.message == "clean.py needs no-such.thing, which is not installed"
     assert refused.value.hint == "pip install no-such.thing"
+
+
+def test_the_hint_names_the_image_and_other_configs(tmp_path: Path) -> None:
+    script = tmp_path / "train_large.py"
+    script.write_text(
+        '# /// script\n# dependencies = ["no-such-thing"]\n# [tool.runspec]\n# name = "mine/train"\n'
+        '# image = "registry/large:1"\n# ///\n'
+    )
+    for others, more in (([], ""), (["small", "tiny"], "; or another config, -c small, tiny")):
+        with pytest.raises(UserError) as refused:
+            check_dependencies(parse(script), others=others.copy)
+        assert refused.value.hint == f"the image registry/large:1 has it: --run PROFILE{more}"

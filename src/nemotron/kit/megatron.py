@@ -20,7 +20,7 @@ from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import Preempted, UserError, did_you_mean
 from nemotron.kit import payloads
 from nemotron.kit.artifact import Checkpoint, PretrainBlend, SFTPack, Source
-from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig
+from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig, check_replicas
 
 METADATA_FILE = ".metadata"  # of a folder of torch_dist files, written last
 TRACKER_FILE = "latest_checkpointed_iteration.txt"  # in a folder of checkpoints, written behind a whole one
@@ -231,19 +231,10 @@ def register_checkpoint(folder: Path, name: str, registry: Registry) -> Megatron
 
 def check_world_size(model: ParallelConfig, train: TrainConfig, world_size: int) -> None:
     """UserError where so many GPUs cannot be laid out so, or a batch cannot be dealt out to them."""
-    replica = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * model.context_parallel_size
-    experts = model.expert_tensor_parallel_size * model.expert_model_parallel_size * model.pipeline_model_parallel_size
-    for name, size in (("TP x PP x CP", replica), ("ETP x EP x PP", experts)):
-        if world_size % size:
-            raise UserError(
-                f"{world_size} GPUs are no multiple of {name} = {size}", "another number of nodes, or another layout"
-            )
-    data_parallel = world_size // replica
-    if train.global_batch_size % (data_parallel * train.micro_batch_size):
-        raise UserError(
-            f"train.global_batch_size {train.global_batch_size} is no multiple of {data_parallel} replicas x "
-            f"train.micro_batch_size {train.micro_batch_size}"
-        )
+    try:
+        check_replicas(model, world_size, train.global_batch_size, train.micro_batch_size, "train.")
+    except ValueError as error:
+        raise UserError(str(error), "another number of nodes, or another layout") from None
 
 
 def warn_of_context_parallelism(model: ParallelConfig) -> None:

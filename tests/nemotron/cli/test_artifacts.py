@@ -212,3 +212,27 @@ def test_watch_publishes_what_a_run_elsewhere_has_saved(tmp_path: Path, monkeypa
     monkeypatch.setattr("nemotron.cli.commands.artifacts.time", SimpleNamespace(sleep=leave))
     assert run(f"watch {saves} --name mine --every 5").output == "mine:1: iteration 200\n"  # then Ctrl-C
     assert "no checkpoint that is new" in run(f"watch {saves} --name mine --once").output
+
+
+def test_watch_says_once_what_is_wrong_and_watches_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "store"))
+    saves, looks = tmp_path / "saves", list[float]()
+    (saves / "iter_0000200").mkdir(parents=True)
+    (saves / "latest_checkpointed_iteration.txt").write_text("200")
+    with pytest.raises(UserError, match="no whole Megatron checkpoint"):
+        raise run(f"watch {saves} --name mine --once").exception or AssertionError
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:  # a slow disk has it all now
+            for name in ("__0_0.distcp", ".metadata"):
+                (saves / "iter_0000200" / name).write_text(name)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("nemotron.cli.commands.artifacts.time", SimpleNamespace(sleep=pause))
+    result = run(f"watch {saves} --name mine")
+    assert "mine:1: iteration 200" in result.output
+    assert (result.output + capfd.readouterr().err).count("error:") == 1

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_runspec.errors import ArtifactError
 from nemotron.cli.main import _run
+from nemotron.kit.commands import command_hint
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "env.example.toml"
 NEMO, NEMO_RL = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano", "nvcr.io/nvidia/nemo-rl:v0.4.0.nemotron_3_nano"
@@ -38,9 +40,8 @@ def test_all_that_a_cluster_engineer_looks_for_is_in_view(
     image, nodes, lines = COMMANDS[command]
     for line in lines:
         assert re.search(rf"^[ -]*{re.escape(line)}$", shown, re.MULTILINE), line
-    head = {
-        f"#SBATCH --{each}" for each in ("account=research", "partition=batch", "time=04:00:00", "exclusive", "mem=0")
-    }
+    asked = ("account=research", "partition=batch", "time=04:00:00", "signal=USR1@1800", "exclusive", "mem=0")
+    head = {f"#SBATCH --{each}" for each in asked}
     assert head | {f"#SBATCH --nodes={nodes}"} <= set(shown.splitlines())
     (srun,) = [line for line in shown.splitlines() if line.startswith("srun ")]
     given = dict(re.findall(r"--(container-\w+) (\S+)", srun))
@@ -62,3 +63,21 @@ def test_the_launcher_of_base_evaluations_runs_on_a_login_node_without_gpus(
     assert _run() == 0
     shown = capsys.readouterr().out
     assert "container-image" not in shown and "--gpus-per-node" not in shown
+
+
+def test_a_dry_run_without_its_input_shows_the_rest_and_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the registry can be reached and has no such artifact: layout and tokens are in the config all the same."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(EXAMPLE))
+    for words in ("nano3 pretrain", "super3 sft"):
+        monkeypatch.setattr("sys.argv", ["nemotron", *words.split(), "--run", "slurm", "--dry-run"])
+        with pytest.raises(ArtifactError, match=r"run\.\w+ = \S+: no artifact") as refused:
+            _run()
+        shown = capsys.readouterr().out
+        assert re.search(r"^  reads +data = [\w-]+:latest \(resolved at start\)$", shown, re.MULTILINE)
+        assert ": 16 nodes of " in shown and re.search(r"^  train_tokens: \d+$", shown, re.MULTILINE)
+        assert refused.value.exit_code == 2
+        assert (command_hint(refused.value) or "").startswith("make it: nemotron ")
+    assert not list(tmp_path.iterdir())

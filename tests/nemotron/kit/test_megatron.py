@@ -110,7 +110,7 @@ def test_the_newest_whole_checkpoint_counts(tmp_path: Path) -> None:
 def test_gpus_that_do_not_fit_the_layout_are_refused() -> None:
     cfg = config_with()
     check_world_size(cfg.model, cfg.train, 128)  # 16 nodes: 128 replicas, 24 micro-batches of 1
-    with pytest.raises(UserError, match="12 GPUs are no multiple of ETP x EP x PP = 8"):
+    with pytest.raises(UserError, match="12 GPUs that train are no multiple of ETP x EP x PP = 8"):
         check_world_size(cfg.model, cfg.train, 12)
     with pytest.raises(UserError, match="3072 is no multiple of 40 replicas"):
         check_world_size(cfg.model, cfg.train, 40)

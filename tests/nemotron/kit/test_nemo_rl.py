@@ -15,6 +15,7 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 from nemotron.kit import Preferences, RLPrompts
 from nemotron.kit.nemo_rl import check_gym_prompts, last_step, master_values, write_pairs
+from nemotron.kit.schemas.megatron import dimensions_of
 from nemotron.recipes.nano3 import __file__ as nano3
 from nemotron.recipes.nano3.stage2_rl.nemo_rl_schema import DPOConfig, RLConfig
 
@@ -56,6 +57,12 @@ def config_with(path: str, value: Any, file: Path = STAGE / "config/default.yaml
         ("policy.train_global_batch_size", 1024, "makes one update a step"),
         ("policy.make_sequence_length_divisible_by", 8, "is no multiple of 16: 2 x CP with CP above 1, times TP"),
         ("policy.megatron_cfg.tensor_model_parallel_size", 16, "does not divide the 8 groups of Mamba"),
+        ("policy.megatron_cfg.tensor_model_parallel_size", 3, "size 3 does not divide the 32 attention heads"),
+        ("policy.megatron_cfg.pipeline_model_parallel_size", 3, "size 3 does not divide the 52 blocks"),
+        ("policy.megatron_cfg.expert_model_parallel_size", 48, "size 48 does not divide the 128 experts"),
+        ("policy.megatron_cfg.context_parallel_size", 3, "size 3 does not divide the 32 heads of Mamba in a TP part"),
+        ("policy.megatron_cfg.num_layers_in_first_pipeline_stage", 53, "-1 blocks are left for the 1 other stages"),
+        ("policy.max_total_sequence_length", 49_150, r"no multiple of lcm\(2 CP, CP TP\) = 8"),
         ("policy.sequence_packing.enabled", False, "context_parallel_size above 1 needs sequence_packing"),
         ("policy.generation.max_new_tokens", 50_000, "exceeds max_total_sequence_length 49,152"),
         ("policy.generation.vllm_cfg.max_model_len", 65_536, "exceeds max_total_sequence_length 49,152"),
@@ -71,6 +78,27 @@ def config_with(path: str, value: Any, file: Path = STAGE / "config/default.yaml
 def test_a_config_that_cannot_work_is_refused(path: str, value: Any, refusal: str) -> None:
     with pytest.raises(ValidationError, match=refusal):
         config_with(path, value)
+
+
+def test_stages_of_other_lengths_and_models_of_other_names() -> None:
+    """Of 52 blocks 20 on the first of two stages leave 32 for the other. Of a model that is not known only the groups
+    of Mamba are, and that SP needs TP."""
+    config_with("policy.megatron_cfg.num_layers_in_first_pipeline_stage", 20)
+    values = values_of(STAGE / "config/default.yaml")
+    values["policy"]["model_name"] = "/models/mine"
+    RLConfig.model_validate({**values, "run": {"data": "d"}})
+    values["policy"]["megatron_cfg"]["tensor_model_parallel_size"] = 16
+    with pytest.raises(ValidationError, match="does not divide the 8 groups of Mamba"):
+        RLConfig.model_validate({**values, "run": {"data": "d"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 88), ("/hf/NVIDIA-Nemotron-Nano-9B-v2", 56)],
+)
+def test_the_dimensions_of_a_model_by_its_name(name: str, blocks: int) -> None:
+    found = dimensions_of(name)
+    assert found is not None and found.blocks == blocks
 
 
 def test_a_judge_that_waits_for_other_responses_than_are_drawn_is_refused() -> None:

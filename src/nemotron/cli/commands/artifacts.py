@@ -14,7 +14,7 @@ from nemo_runspec.artifacts import removal
 from nemo_runspec.artifacts.listing import compare, describe, list_entries
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError, did_you_mean, report
 
 artifacts = typer.Typer(
     help="Published artifacts: list, show, compare, add, watch for, trace back, verify, remove.", no_args_is_help=True
@@ -120,7 +120,7 @@ def watch(
 
     Each is published with its iteration as soon as the run notes it in latest_checkpointed_iteration.txt, which
     Megatron-LM and Megatron-Bridge write behind a whole one. The run itself knows nothing of it: any run will do.
-    Files are linked, not copied. Until Ctrl-C.
+    Files are linked, not copied. Until Ctrl-C: what goes wrong is said, once, and looked at again.
 
     \b
     Examples:
@@ -134,12 +134,22 @@ def watch(
     if not folder.is_dir():
         raise UserError(f"no directory {folder}", "give the folder that the run saves to: checkpoint.save, or --save")
     registry = Registry.default()
+    said = ""
     while True:
-        checkpoint = register_checkpoint(folder, name, registry)
-        if checkpoint is not None:
-            typer.echo(f"{checkpoint.ref}: iteration {checkpoint.num_steps}")
-        elif once:
-            typer.echo(f"{folder}: no checkpoint that is new", err=True)
+        try:
+            checkpoint = register_checkpoint(folder, name, registry)
+        except UserError as error:
+            if once:
+                raise
+            if str(error) != said:
+                report(error)
+            said = str(error)
+        else:
+            said = ""
+            if checkpoint is not None:
+                typer.echo(f"{checkpoint.ref}: iteration {checkpoint.num_steps}")
+            elif once:
+                typer.echo(f"{folder}: no checkpoint that is new", err=True)
         if once:
             return
         time.sleep(every)

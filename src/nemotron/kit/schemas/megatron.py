@@ -7,6 +7,7 @@ field of the library says so. `tests/contracts/` checks all keys against the lib
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
@@ -357,6 +358,32 @@ def check_layout(parallel: ParallelConfig, dimensions: Dimensions, seq_length: i
         raise ValueError(
             f"{group}tensor_model_parallel_size {tensor} with experts: Megatron-Core trains so with "
             f"{group}sequence_parallel: true alone"
+        )
+
+
+def dimensions_of(model: str) -> Dimensions | None:
+    """Those of a model by its name or folder in Hugging Face layout, None where the name holds none of DIMENSIONS."""
+    name = re.sub(r"[^a-z0-9]+", "_", model.lower())
+    return next((dimensions for key, dimensions in DIMENSIONS.items() if key in name), None)
+
+
+def check_replicas(parallel: ParallelConfig, gpus: int, batch: int, micro_batch: int, group: str) -> None:
+    """ValueError where so many GPUs cannot be laid out so, or a batch cannot be dealt out to them.
+
+    Args:
+        batch: sequences an iteration, micro_batch: sequences a forward pass of a replica.
+        group: goes before the keys global_batch_size and micro_batch_size.
+    """
+    pipeline = parallel.pipeline_model_parallel_size
+    replica = parallel.tensor_model_parallel_size * pipeline * parallel.context_parallel_size
+    experts = parallel.expert_tensor_parallel_size * parallel.expert_model_parallel_size * pipeline
+    for name, size in (("TP x PP x CP", replica), ("ETP x EP x PP", experts)):
+        if gpus % size:
+            raise ValueError(f"{gpus} GPUs that train are no multiple of {name} = {size}")
+    if batch % (gpus // replica * micro_batch):
+        raise ValueError(
+            f"{group}global_batch_size {batch} is no multiple of {gpus // replica} replicas x {group}micro_batch_size "
+            f"{micro_batch}"
         )
 
 

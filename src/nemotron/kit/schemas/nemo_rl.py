@@ -9,13 +9,14 @@ has a default is machinery that all published runs set alike. Folders of checkpo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from nemo_runspec.errors import nearest
 from nemotron.kit.schemas.group import Group, RunConfig, Seed
-from nemotron.kit.schemas.megatron import ParallelConfig
+from nemotron.kit.schemas.megatron import Dimensions, ParallelConfig, check_layout, check_replicas, dimensions_of
 
 GYM_KINDS = ("resources_servers", "responses_api_models", "responses_api_agents")
 PRECISION = Literal["bfloat16", "float32"]
@@ -162,8 +163,20 @@ class TrainedPolicyConfig(Group):
     @model_validator(mode="after")
     def _divides(self) -> Self:
         layout = self.megatron_cfg
-        if 8 % layout.tensor_model_parallel_size:  # groups of Mamba's B and C, in every family
-            raise ValueError("megatron_cfg.tensor_model_parallel_size does not divide the 8 groups of Mamba")
+        tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+        dimensions = dimensions_of(self.model_name) or Dimensions(  # what is not known of a model counts as divided
+            blocks=pipeline, heads=tensor, mamba_heads=tensor * layout.context_parallel_size, groups=8,
+            experts=layout.expert_model_parallel_size, expert_width=layout.expert_tensor_parallel_size,
+        )  # fmt: skip
+        first, last = layout.num_layers_in_first_pipeline_stage, layout.num_layers_in_last_pipeline_stage
+        if ends := [blocks for blocks in (first, last) if blocks is not None]:
+            blocks, stages = dimensions.blocks - sum(ends), pipeline - len(ends)
+            if blocks < 0 or (blocks % stages if stages > 0 else blocks):
+                raise ValueError(
+                    f"megatron_cfg: {blocks} blocks are left for the {stages} other stages of the pipeline"
+                )
+            dimensions = replace(dimensions, blocks=pipeline)
+        check_layout(layout, dimensions, self.max_total_sequence_length, "megatron_cfg.")
         pad = (2 * layout.context_parallel_size if layout.context_parallel_size > 1 else 1) * (
             layout.tensor_model_parallel_size if layout.sequence_parallel else 1
         )
@@ -172,9 +185,12 @@ class TrainedPolicyConfig(Group):
                 f"make_sequence_length_divisible_by {self.make_sequence_length_divisible_by} is no multiple of {pad}: "
                 "2 x CP with CP above 1, times TP with sequence_parallel"
             )
-        if layout.sequence_parallel and layout.tensor_model_parallel_size == 1:
-            raise ValueError("megatron_cfg.sequence_parallel shares tokens among the GPUs of TP, and TP is 1")
         return self
+
+    def check_gpus(self, gpus: int) -> None:
+        """ValueError where so many GPUs cannot train in this layout and batch."""
+        batch, micro_batch = self.train_global_batch_size, self.train_micro_batch_size
+        check_replicas(self.megatron_cfg, gpus, batch, micro_batch, "policy.train_")
 
 
 # ---- policy.generation: vLLM
@@ -572,25 +588,8 @@ class GRPOMasterConfig(NemoRLConfig):
         engine = policy.generation.vllm_cfg.tensor_parallel_size * policy.generation.vllm_cfg.pipeline_parallel_size
         if gpus % engine:
             raise ValueError(f"{gpus} GPUs that generate are no multiple of vLLM's TP x PP = {engine}")
-        check_replicas(policy, nodes * self.cluster.gpus_per_node)
+        policy.check_gpus(nodes * self.cluster.gpus_per_node)
         return self
-
-
-def check_replicas(policy: TrainedPolicyConfig, gpus: int) -> None:
-    """ValueError where so many GPUs cannot be laid out so, or a batch cannot be dealt out to them."""
-    layout = policy.megatron_cfg
-    replica = layout.tensor_model_parallel_size * layout.pipeline_model_parallel_size * layout.context_parallel_size
-    experts = (
-        layout.expert_tensor_parallel_size * layout.expert_model_parallel_size * layout.pipeline_model_parallel_size
-    )
-    for name, size in (("TP x PP x CP", replica), ("ETP x EP x PP", experts)):
-        if gpus % size:
-            raise ValueError(f"{gpus} GPUs that train are no multiple of {name} = {size}")
-    if policy.train_global_batch_size % (gpus // replica * policy.train_micro_batch_size):
-        raise ValueError(
-            f"policy.train_global_batch_size {policy.train_global_batch_size} is no multiple of {gpus // replica} "
-            f"replicas x policy.train_micro_batch_size {policy.train_micro_batch_size}"
-        )
 
 
 # ---- DPO
@@ -657,5 +656,5 @@ class DPOMasterConfig(NemoRLConfig):
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:
-        check_replicas(self.policy, self.cluster.num_nodes * self.cluster.gpus_per_node)
+        self.policy.check_gpus(self.cluster.num_nodes * self.cluster.gpus_per_node)
         return self

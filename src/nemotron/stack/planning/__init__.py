@@ -1,1 +1,1 @@
-"""What a training at the published size would take: memory of a GPU, time, money. Closed forms, no torch."""
+"""What a training takes, in closed form. Read layout, memory, speed, rl_step, then reading and search."""

@@ -22,9 +22,11 @@ class Layout:
     """Sizes are those of Megatron's options.
 
     seq_len: tokens a sequence. global_batch: sequences an iteration. precision: of the matrix products, a key of a
-    GPU's `tflops`. virtual: stages that a GPU has of the pipeline. recompute: "full", or modules that are computed
-    again, as `recompute_modules` has them. gradient_bytes: of a value in the buffer of gradients: bf16, or
-    4 with `grad_reduce_in_fp32`. fsdp: weights and gradients are sliced as well.
+    GPU's `tflops`. matchers: glob of Megatron's names of modules -> another precision, the first one counts. bf16_ends:
+    so many blocks from the first and up to the last stay in BF16. virtual: stages that a GPU has of the pipeline.
+    recompute: "full", or modules that are computed again, as `recompute_modules` has them. gradient_bytes: of a value
+    in the buffer of gradients: bf16, or 4 with `grad_reduce_in_fp32`.
+    whole_graph: one CUDA graph has the whole iteration, experts included.
     """
 
     model: NemotronHConfig
@@ -33,11 +35,13 @@ class Layout:
     global_batch: int
     micro_batch: int = 1
     precision: str = "bf16"
+    matchers: tuple[tuple[str, str], ...] = ()
+    bf16_ends: tuple[int, int] = (0, 0)
     parallel: ParallelConfig = field(default_factory=lambda: ONE_GPU)
     virtual: int = 1
     recompute: tuple[str, ...] = ()
     gradient_bytes: int = 2
-    fsdp: bool = False
+    whole_graph: bool = False
 
     @property
     def tensor(self) -> int:

@@ -88,8 +88,7 @@ def state_bytes(layout: Layout, dense: float, experts: float) -> tuple[float, fl
     """Bytes of weights, gradients and optimiser of so many parameters on a GPU."""
     slices, expert_slices = layout.data * layout.context, layout.expert_data
     sliced = dense / slices + experts / expert_slices
-    whole = sliced if layout.fsdp else dense + experts
-    return BF16 * whole, layout.gradient_bytes * whole, STATE_BYTES * sliced
+    return BF16 * (dense + experts), layout.gradient_bytes * (dense + experts), STATE_BYTES * sliced
 
 
 def kept_bytes(layout: Layout, pattern: str) -> float:

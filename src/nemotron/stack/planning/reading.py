@@ -22,6 +22,12 @@ MODELS = {
     "nano2": PRESETS["nano2-12b"], "nano3": PRESETS["nano3-30b"], "super3": PRESETS["super3-120b"],
 }  # fmt: skip
 
+# first_last_layers_bf16 of megatron.bridge.training.mixed_precision (0.6.2): blocks at the start and at the end.
+BF16_ENDS = {
+    "bf16_with_fp8_current_scaling_mixed": (1, 1), "nemotron_h_bf16_with_fp8_current_scaling_mixed": (2, 2),
+    "nanov2_bf16_with_fp8_current_scaling_mixed": (2, 2), "nemotron_3_super_bf16_with_nvfp4_mixed": (0, 14),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Training:
@@ -65,9 +71,11 @@ def read_training(data: Mapping[str, Any], family: str) -> Training:
     nodes = run_env.get("num_nodes", run_env.get("nodes"))
     placed: dict[str, Any] = {"nodes": nodes, "gpus_per_node": run_env.get("gpus_per_node"), "embedded": embedded}
     replicas = group_at(data, "ddp") or group_at(data, "policy.megatron_cfg.distributed_data_parallel_config")
+    precision = str(data.get("mixed_precision") or group_at(data, "policy").get("precision") or "bf16")
     layout = Layout(
         model, 1, 1, 1,
-        precision=_precision(str(data.get("mixed_precision") or group_at(data, "policy").get("precision") or "bf16")),
+        precision=_precision(precision), matchers=_matchers(group_at(data, "model.quant_recipe")),
+        bf16_ends=BF16_ENDS.get(precision, (0, 0)),
         parallel=ONE_GPU if embedded else _parallel(megatron),
         recompute=_recompute(megatron),
         gradient_bytes=4 if replicas.get("grad_reduce_in_fp32") else 2,
@@ -148,6 +156,16 @@ def _recompute(values: Mapping[str, Any]) -> tuple[str, ...]:
 def _precision(name: str) -> str:
     """That of the matrix products in a recipe of Megatron-Bridge's `mixed_precision`."""
     return next((precision for precision in ("nvfp4", "mxfp8", "fp8") if precision in name), "bf16")
+
+
+def _matchers(recipe: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Glob -> precision of a `quant_recipe`; what names none is BF16."""
+    precisions = {
+        name: _precision(" ".join(str(value) for value in group_at(config, "training_recipe").values()))
+        for name, config in recipe.get("configs", {}).items()
+    }
+    matchers = recipe.get("matchers", {}).values()
+    return tuple((each["pattern"], precisions[each["config"]]) for each in matchers if each["enabled"])
 
 
 def group_at(data: Mapping[str, Any], path: str) -> dict[str, Any]:

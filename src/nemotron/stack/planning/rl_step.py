@@ -19,7 +19,7 @@ from nemotron.stack.models.published.memory import (
 )
 from nemotron.stack.models.published.parameters import count_parameters
 from nemotron.stack.planning.layout import Layout
-from nemotron.stack.planning.speed import Gpu, coefficients, token_parts
+from nemotron.stack.planning.speed import Gpu, coefficients, token_seconds
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ class RlStep:
 
 def training_seconds(step: RlStep, gpu: Gpu) -> float:
     """Forward and backward of all sequences, as in pretraining; log-probabilities are in the coefficient of RL."""
-    layout, fitted = step.training, coefficients("training")
-    token = sum(fitted[part] * seconds for part, seconds in token_parts(layout, gpu, host_bound=True).items())
+    layout = step.training
     micro_batches = max(1.0, step.sequences * step.mean_tokens / layout.seq_len / (layout.data * layout.micro_batch))
     bubble = (layout.pipeline - 1) / micro_batches
-    return token * step.sequences * step.mean_tokens / layout.gpus * (1 + bubble)
+    return token_seconds(layout, gpu) * step.sequences * step.mean_tokens / layout.gpus * (1 + bubble)
 
 
 def decoding_steps(step: RlStep) -> float:
@@ -61,15 +60,16 @@ def decoding_steps(step: RlStep) -> float:
 def decoding_memory_seconds(step: RlStep, gpu: Gpu) -> float:
     """What an engine reads in that time, at the data sheet's bandwidth."""
     model, count = step.training.model, count_parameters(step.training.model)
-    visited = 1 - (1 - model.num_experts_per_tok / model.n_routed_experts) ** step.in_engine
+    drawn = step.sequences * step.engine / step.generation_gpus * step.mean_tokens  # tokens, by one engine
+    together = max(1.0, drawn / decoding_steps(step))  # sequences in a decoding step: on-policy ever fewer
+    visited = 1 - (1 - model.num_experts_per_tok / model.n_routed_experts) ** together
     read = count.active_without_embedding - count.visited_experts + visited * count.routed_experts
     precision = "fp8" if "fp8" in step.training.precision else step.training.precision
     weights = decoding_steps(step) * read * BITS_PER_WEIGHT[precision] / 8
     # every token of a sequence reads the cache of those before it, half of its length on average, and reads and writes
     # the states of Mamba
     states = 2 * (ssm_state_bytes(model) + conv_state_bytes(model))
-    cached = step.mean_tokens * (step.mean_tokens / 2 * kv_cache_bytes_per_token(model) + states)
-    cache = step.sequences * step.engine / step.generation_gpus * cached
+    cache = drawn * (step.mean_tokens / 2 * kv_cache_bytes_per_token(model) + states)
     return (weights + cache) / (1e12 * gpu.hbm_tb_s * step.engine)
 
 

@@ -8,6 +8,7 @@ replica work t times as long on its tokens as the arithmetic of one token takes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from nemotron.stack.planning.memory import BF16, block_bytes, stage_parameters
 from nemotron.stack.training.flops import training_flops_per_token
 
 HERE = Path(__file__).parent
+Matchers = tuple[tuple[str, str], ...]
 MATMULS = {"bf16": "matmul", "fp8": "matmul", "mxfp8": "matmul", "nvfp4": "matmul_4bit"}
 # recompute_modules -> the blocks that it computes again whole; the other modules are small
 RECOMPUTED = {"moe": "E", "mlp": "-", "full": "M*E-"}
@@ -38,11 +40,6 @@ class Gpu:
     domain: int
     node: int
     tflops: dict[str, float]
-
-    @property
-    def is_hopper(self) -> bool:
-        """Whether it has no FP4."""
-        return "nvfp4" not in self.tflops
 
 
 @cache
@@ -78,45 +75,68 @@ def mtp_applications(model: NemotronHConfig) -> int:
     return model.mtp_num_layers if model.num_nextn_predict_layers else 0
 
 
-def token_parts(layout: Layout, gpu: Gpu, host_bound: bool | None = None) -> dict[str, float]:
-    """Seconds a token and GPU at the data sheet's rate, by part; `host` and `launch` count blocks instead.
-
-    Args:
-        host_bound: the CPU has to start every kernel of an `E` block, as before the containers of 2026-06, on Hopper
-            and in NeMo-RL; None: as the GPU of today.
-    """
+def token_parts(layout: Layout, gpu: Gpu) -> dict[str, float]:
+    """Seconds a token and GPU at the data sheet's rate, by part; `host` and `launch` count blocks instead."""
     model, pattern = layout.model, applied_pattern(layout.model)
-    again = {
-        symbol: 4 / 3 if any(symbol in RECOMPUTED.get(name, "") for name in layout.recompute) else 1
-        for symbol in "M*E-"
-    }
+    again = recomputation(layout.recompute)
     # ---- matrix products: 6 FLOPs a parameter and token, 2 of them in the forward pass
-    count = count_parameters(replace(model, hybrid_override_pattern=pattern))
-    moe = count.router + count.visited_experts + count.latent_projections + count.shared_experts
-    linear = 6.0 * sum(
-        again[symbol] * number
-        for symbol, number in (("M", count.mamba), ("*", count.attention), ("-", count.mlp), ("E", moe))
-    )
-    linear += 6.0 * mtp_applications(model) * count_mtp_parameters(model).mtp_projection
-    heads = 6.0 * (1 + mtp_applications(model)) * count.head
-    rate = {precision: 1e12 * flops * gpu.sustained for precision, flops in gpu.tflops.items()}
+    flops = block_flops(model, layout.precision, layout.matchers, layout.bf16_ends, layout.recompute)
+    head = 6.0 * count_parameters(model).head
+    bf16 = (1 + mtp_applications(model)) * head + again["*"] * attention_scores(model, pattern, layout.seq_len)
     matmuls = dict.fromkeys(MATMULS.values(), 0.0)
-    matmuls[MATMULS[layout.precision]] = linear / rate[layout.precision]
-    matmuls["matmul"] += (heads + again["*"] * attention_scores(model, pattern, layout.seq_len)) / rate["bf16"]
+    for precision, number in (*flops, ("bf16", bf16)):
+        matmuls[MATMULS[precision]] += number / (1e12 * gpu.tflops[precision] * gpu.sustained)
     # ---- what the blocks read and write beside that, in units of what they keep for the backward pass
     whole = replace(layout, parallel=ONE_GPU, recompute=())
     kept = {symbol: pattern.count(symbol) * again[symbol] * block_bytes(whole, symbol) for symbol in "M*E-"}
     memory = 1e12 * gpu.hbm_tb_s
     # ---- a micro-batch costs a fixed time a block, however few its tokens
     share = layout.tensor * layout.context / (layout.micro_batch * layout.seq_len)
-    slow = gpu.is_hopper if host_bound is None else host_bound
     return matmuls | {
         "mamba": kept["M"] / memory,
         "blocks": (kept["*"] + kept["E"] + kept["-"]) / memory,
         "network": tensor_seconds(layout, gpu) + context_seconds(layout, gpu) + expert_seconds(layout, gpu),
         "launch": len(pattern) * share,
-        "host": pattern.count("E") * share if slow else 0.0,
+        "host": 0.0 if layout.whole_graph else pattern.count("E") * share,
     }
+
+
+def recomputation(modules: tuple[str, ...]) -> dict[str, float]:
+    """Symbol of a block -> how often its work is done: a third more where its forward pass is repeated."""
+    return {s: 4 / 3 if any(s in RECOMPUTED.get(name, "") for name in modules) else 1.0 for s in "M*E-"}
+
+
+@cache
+def block_flops(
+    model: NemotronHConfig, precision: str, matchers: Matchers, bf16_ends: tuple[int, int], recompute: tuple[str, ...]
+) -> list[tuple[str, float]]:
+    """FLOPs of a token in the matrices of all blocks, forward and backward, by their precision; MTP's are BF16."""
+    again, last = recomputation(recompute), len(model.hybrid_override_pattern) - bf16_ends[1]
+    found = []
+    for index, symbol in enumerate(model.hybrid_override_pattern):
+        for name, number in matrices(model, symbol).items():
+            named = (chosen for glob, chosen in matchers if fnmatch(f"decoder.layers.{index}.{name}", glob))
+            chosen = next(named, precision) if bf16_ends[0] <= index < last else "bf16"
+            found.append((chosen, 6.0 * again[symbol] * number))
+    depths, mtp = mtp_applications(model), count_mtp_parameters(model)
+    blocks = sum(again[symbol] * sum(matrices(model, symbol).values()) for symbol in model.mtp_hybrid_override_pattern)
+    return [*found, ("bf16", depths * 6.0 * (blocks + mtp.mtp_projection))]
+
+
+@cache
+def matrices(model: NemotronHConfig, symbol: str) -> dict[str, int]:
+    """Parameters of a block that a token is multiplied with, by Megatron's name of the module."""
+    count = count_parameters(replace(model, hybrid_override_pattern=symbol))
+    out_proj = model.mamba_inner_size * model.hidden_size
+    return {
+        "M": {"mixer.in_proj": count.mamba - out_proj, "mixer.out_proj": out_proj},
+        "*": {"self_attention.linear_qkv": count.attention},  # linear_proj included
+        "-": {"mlp.linear_fc1": count.mlp},  # linear_fc2 included
+        "E": {
+            "mlp.router": count.router, "mlp.experts.linear_fc1": count.visited_experts,
+            "mlp.shared_experts.linear_fc1": count.shared_experts, "mlp.fc1_latent_proj": count.latent_projections,
+        },
+    }[symbol]  # fmt: skip
 
 
 def attention_scores(model: NemotronHConfig, pattern: str, seq_len: int) -> float:
@@ -168,9 +188,13 @@ def gradient_seconds(layout: Layout, gpu: Gpu) -> float:
     return shares * (dense + experts) * (layout.gradient_bytes + BF16) / link(gpu, layout.gpus)
 
 
-def iteration_seconds(layout: Layout, gpu: Gpu, host_bound: bool | None = None) -> float:
-    """Seconds of an iteration: work and the pipeline's bubble, or the sum of gradients where that takes longer."""
+def token_seconds(layout: Layout, gpu: Gpu) -> float:
+    """Seconds a token and GPU: the sum of its parts."""
     fitted = coefficients("training")
-    token = sum(fitted[part] * seconds for part, seconds in token_parts(layout, gpu, host_bound).items())
-    work = token * layout.tokens / layout.gpus * (1 + layout.bubble)
+    return sum(fitted[part] * seconds for part, seconds in token_parts(layout, gpu).items())
+
+
+def iteration_seconds(layout: Layout, gpu: Gpu) -> float:
+    """Seconds of an iteration: work and the pipeline's bubble, or the sum of gradients where that takes longer."""
+    work = token_seconds(layout, gpu) * layout.tokens / layout.gpus * (1 + layout.bubble)
     return max(work, gradient_seconds(layout, gpu))

@@ -11,8 +11,11 @@ from omegaconf import OmegaConf
 
 import nemotron.recipes.super3 as recipe
 from nemo_runspec.config.loader import load_config
+from nemotron.data_prep.rl.placeholders import PUBLISHED
 from nemotron.kit import chat
+from nemotron.kit.commands import command_for
 from nemotron.kit.schemas.difficulty import FAMILIES, RLVR_FAMILIES
+from nemotron.recipes.nano3.stage2_rl.blend_schema import BlendConfig
 from nemotron.recipes.nano3.stage2_rl.data_prep import _with_effort
 from nemotron.recipes.nano3.stage2_rl.data_schema import RLDataConfig
 from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
@@ -110,3 +113,14 @@ def test_a_share_of_the_prompts_asks_for_low_effort_and_stays_the_same_task() ->
         assert asking[family] == sum(after != before for before, after in zip(tasks, prompts, strict=True))
     assert 70 < asking["math"] < 130  # 5 % of 2,000, within three standard deviations
     assert asking["instruction_following"] == asking["tool_comparison"] == 0
+
+
+@pytest.mark.parametrize("stage", [*RLVR, *SWE, "rlhf"])
+def test_every_published_stage_has_the_published_prompts(stage: str) -> None:
+    """nvidia/Nemotron-RL-Super-Training-Blends has a file of that name for each; the last 100 rows are held out."""
+    blend = BlendConfig.model_validate(read(CONFIGS / "data_prep", stage))
+    assert blend.paths == [f"hf://datasets/nvidia/Nemotron-RL-Super-Training-Blends/{stage}.jsonl"]
+    assert blend.valid_rows == 100 and set(blend.references) <= set(PUBLISHED)
+    trained = read(CONFIGS / "rlhf", "default") if stage == "rlhf" else read(CONFIGS, stage)
+    assert blend.run.output == trained["run"]["data"]
+    assert command_for(trained["run"]["data"]) == f"nemotron super3 data prep rl -c {stage}"

@@ -25,7 +25,7 @@ NANO = Layout(PRESETS["nano3-30b"], 256, 8192, 3072)
         ({"context_parallel_size": 128}, "context_parallel_size 128 does not divide the 64 heads of Mamba"),
         ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size 2 with experts: .* sequence_parallel: true"),
         ({"sequence_parallel": True}, "sequence_parallel shares tokens among the GPUs of TP, and TP is 1"),
-        ({"pipeline_model_parallel_size": 13}, "256 GPUs are no multiple of TP x PP x CP = 13"),
+        ({"pipeline_model_parallel_size": 13}, "256 GPUs that train are no multiple of TP x PP x CP = 13"),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_reason(sizes: dict[str, int | bool], reason: str) -> None:

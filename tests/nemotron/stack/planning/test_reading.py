@@ -111,3 +111,22 @@ def test_a_number_that_is_missing_is_named() -> None:
     del config["train"]["micro_batch_size"]
     with pytest.raises(UserError, match=r"the config states no train\.micro_batch_size"):
         read_training(config, "super3")
+
+
+def test_which_matrices_have_another_precision() -> None:
+    """As phase1.yaml of Super 3 says it: mixed_precision for the last 14 blocks, quant_recipe for kinds of matrices."""
+    config = copy.deepcopy(BRIDGE)
+    config["model"]["quant_recipe"] = {
+        "configs": {
+            "bf16": {"training_recipe": {"fp8_quantization_recipe": None, "fp4_quantization_recipe": None}},
+            "mxfp8": {"training_recipe": {"fp8_quantization_recipe": "mxfp8", "fp4_quantization_recipe": None}},
+        },
+        "matchers": {
+            "attention": {"enabled": True, "pattern": "*.self_attention.*", "config": "bf16"},
+            "mamba_out": {"enabled": True, "pattern": "*.mixer.out_proj", "config": "mxfp8"},
+            "experts": {"enabled": False, "pattern": "*.experts.*", "config": "bf16"},
+        },
+    }
+    layout = read_training(config, "super3").layout
+    assert layout.matchers == (("*.self_attention.*", "bf16"), ("*.mixer.out_proj", "mxfp8"))
+    assert (layout.precision, layout.bf16_ends) == ("nvfp4", (0, 14))

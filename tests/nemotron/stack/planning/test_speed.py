@@ -1,48 +1,30 @@
-"""Parts of the time against closed forms; the fit against the published rows, half of which it has not seen."""
+"""Parts of the time against closed forms."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.published.presets import PRESETS
 from nemotron.stack.planning.layout import Layout, with_parallel
-from nemotron.stack.planning.published import Row, is_host_bound, layout_of, rl_halves, rows, throughput_halves
-from nemotron.stack.planning.references import REFERENCES
 from nemotron.stack.planning.rl_step import RlStep, decoding_memory_seconds, rl_parts, rl_seconds
 from nemotron.stack.planning.speed import (
     attention_scores,
-    coefficients,
     expert_seconds,
     gpus,
     iteration_seconds,
     tensor_seconds,
     token_parts,
 )
-from nemotron.stack.training.flops import training_flops_per_token
 
+LLAMA_8B = NemotronHConfig(  # a gated MLP of 14,336 has the matrices of one of 21,504 without a gate
+    hybrid_override_pattern="*-" * 32, hidden_size=4096, vocab_size=128_256, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, intermediate_size=21_504,
+)  # fmt: skip
 NANO = Layout(PRESETS["nano3-30b"], 16, 8192, 64)
 H100 = gpus()["h100"]
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    """benchmarks/plan_fit.py."""
-    pytest.importorskip("scipy")
-    path = Path(__file__).resolve().parents[4] / "benchmarks/plan_fit.py"
-    spec = importlib.util.spec_from_file_location("plan_fit", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-# ---- closed forms
 
 
 def test_attention_of_a_causal_sequence() -> None:
@@ -88,8 +70,7 @@ def test_an_iteration_is_never_shorter_than_the_sum_of_gradients() -> None:
 
 def test_weights_and_cache_of_decoding() -> None:
     """Llama 3.1 8B, one GPU, 64 sequences: its weights in 4,096 steps; for a token half of its sequence's cache."""
-    model = REFERENCES["LLAMA3.1_8B"]
-    step = RlStep(Layout(model, 8, 4096, 512), 512, 1000.0, 0, 8, 1)
+    step = RlStep(Layout(LLAMA_8B, 8, 4096, 512), 512, 1000.0, 0, 8, 1)
     read = 2 * (8.03e9 - 128256 * 4096)  # no row of the embedding but the token's
     cache = 64 * 1000 * 500 * (32 * 2 * 8 * 128 * 2)
     assert decoding_memory_seconds(step, H100) == pytest.approx((4096 * read + cache) / 3.35e12, rel=1e-3)
@@ -106,60 +87,41 @@ def test_decoding_reads_and_writes_the_states_of_mamba() -> None:
 
 
 def test_on_policy_alternates_and_off_policy_overlaps() -> None:
-    model = REFERENCES["LLAMA3.1_8B"]
-    on, off = (RlStep(Layout(model, 8, 4096, 512), 512, 1000.0, lag, 8, 1) for lag in (0, 1))
+    on, off = (RlStep(Layout(LLAMA_8B, 8, 4096, 512), 512, 1000.0, lag, 8, 1) for lag in (0, 1))
     parts = rl_parts(on, H100)
     assert rl_seconds(parts, 0) == pytest.approx(sum(parts.values()))
     parts = rl_parts(off, H100)
     assert rl_seconds(parts, 1) == pytest.approx(max(parts["training"], parts["generation"]) + parts["all else"])
 
 
-# ---- published rows
-
-
-def test_our_flops_a_token_are_those_of_the_page() -> None:
-    """Its TFLOP/s by its tokens/s. GPT OSS is left out: half of its attention has a window, and the page counts it in
-    two ways."""
-    for row in rows("throughput.csv"):
-        if row["model"] != "GPT OSS 120B":
-            page = float(row["tflops"]) * 1e12 / float(row["tokens_s_gpu"])
-            ours = training_flops_per_token(REFERENCES[row["model"]], int(row["seq"]))
-            assert ours == pytest.approx(page, rel=0.09), row
-
-
-@pytest.mark.parametrize(("halves", "least"), [(throughput_halves, 50), (rl_halves, 20)])
-def test_the_halves_share_no_row(halves: Callable[[], tuple[list[Row], list[Row]]], least: int) -> None:
-    fitted, held_out = halves()
-    assert len(fitted) + len(held_out) >= least and 0 <= len(fitted) - len(held_out) <= 1
-    assert not [row for row in fitted if row in held_out]
-    assert all(row["commit"] and row["page"].endswith(".md") for row in (*fitted, *held_out))
-
-
-def test_the_recorded_coefficients_are_the_fit(benchmark: ModuleType) -> None:
-    """To three digits, so that nobody turns them by hand."""
-    fit = benchmark.fit_throughput(throughput_halves()[0])
-    assert fit == pytest.approx(coefficients("training"), rel=5e-3)
-    assert benchmark.fit_rl(rl_halves()[0]) == pytest.approx(coefficients("rl"), rel=2e-2)
-
-
-def test_errors_of_the_rows_that_were_held_out(benchmark: ModuleType) -> None:
-    """As docs/guides/plan.md states them. A better fit may lower the bounds."""
-    off = sorted(
-        abs(predicted / float(row["tokens_s_gpu"]) - 1)
-        for row, predicted in benchmark.throughput_errors(throughput_halves()[1])
+def test_matrices_keep_the_precision_that_the_config_gives_them() -> None:
+    """Super 3 in NVFP4 (arXiv 2604.12374, table 3): attention, latent projections, MTP and 14 of 88 blocks in BF16,
+    output projections of Mamba in MXFP8."""
+    model, b200 = PRESETS["super3-120b"], gpus()["b200"]
+    table = (("*.self_attention.*", "bf16"), ("*_latent_proj", "bf16"), ("*.out_proj", "mxfp8"))
+    layout = Layout(model, 64, 8192, 512, precision="nvfp4", matchers=table, bf16_ends=(0, 14))
+    h, inner = 4096, 128 * 64
+    first, last = model.hybrid_override_pattern[:74], model.hybrid_override_pattern[74:]
+    in_proj = h * (2 * inner + 2 * 8 * 128 + 128) + 5 * (inner + 2 * 8 * 128) + 3 * 128 + inner
+    attention, latent = h * 128 * (2 * 32 + 2 * 2), 2 * h * 1024
+    experts, router = 22 * 2 * 1024 * 2688 + 2 * h * 5376, h * 512
+    four_bits = first.count("M") * in_proj + first.count("E") * (experts + router)
+    eight_bits = first.count("M") * inner * h
+    sixteen_bits = first.count("*") * attention + first.count("E") * latent
+    sixteen_bits += last.count("M") * (in_proj + inner * h) + last.count("*") * attention
+    sixteen_bits += last.count("E") * (experts + router + latent)
+    sixteen_bits += 2 * (attention + experts + router + latent + 2 * h * h)  # MTP, twice
+    sixteen_bits += 3 * h * 131_072  # the head, once more for each depth of MTP
+    scores = attention_scores(model, model.hybrid_override_pattern + 2 * "*E", 8192)
+    parts = token_parts(layout, b200)
+    power = 1e12 * b200.sustained
+    assert parts["matmul_4bit"] == pytest.approx(6 * four_bits / 9000 / power, rel=1e-6)
+    assert parts["matmul"] == pytest.approx(
+        (6 * eight_bits / 4500 + (6 * sixteen_bits + scores) / 2250) / power, rel=1e-6
     )
-    assert sum(off) / len(off) < 0.15 and off[len(off) // 2] < 0.09 and sum(error <= 0.15 for error in off) >= 17
-    off = sorted(abs(predicted / float(row["step_s"]) - 1) for row, predicted in benchmark.rl_errors(rl_halves()[1]))
-    assert sum(off) / len(off) < 0.21 and sum(error <= 0.15 for error in off) >= 5
 
 
-def test_the_guide_shows_every_row(benchmark: ModuleType) -> None:
-    guide = (Path(__file__).resolve().parents[4] / "docs/guides/plan.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in (*benchmark.throughput_table(), *benchmark.rl_table()) if line not in guide] == []
-
-
-def test_every_published_row_can_be_planned() -> None:
-    for row in rows("throughput.csv"):
-        layout = layout_of(row)
-        assert layout.data >= 1 and layout.micro_batches >= 1
-        assert iteration_seconds(layout, gpus()[row["gpu"].lower()], is_host_bound(row)) > 0
+def test_a_graph_of_the_whole_iteration_spares_the_cpu_its_work() -> None:
+    eager, graphed = (token_parts(replace(NANO, whole_graph=whole), H100) for whole in (False, True))
+    assert eager["host"] == pytest.approx(23 / 8192) and graphed["host"] == 0
+    assert eager | {"host": 0} == graphed

@@ -53,6 +53,7 @@ class QuantRecipe(Group):
 class ModelConfig(megatron.ModelConfig):
     """Fields of `HybridModelProvider`."""
 
+    init_method_std: float = Field(gt=0, description="standard deviation of the initial weights")
     quant_recipe: QuantRecipe | None = Field(
         None, description="matrices that are multiplied in another precision than `mixed_precision` says of their block"
     )

@@ -19,8 +19,9 @@ from models import machine
 from nemotron.kit import Checkpoint
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.stack.environments import generate_tasks
+from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.model import evaluate_model
-from nemotron.stack.evaluation.scoring import Evaluation, compare
+from nemotron.stack.evaluation.scoring import Evaluation
 from nemotron.stack.models import NemotronH
 
 

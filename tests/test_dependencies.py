@@ -27,7 +27,7 @@ IMPORTED_AS = {
 # Not imported by name: programs, plug-ins (of fsspec, pytest and trafilatura), and what another one was found to need.
 PROGRAMS = {"pytest_timeout", "pytest_xdist", "ruff", "mypy", "import_linter", "types_PyYAML", "types_jsonschema"}
 PLUG_INS = {"s3fs", "gcsfs", "lxml_html_clean", "leptonai"}
-BY_NAME = {"nemo_run", "mlflow", "wandb", "datasets", "hatchling"}  # not by an import statement
+BY_NAME = {"nemo_run", "mlflow", "wandb", "datasets", "hatchling", "accelerate"}  # not by an import statement
 
 
 def names(requirements: list[str]) -> list[str]:
@@ -88,8 +88,8 @@ def test_torch_is_in_the_extra_train_alone() -> None:
 @pytest.mark.parametrize(
     ("file", "extras"),
     [
-        ("constraints.txt", ("train", "curation", "hf", "wandb", "mlflow", "trackio", "tensorboard", "dev")),
-        ("constraints-cluster.txt", ("launch", "ray", "s3", "gs", "cluster", "train", "curation", "hf", "dev")),
+        ("constraints.txt", ("train", "curation", "hf", "eval", "wandb", "mlflow", "trackio", "tensorboard", "dev")),
+        ("constraints-cluster.txt", ("launch", "ray", "s3", "gs", "cluster", "train", "curation", "hf", "eval", "dev")),
     ],
 )
 def test_every_dependency_has_one_tested_version(file: str, extras: tuple[str, ...]) -> None:

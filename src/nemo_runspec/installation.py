@@ -24,6 +24,7 @@ _CLUSTER_EXTRAS = ("launch", "ray", "s3", "gs")
 # What scripts import at their top or list as dependencies, and the extra that brings it.
 _BROUGHT_BY = {
     "torch": "train",
+    "lm_eval": "eval",
     **dict.fromkeys(("warcio", "trafilatura", "py3langid", "scikit-learn", "openai"), "curation"),
 }
 

@@ -11,6 +11,7 @@ from nemo_runspec.cli import VERSION, run_app
 from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.env import env
+from nemotron.cli.commands.lm_eval import lm_eval
 from nemotron.cli.commands.models import models
 from nemotron.cli.commands.plan import plan
 from nemotron.cli.commands.runs import runs
@@ -41,6 +42,7 @@ for family in FAMILIES:
 app.add_typer(models, name="models")
 app.command("plan")(plan)
 app.add_typer(env, name="env")
+app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lm_eval)
 app.add_typer(artifacts, name="artifacts")
 app.add_typer(runs, name="runs")
 

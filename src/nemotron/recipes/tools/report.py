@@ -205,6 +205,20 @@ def score_charts(records: Records) -> list[Markup]:
     return [chart for chart in charts if chart]
 
 
+def at_k(records: Records) -> list[list[str]]:
+    """pass@k and majority@k of each model by k, a row a family and k: of how many samples a task has."""
+    by_role = {role: records.metrics["tasks"][role] for role in records.models}
+    rows = []
+    for family in [*records.metrics["baselines"], "mean"]:
+        entries = [each["mean"] if family == "mean" else each["families"][family] for each in by_role.values()]
+        for k in sorted({k for entry in entries for k in entry.get("pass_at_k", {})}, key=int):
+            row = [family, k]
+            for entry in entries:
+                row += [percent(entry.get(name, {}).get(k)) for name in ("pass_at_k", "majority_at_k")]
+            rows.append(row)
+    return rows
+
+
 def text_bits(records: Records) -> list[list[str]]:
     """Bits per byte of held-out text, a row a source: under every model, then base model and trigram on all of it."""
     metrics = records.metrics
@@ -298,6 +312,7 @@ def build_page(records: Records) -> str:
         curves=curves(records),
         score_charts=score_charts(records),
         columns=measured,
+        at_k=at_k(records),
         text=text_bits(records),
         spoken=spoken,
         dropped=dropped,

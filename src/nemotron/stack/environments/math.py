@@ -121,25 +121,31 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
     Raises:
         math_equality.UndecidedError: whether it does could not be found out; `families.verify` makes an error of it.
     """
+    given = answered(spec, answer)
     if "expected_answer" in spec:
-        return _verify_boxed(str(spec["expected_answer"]), last_boxed(answer))
+        return _verify_boxed(str(spec["expected_answer"]), given)
     expected = int(spec["result"])
-    match = _ANSWER.fullmatch(answer)
-    if match is None:
+    if given is None:
         return wrong("not an integer")
-    answered = int(match.group(1) or match.group(2))
-    return right() if answered == expected else wrong(f"{answered} is not {expected}")
+    return right() if int(given) == expected else wrong(f"{given} is not {expected}")
 
 
-def _verify_boxed(expected: str, boxed: str | None) -> Verdict:
-    answered = without_delimiters(boxed or "").removesuffix(".")
-    if not answered:
+def answered(spec: dict[str, Any], answer: str) -> str | None:
+    """What is compared of an answer: the integer, or the LaTeX in the box; None where it has none."""
+    if "expected_answer" in spec:
+        return without_delimiters(last_boxed(answer) or "").removesuffix(".") or None
+    match = _ANSWER.fullmatch(answer)
+    return None if match is None else str(int(match.group(1) or match.group(2)))
+
+
+def _verify_boxed(expected: str, given: str | None) -> Verdict:
+    if given is None:
         return wrong("no \\boxed{} with an answer at the end")
-    if _INTEGER.fullmatch(expected) and _INTEGER.fullmatch(answered):  # most answers; thousands of times as fast
-        is_equal = int(answered) == int(expected)
+    if _INTEGER.fullmatch(expected) and _INTEGER.fullmatch(given):  # most answers; thousands of times as fast
+        is_equal = int(given) == int(expected)
     else:
-        is_equal = answered == expected or math_equality.equal(expected, answered)
-    return right() if is_equal else wrong(f"{answered[:60]} is not {expected[:60]}")
+        is_equal = given == expected or math_equality.equal(expected, given)
+    return right() if is_equal else wrong(f"{given[:60]} is not {expected[:60]}")
 
 
 def without_delimiters(text: str) -> str:

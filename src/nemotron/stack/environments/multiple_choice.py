@@ -39,6 +39,7 @@ STRICT, LENIENT_BOXED, ANSWER_COLON = GRADING_MODES = (
     "lenient_boxed",
     "lenient_answer_colon",
 )
+_LETTER = re.compile(r"\(?([A-Z])[).:]?(?:\s+(\S+))?")
 _TEXT = re.compile(r"\\text\{(.*)\}", re.DOTALL)
 _BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"), ("$", "$"))
 _PHRASINGS: dict[str, tuple[str, ...]] = {
@@ -170,12 +171,25 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
         return right() if letter == expected else wrong(f"{letter} is not {expected}")
     letter, options = str(spec["letter"]), list(spec["options"])
     text = options[LETTERS.index(letter)]
-    match = re.fullmatch(r"\(?([A-Z])[).:]?(?:\s+(\S+))?", answer)
+    match = _LETTER.fullmatch(answer)
     if match is None:
         return wrong("not an option letter")
     if match.group(1) != letter:
         return wrong(f"{match.group(1)} is not {letter}")
     return right() if match.group(2) in (None, text) else wrong(f"option {letter} is {text}")
+
+
+def answered(spec: dict[str, Any], answer: str) -> str | None:
+    """What is compared of an answer: the letter of an option, with the text after it if it is not that of the option;
+    None where it has none."""
+    if "expected_answer" in spec:
+        return _published_letter(spec, answer)
+    match = _LETTER.fullmatch(answer)
+    if match is None:
+        return None
+    letter, text = match.groups()
+    known = dict(zip(LETTERS, spec["options"], strict=False))
+    return letter if text in (None, known.get(letter)) else f"{letter} {text}"
 
 
 def _published_letter(spec: Mapping[str, Any], answer: str) -> str | None:

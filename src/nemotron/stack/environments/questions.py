@@ -18,6 +18,7 @@ from nemotron.kit.schemas.environments import QUESTIONS as PREFIX
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 Match = Literal["exact", "contains", "regex", "choice"]
+_LETTER = re.compile(r"\(?([A-Z])(?:[).:,\s]|$)")
 
 
 def match_of(record: Mapping[str, Any], match: Match | None) -> Match:
@@ -86,12 +87,24 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
         case "regex":
             matches = any(re.search(each, answer) for each in answers)
         case "choice":
-            letter = re.match(r"\(?([A-Z])(?:[).:,\s]|$)", answer.strip())
+            letter = _LETTER.match(answer.strip())
             text = spec["options"][string.ascii_uppercase.index(answers[0])]
             matches = letter[1] == answers[0] if letter else said == _plain(text)
         case other:
             raise ValueError(f"unknown match {other!r}")
     return right() if matches else wrong(f"not {' or '.join(answers)}")
+
+
+def answered(spec: dict[str, Any], answer: str) -> str | None:
+    """What is compared of an answer: for `exact` its text but for case, blanks and a full stop, for `choice` the letter
+    of the option that it chooses; None where it has none."""
+    said = _plain(answer)
+    if spec["match"] == "exact":
+        return said or None
+    if letter := _LETTER.match(answer.strip()):
+        return letter[1]
+    letters = dict(zip(map(_plain, spec["options"]), string.ascii_uppercase, strict=False))
+    return letters.get(said)
 
 
 def _options(choices: Any) -> tuple[list[str], list[str]]:

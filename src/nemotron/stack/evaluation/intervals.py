@@ -79,6 +79,19 @@ def bootstrap_interval(strata: Sequence[np.ndarray], seed: int = 0, resamples: i
     return Interval(float(np.mean([values.mean() for values in kept])), float(low), float(high))
 
 
+def mean_interval(strata: Sequence[np.ndarray]) -> Interval:
+    """Bootstrap interval of the mean of the stratum means; Wilson's over all tasks where every one scored 0, or 1.
+
+    Resampling equal scores gives an interval of width 0, whatever their number.
+    """
+    kept = [scores[~np.isnan(scores)] for scores in strata]
+    for score in (0.0, 1.0):
+        if kept and all(len(scores) and np.all(scores == score) for scores in kept):
+            trials = sum(len(scores) for scores in kept)
+            return wilson_interval(int(score) * trials, trials)
+    return bootstrap_interval(strata)
+
+
 def paired_difference(
     before: Sequence[np.ndarray],
     after: Sequence[np.ndarray],

@@ -301,8 +301,10 @@ def score_tasks(
         for family in evaluation.families
     }
     for family, constant in constants.items():
-        score = evaluation.greedy(family).estimate
-        line = f"{family}: pass@1 {score:.3f} greedy, best constant answer {constant:.3f}"
+        line = f"{family}: pass@1 {evaluation.greedy(family).estimate:.3f} greedy"
+        if settings.samples > 1:
+            line += f", pass@{settings.samples} {evaluation.pass_at(settings.samples, [family]).estimate:.3f}"
+        line += f", best constant answer {constant:.3f}"
         StatusLine(sys.stderr).note(f"{label} {line}".strip())
     return {
         "tasks": evaluation.metrics(),

@@ -50,15 +50,20 @@ class Words:
         return [*self.before_key, key, *self.before_value, value, *self.after_value]
 
 
+def single_token_words(tokenizer: Tokenizer) -> list[tuple[str, int]]:
+    """Words of three letters or more that are one token with the space before them, with that token, sorted.
+
+    The byte-level alphabet writes a space as U+0120.
+    """
+    return sorted((t, index) for t, index in tokenizer.get_vocab().items() if re.fullmatch("\u0120[a-z]{3,}", t))
+
+
 def find_words(tokenizer: Tokenizer, count: int) -> Words:
-    """Words of three letters or more that are one token with the space before them: `count` keys, as many values.
+    """Words that are one token each: `count` keys, as many values.
 
     UserError: the tokenizer has fewer, or writes a fact otherwise than as its parts.
     """
-    # The byte-level alphabet writes a space as U+0120.
-    found = sorted(
-        (token, index) for token, index in tokenizer.get_vocab().items() if re.fullmatch("\u0120[a-z]{3,}", token)
-    )
+    found = single_token_words(tokenizer)
     if len(found) < 2 * count:
         raise UserError(
             f"{2 * count} words of one token are asked for, and the tokenizer has {len(found)}",

@@ -1,4 +1,4 @@
-"""pass@1 of a model on verifiable tasks, greedy and sampled, and the paired comparison of two models.
+"""pass@1 of a model on verifiable tasks, greedy and sampled, with pass@k and majority@k of the samples.
 
 The model is a callable, so everything here runs without one. Legend: T tasks, S samples a task.
 """
@@ -6,8 +6,8 @@ The model is a callable, so everything here runs without one. Legend: T tasks, S
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -28,13 +28,13 @@ from nemotron.stack.environments import (
     verify_all,
 )
 from nemotron.stack.evaluation.intervals import (
-    Difference,
     Interval,
     bootstrap_interval,
-    holm,
-    paired_difference,
+    mean_interval,
     wilson_interval,
 )
+from nemotron.stack.evaluation.pass_at_k import ks_of, majority_at_k, pass_at_k
+from nemotron.stack.evaluation.votes import has_votes, vote_of
 
 _VERIFIED_TOGETHER = 64  # responses between two looks for a signal; programs among them run side by side
 
@@ -114,11 +114,28 @@ class Evaluation:
 
     def sampled(self, family: str) -> Interval:
         """Sampled pass@1 of a family (mean over tasks of the mean over samples), tasks bootstrapped."""
-        return _mean_interval([_mean_over_samples(self.sampled_TS[self.rows(family)])])
+        return mean_interval([_mean_over_samples(self.sampled_TS[self.rows(family)])])
+
+    def pass_at(self, k: int, families: Sequence[str]) -> Interval:
+        """pass@k: mean over the families of the mean over their tasks, which are bootstrapped."""
+        strata = [self.sampled_TS[self.rows(family)] for family in families]
+        return mean_interval([np.array([pass_at_k(scores, k) for scores in scores_TS]) for scores_TS in strata])
+
+    def majority_at(self, k: int, family: str) -> Interval | None:
+        """majority@k of a family, as `pass_at`; None where answers cannot be compared with one another (`votes`)."""
+        rows = self.rows(family)
+        if not all(has_votes(self.tasks[row]) for row in rows):
+            return None
+        values = []
+        for row in rows:
+            texts = [completion.text for completion in self.sampled_completions[row]]
+            votes = [vote_of(self.tasks[row], text, self.prompt_format) for text in texts]
+            values.append(majority_at_k(votes, self.sampled_TS[row], k))
+        return mean_interval([np.array(values)])
 
     def mean(self, which: Literal["greedy", "sampled"]) -> Interval:
         """Mean over the families of pass@1, each family weighing the same, tasks bootstrapped within families."""
-        return _mean_interval(self.strata(which))
+        return mean_interval(self.strata(which))
 
     def entropy(self, family: str | None = None) -> float:
         """Entropy of the policy, nats a token, mean over all sampled tokens; nan without samples."""
@@ -139,7 +156,7 @@ class Evaluation:
             declared = {chat.function_of(tool)["name"] for tool in prompt_tools(self.tasks[row])}
             responses = [self.greedy_completions[row], *self.sampled_completions[row]]
             shares.append(sum(not declared.issuperset(response.called) for response in responses) / len(responses))
-        return _mean_interval([np.array(shares)])
+        return mean_interval([np.array(shares)])
 
     def error_rate(self) -> float:
         """Share of all responses that the verifiers could not decide."""
@@ -179,6 +196,9 @@ class Evaluation:
         if self.sampled_TS.shape[1]:
             entry |= {"sampled": sampled.estimate, "sampled_95": [sampled.low, sampled.high]}
             entry["entropy_nats_per_token"] = self.entropy(family)
+        if ks := ks_of(self.sampled_TS.shape[1]):
+            entry |= _by_k("pass_at_k", {k: self.pass_at(k, [family] if family else self.families) for k in ks})
+            entry |= _by_k("majority_at_k", {k: self.majority_at(k, family) if family else None for k in ks})
         entry["greedy_tokens"] = sum(completion.num_tokens for completion in greedy_completions) / max(1, len(rows))
         hallucinated = self.hallucinated_tool(family)
         entry |= {
@@ -210,46 +230,11 @@ class Evaluation:
         return records
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """`after - before` on the same tasks: of the mean over families, and of each family, Holm-corrected over them."""
-
-    mean: Difference
-    families: dict[str, Difference]
-
-    def worse(self, alpha: float = 0.05) -> list[str]:
-        """Families that lost, after correction for testing all of them at family-wise error `alpha`."""
-        return [name for name, d in self.families.items() if d.estimate < 0 and d.p_adjusted < alpha]
-
-    def metrics(self) -> dict[str, Any]:
-        """The comparison as plain JSON."""
-        return {
-            "mean": _difference_entry(self.mean),
-            "families": {name: _difference_entry(difference) for name, difference in self.families.items()},
-            "worse": self.worse(),
-        }
-
-
-def _difference_entry(difference: Difference) -> dict[str, Any]:
-    return {
-        "difference": difference.estimate,
-        "difference_95": [difference.low, difference.high],
-        "p": difference.p_value,
-        "p_holm": difference.p_adjusted,
-    }
-
-
-def _mean_interval(strata: Sequence[np.ndarray]) -> Interval:
-    """Bootstrap interval of the mean of the stratum means; Wilson's over all tasks where every one scored 0, or 1.
-
-    Resampling equal scores gives an interval of width 0, whatever their number.
-    """
-    kept = [scores[~np.isnan(scores)] for scores in strata]
-    for score in (0.0, 1.0):
-        if kept and all(len(scores) and np.all(scores == score) for scores in kept):
-            trials = sum(len(scores) for scores in kept)
-            return wilson_interval(int(score) * trials, trials)
-    return bootstrap_interval(strata)
+def _by_k(name: str, intervals: Mapping[int, Interval | None]) -> dict[str, Any]:
+    """The estimates by k, and their intervals; nothing where there are none."""
+    known = {str(k): interval for k, interval in intervals.items() if interval is not None}
+    estimates = {k: interval.estimate for k, interval in known.items()}
+    return {name: estimates, f"{name}_95": {k: [i.low, i.high] for k, i in known.items()}} if known else {}
 
 
 def _mean_over_samples(scores_TS: np.ndarray) -> np.ndarray:
@@ -345,17 +330,3 @@ def evaluate_tasks(
             f"first: {next(errors)}",
         )
     return evaluation
-
-
-def compare(before: Evaluation, after: Evaluation, which: Literal["greedy", "sampled"]) -> Comparison:
-    """Paired comparison of two models on the same tasks in the same order; anything else raises ValueError."""
-    if [task.canonical for task in before.tasks] != [task.canonical for task in after.tasks]:
-        raise ValueError("the two evaluations hold different tasks")
-    first, second = before.strata(which), after.strata(which)
-    single = [paired_difference([a], [b]) for a, b in zip(first, second, strict=True)]
-    adjusted = holm([difference.p_value for difference in single])
-    families = {
-        family: replace(difference, p_adjusted=p)
-        for family, difference, p in zip(before.families, single, adjusted, strict=True)
-    }
-    return Comparison(paired_difference(first, second), families)

@@ -34,9 +34,19 @@ def tasks(greedy: float, sampled: float | None) -> dict[str, Any]:
     return {"mean": entry(greedy, sampled), "families": families}
 
 
+def sampled_tasks(greedy: float, sampled: float, pass_at: dict[str, float], **others: Any) -> dict[str, Any]:
+    scores = tasks(greedy, sampled)
+    scores["families"]["math"] |= {"pass_at_k": pass_at, **others}
+    return scores
+
+
 METRICS: dict[str, Any] = {
     "models": {"base": "nano3-pretrain-model-t", "sft": "nano3-sft-model-t", "rl": "nano3-rl-model-t"},
-    "tasks": {"base": tasks(0.08, None), "sft": tasks(0.71, 0.6), "rl": tasks(0.83, 0.77)},
+    "tasks": {
+        "base": tasks(0.08, None),
+        "sft": sampled_tasks(0.71, 0.6, {"2": 0.512, "16": 0.623}),
+        "rl": sampled_tasks(0.83, 0.77, {"2": 0.612, "16": 0.723}, majority_at_k={"2": 0.434, "16": 0.545}),
+    },
     "baselines": {
         "math": {"constant": 0.031, "nearest_neighbour": 0.052, "seen_fraction": 0.0123},
         "multiple_choice": {"constant": 0.27, "nearest_neighbour": None, "seen_fraction": None},
@@ -55,6 +65,7 @@ METRICS: dict[str, Any] = {
     },
     "text": {"base": {"stdlib_code": 2.01}, "sft": {"stdlib_code": 2.3}, "rl": {"stdlib_code": 2.41}},
     "pretrain_text": {"stdlib_code": {"bits_per_byte": 2.044, "trigram_bits_per_byte": 2.613}},
+    "ruler": {"rl": {"256": {"niah_multikey_1": {"recall": 0.456, "recall_95": [0.345, 0.567], "chance": 0.25}}}},
     "generations": [
         {
             "family": "math",
@@ -180,6 +191,12 @@ def test_scores_with_intervals_baselines_and_differences_are_shown(registry: Reg
         "on off 16 SFT 71.0 10.0 tokens 12.3 4.5 tokens – RLVR 83.0 10.0 tokens 34.5 3.8 tokens 23.4 9.2 tokens" in text
     )
     assert "stdlib_code 2.010 2.300 2.410 2.044 2.613" in text
+
+
+def test_several_samples_are_shown_by_k(registry: Registry) -> None:
+    text = read(registry).text
+    assert "math 2 – – 51.2 – 61.2 43.4 math 16 – – 62.3 – 72.3 54.5" in text
+    assert "task tokens chance RLVR niah_multikey_1 256 25.0 45.6 34.5 – 56.7" in text
 
 
 def test_bands_and_the_headline_tell_what_is_outside(registry: Registry) -> None:

@@ -18,7 +18,8 @@ from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES as FAMILIES
 from nemotron.kit.stop import StopRequested
 from nemotron.stack.environments import Task, Verdict, generate_tasks, prompt_tools
 from nemotron.stack.evaluation import scoring
-from nemotron.stack.evaluation.scoring import Completion, GenerateFn, compare, evaluate_tasks, prompt_text
+from nemotron.stack.evaluation.comparison import compare
+from nemotron.stack.evaluation.scoring import Completion, GenerateFn, evaluate_tasks, prompt_text
 
 TASKS = [task for family in FAMILIES for task in generate_tasks(family, "eval", 40)]
 
@@ -104,6 +105,23 @@ def test_a_tool_is_hallucinated_where_the_prompt_does_not_declare_it() -> None:
 def test_without_samples_only_greedy_is_reported() -> None:
     evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, template="nano3", samples=0)
     assert "sampled" not in evaluation.metrics()["mean"] and math.isnan(evaluation.entropy())
+
+
+def test_pass_and_majority_of_several_samples_are_published_with_intervals() -> None:
+    evaluation = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, template="nano3", samples=4)
+    metrics = evaluation.metrics()
+    right_T = evaluation.sampled_TS[:40].sum(1)  # of math
+    at_4 = metrics["families"]["math"]["pass_at_k"]
+    assert list(at_4) == ["2", "4"] and at_4["4"] == (right_T > 0).mean()
+    assert at_4["2"] == pytest.approx(np.mean([1 - math.comb(4 - int(c), 2) / 6 for c in right_T]))
+    low, high = metrics["families"]["math"]["pass_at_k_95"]["4"]
+    assert low < at_4["4"] < high
+    assert metrics["mean"]["pass_at_k"]["4"] == pytest.approx((evaluation.sampled_TS.sum(1) > 0).mean())
+    # "no" is no answer, so one right answer of four is the majority
+    assert metrics["families"]["math"]["majority_at_k"] == at_4
+    assert all("majority_at_k" not in metrics["families"][family] for family in FAMILIES[2:])
+    single = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, template="nano3", samples=1)
+    assert "pass_at_k" not in single.metrics()["mean"]
 
 
 def test_reasoning_that_is_never_closed_is_wrong_though_it_holds_the_answer() -> None:

@@ -37,8 +37,9 @@ from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.recipes.nano2.stage1_sft.evaluation import FAMILIES, MODES
 from nemotron.stack.compression.search import inference_bytes
 from nemotron.stack.environments import Task
+from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks
-from nemotron.stack.evaluation.scoring import Evaluation, compare
+from nemotron.stack.evaluation.scoring import Evaluation
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.lanes import Lanes
 

@@ -57,9 +57,10 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import load_environments, verifiable_families, verify_all
+from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.intervals import bootstrap_interval
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, stop_token_ids
-from nemotron.stack.evaluation.scoring import Evaluation, compare, prompt_text
+from nemotron.stack.evaluation.scoring import Evaluation, prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.dialogue import Dialogue

@@ -28,12 +28,13 @@ The models are those of the recipe's stages and, in `run.models`, any others. Wh
 record: whether it knows a chat template, whether it reasons, which data it has seen. `questions` are files of your own,
 beside the generated tasks or in their place.
 
-For each model: pass@1, greedy and sampled at temperature 1, of families of verifiable tasks, with 95 % intervals;
-greedy also with reasoning off, and cut after so many tokens (`tasks.reasoning_budgets`); and bits per byte on held-out
-text. Beside them what understanding nothing would score: the best constant answer, and the answer of the most similar
-training task; and an upper bound on the share of all possible tasks that training saw: those that its data list. Models
-are compared in pairs, task by task, with Holm's correction over the families. The numbers are published, then held
-against `bands`: outside them the exit code is 1.
+For each model: pass@1, greedy and sampled at temperature 1, of families of verifiable tasks, with 95 % intervals, and
+pass@k and majority@k of the samples; greedy also with reasoning off, and cut after so many tokens
+(`tasks.reasoning_budgets`); bits per byte on held-out text; RULER's tasks where `ruler.lengths` names some. Beside them
+what understanding nothing would score: the best constant answer, and the answer of the most similar training task; and
+an upper bound on the share of all possible tasks that training saw: those that its data list. Models are compared in
+pairs, task by task, with Holm's correction over the families. The numbers are published, then held against `bands`:
+outside them the exit code is 1. docs/guides/evaluation.md says what each number means.
 
 Simplified against the paper (tech report, arXiv 2512.20848, section 4 and table 2): its benchmarks need models of its
 size; these tasks have the same shapes (math, multiple choice, instruction following, structured output, code, tools)
@@ -65,6 +66,7 @@ from nemotron.kit import Model, PretrainBlend, Results, Run, open_run, print_com
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import iterate, walk
+from nemotron.kit.schemas.evaluation import RulerConfig
 from nemotron.kit.schemas.questions import Questions
 from nemotron.kit.stop import stop_at_once
 from nemotron.recipes.nano3.stage3_eval.bands import check_bands
@@ -72,9 +74,11 @@ from nemotron.recipes.nano3.stage3_eval.schema import EvalConfig, TasksConfig, T
 from nemotron.recipes.nano3.stage3_eval.table import format_table
 from nemotron.stack.environments import Task, questions, read_tasks, runs_programs, verifiable_families
 from nemotron.stack.evaluation.baselines import score_baselines
+from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, reasoning_budget
-from nemotron.stack.evaluation.scoring import Evaluation, compare
+from nemotron.stack.evaluation.ruler_score import score_ruler
+from nemotron.stack.evaluation.scoring import Evaluation
 from nemotron.stack.models import NemotronH
 from nemotron.stack.quantization.export import load_model
 from nemotron.stack.training.loaders import held_out_documents
@@ -99,22 +103,24 @@ class Asked:
     tasks: TasksConfig
     questions: Questions
     text: TextConfig
+    ruler: RulerConfig
     pretrain_data: str | None
     processes: int
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model on the tasks, with less reasoning by the name of the control, and its bits per byte of each source."""
+    """A model on the tasks, with less reasoning by the name of the control; bits per byte; recall in long text."""
 
     evaluation: Evaluation
     reasoning: dict[str, Evaluation]
     text: dict[str, float]
+    ruler: dict[str, dict[str, dict[str, Any]]]
 
     def with_tasks(self, tasks: list[Task]) -> Measured:
         """The same with these as its tasks."""
         controlled = {control: replace(evaluation, tasks=tasks) for control, evaluation in self.reasoning.items()}
-        return Measured(replace(self.evaluation, tasks=tasks), controlled, self.text)
+        return Measured(replace(self.evaluation, tasks=tasks), controlled, self.text, self.ruler)
 
 
 def main() -> None:
@@ -127,7 +133,7 @@ def main() -> None:
     families = verifiable_families(cfg.tasks.families, cfg.tasks.sandbox)
     cfg = cfg.model_copy(update={"tasks": cfg.tasks.model_copy(update={"families": families})})
     processes = 1 if torch.cuda.is_available() else cfg.processes
-    asked = Asked(cfg.tasks, cfg.questions, cfg.text, cfg.run.pretrain_data, processes)
+    asked = Asked(cfg.tasks, cfg.questions, cfg.text, cfg.ruler, cfg.run.pretrain_data, processes)
     tasks = tasks_of(asked)
     if not tasks:
         raise UserError("nothing to evaluate on: tasks.per_family is 0, and there are no questions")
@@ -176,6 +182,7 @@ def main() -> None:
             "not_run": [family for family in configured.tasks.families if family not in families],
             "sandbox": cfg.tasks.sandbox if runs_programs(cfg.tasks.families) else None,
             "text": {role: each.text for role, each in measured.items()},
+            "ruler": {role: each.ruler for role, each in measured.items() if each.ruler},
             "pretrain_text": stated or {},  # of the base model on all held-out text, beside the trigram's
             "acceptance_length": stated_in(cfg.run.healed_results).get("acceptance_length", {}),
             "quantization": {
@@ -284,13 +291,18 @@ def measure(artifact: Model, asked: Asked) -> Measured:
         )  # fmt: skip
 
     template, reasons = artifact.template, artifact.reasoning is not False
+    long_text = dict[str, dict[str, dict[str, Any]]]()
+    if asked.ruler.lengths:  # first: what cannot be asked is refused soon
+        held_out = held_out_documents(PretrainBlend.load(asked.pretrain_data).path) if asked.pretrain_data else {}
+        documents = [document for several in held_out.values() for document in several]
+        long_text = score_ruler(model, artifact.path, documents, asked.ruler, template=template, thinking=reasons)
     evaluation = score(asked.tasks.base_samples if template is None else asked.tasks.samples, thinking=reasons)
     controlled: dict[str, Evaluation] = {}
     if template is not None and reasons:
         controlled = {str(budget): score(0, True, budget) for budget in asked.tasks.reasoning_budgets}
         if asked.tasks.reasoning_off and load_template(template).has_switch("enable_thinking"):
             controlled["off"] = score(0, thinking=False)
-    return Measured(evaluation, controlled, score_text(asked, artifact, model)).with_tasks([])
+    return Measured(evaluation, controlled, score_text(asked, artifact, model), long_text).with_tasks([])
 
 
 def score_text(asked: Asked, artifact: Model, model: NemotronH) -> dict[str, float]:

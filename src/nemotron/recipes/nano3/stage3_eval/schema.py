@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from nemotron.kit.schemas.evaluation import ResponsesConfig
+from nemotron.kit.schemas.evaluation import ResponsesConfig, RulerConfig
 from nemotron.kit.schemas.group import MODEL, PRETRAIN_BLEND, RL_PROMPTS, SFT_PACK, Group, RunConfig
 from nemotron.kit.schemas.questions import Questions
 
@@ -174,4 +174,5 @@ class EvalConfig(Group):
         1, ge=1, description="models evaluated at once without a GPU, each in a process with its share of the cores"
     )
     text: TextConfig = Field(default_factory=TextConfig)
+    ruler: RulerConfig = Field(default_factory=RulerConfig)
     bands: BandsConfig = Field(default_factory=BandsConfig)

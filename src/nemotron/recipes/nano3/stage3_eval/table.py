@@ -11,8 +11,9 @@ from nemotron.recipes.nano3.stage3_eval.bands import BandCheck
 def format_table(metrics: dict[str, Any]) -> str:
     """All of `metrics` that fits a terminal: scores a family and model, baselines, differences, text, bands."""
     roles = list(metrics["models"])
-    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled"), _reasoning(metrics)]
-    parts += [_hallucinated(metrics, roles), _differences(metrics), _text(metrics, roles)]
+    parts = [_scores(metrics, roles, "greedy"), _scores(metrics, roles, "sampled")]
+    parts += [_at_k(metrics, roles, "pass"), _at_k(metrics, roles, "majority"), _reasoning(metrics)]
+    parts += [_hallucinated(metrics, roles), _differences(metrics), _text(metrics, roles), _ruler(metrics)]
     parts += [_drafts(metrics), _quantization(metrics), _bands(metrics)]
     return "\n\n".join(part for part in parts if part)
 
@@ -52,6 +53,24 @@ def _scores(metrics: dict[str, Any], roles: list[str], which: str) -> str:
         rows.append(row)
     temperature = "greedy" if which == "greedy" else "sampled at temperature 1"
     return _aligned(f"pass@1 in %, {temperature}, with 95 % interval", rows)
+
+
+def _at_k(metrics: dict[str, Any], roles: list[str], which: str) -> str:
+    """pass@k or majority@k of all samples of a task; the smaller k are in the results alone."""
+    name = f"{which}_at_k"
+    roles = [role for role in roles if any(name in entry for entry in metrics["tasks"][role]["families"].values())]
+    if not roles:
+        return ""
+    # A model without chat template may have been asked for fewer samples than the others.
+    last = {role: str(metrics["tasks"][role]["samples"]) for role in roles}
+    rows = [["family", *(f"{role} @{last[role]}" for role in roles)]]
+    for family in [*metrics["baselines"], "mean"]:
+        scores = [metrics["tasks"][role] for role in roles]
+        entries = [each["mean"] if family == "mean" else each["families"][family] for each in scores]
+        if any(name in entry for entry in entries):
+            cells = [(entry[name][k], *entry[f"{name}_95"][k]) for entry, k in zip(entries, last.values(), strict=True)]
+            rows.append([family, *(f"{_share(at)} [{_share(low)}, {_share(high)}]" for at, low, high in cells)])
+    return _aligned(f"{which}@k in %, of all samples, with 95 % interval", rows)
 
 
 def _reasoning(metrics: dict[str, Any]) -> str:
@@ -123,6 +142,19 @@ def _text(metrics: dict[str, Any], roles: list[str]) -> str:
             row.append(f"{whole[key]:.3f}" if key in whole else "-")
         rows.append(row)
     return _aligned("bits per byte on held-out text", rows)
+
+
+def _ruler(metrics: dict[str, Any]) -> str:
+    """Recall of each of RULER's tasks by length, beside that of naming candidates at random."""
+    by_role = metrics.get("ruler", {})
+    rows = [["task", "tokens", "chance", *by_role]]
+    for length, tasks in next(iter(by_role.values()), {}).items():
+        for task in tasks:
+            entries = [scores[length][task] for scores in by_role.values()]
+            cells = [(entry["recall"], *entry["recall_95"]) for entry in entries]
+            shown = [f"{_share(recall)} [{_share(low)}, {_share(high)}]" for recall, low, high in cells]
+            rows.append([task, length, _share(entries[0]["chance"]), *shown])
+    return _aligned("RULER: recall in %, greedy, with 95 % interval", rows) if len(rows) > 1 else ""
 
 
 def _drafts(metrics: dict[str, Any]) -> str:

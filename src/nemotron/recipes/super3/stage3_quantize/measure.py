@@ -11,8 +11,9 @@ from typing import Any
 from nemotron.kit import QuantizedModel
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.stack.compression.distillation import Recovery, measure_recovery
+from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks
-from nemotron.stack.evaluation.scoring import Evaluation, compare
+from nemotron.stack.evaluation.scoring import Evaluation
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import PackedLoader
 

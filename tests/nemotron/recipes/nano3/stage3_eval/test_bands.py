@@ -176,3 +176,28 @@ def test_the_table_shows_hallucinated_tools_where_there_are_any(metrics: dict[st
             entry |= {"hallucinated_tool": rate, "hallucinated_tool_95": [rate / 2, rate * 2]}
     table = format_table(metrics)
     assert "does not declare" in table and "25.0 [12.5, 50.0]" in table and "12.5 [6.2, 25.0]" in table
+
+
+def test_the_table_shows_pass_and_majority_of_all_samples(metrics: dict[str, Any]) -> None:
+    for role in ("sft", "rl"):
+        scores = metrics["tasks"][role]
+        scores["samples"] = 4
+        for entry in (scores["mean"], *scores["families"].values()):
+            entry |= {"pass_at_k": {"2": 0.1, "4": 0.75}, "pass_at_k_95": {"2": [0.0, 0.2], "4": [0.5, 0.875]}}
+    metrics["tasks"]["rl"]["families"]["math"] |= {"majority_at_k": {"4": 0.625}, "majority_at_k_95": {"4": [0.5, 0.7]}}
+    metrics["tasks"]["sft"]["families"]["math"] |= {"majority_at_k": {"4": 0.25}, "majority_at_k_95": {"4": [0.1, 0.4]}}
+    lines = [" ".join(line.split()) for line in format_table(metrics).splitlines()]
+    assert lines.count("family sft @4 rl @4") == 2
+    assert [line.split()[0] for line in lines if "75.0 [50.0, 87.5] 75.0 [50.0, 87.5]" in line] == [
+        "math",
+        "if",
+        "mean",
+    ]
+    assert "math 25.0 [10.0, 40.0] 62.5 [50.0, 70.0]" in lines
+
+
+def test_the_table_shows_recall_in_long_text_beside_chance(metrics: dict[str, Any]) -> None:
+    entry = {"recall": 0.75, "recall_95": [0.5, 0.875], "chance": 0.125, "tokens": 250.0}
+    metrics["ruler"] = {"sft": {"256": {"qa": entry}}, "rl": {"256": {"qa": {**entry, "recall": 0.8125}}}}
+    lines = [" ".join(line.split()) for line in format_table(metrics).splitlines()]
+    assert "task tokens chance sft rl" in lines and "qa 256 12.5 75.0 [50.0, 87.5] 81.2 [50.0, 87.5]" in lines

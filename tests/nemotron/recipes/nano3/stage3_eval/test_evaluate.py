@@ -95,6 +95,9 @@ def test_untrained_models_are_published_and_outside_the_bands(environment: dict[
     for line, (control, scores) in zip(lines[first + 1 :], controls.items(), strict=False):
         assert control in line and line.split()[-1] == f"{scores['mean']['greedy_tokens']:.1f}"
     assert {"base", "sft", "rl"} < set(metrics["generations"][0])
+    math = metrics["tasks"]["rl"]["families"]["math"]
+    assert list(math["pass_at_k"]) == list(math["majority_at_k"]) == ["2"]
+    assert "pass@k in %" in done.stderr and "majority@k in %" in done.stderr and "RULER" not in done.stderr
     assert "OUTSIDE" in done.stderr and done.stderr.count("error:") == 1
     assert "sft.greedy_mean" in done.stderr.splitlines()[-1]
 
@@ -102,12 +105,17 @@ def test_untrained_models_are_published_and_outside_the_bands(environment: dict[
 @pytest.mark.slow
 def test_models_measured_side_by_side_have_the_numbers_of_one_after_the_other(environment: dict[str, str]) -> None:
     numbers = []
+    words = ["ruler.lengths=[500, 600]", "ruler.tasks=[variable_tracking, frequent_words]", "ruler.per_task=2"]
     for processes in (1, 2):
-        done = evaluate(environment, f"processes={processes}", f"run.results=in-{processes}")
+        done = evaluate(environment, f"processes={processes}", f"run.results=in-{processes}", *words)
         assert done.returncode == 1 and "OUTSIDE" in done.stderr, done.stderr
         folder = Path(environment["RUNSPEC_ARTIFACTS_ROOT"]) / f"in-{processes}" / "1"
         numbers.append(json.loads((folder / "artifact.json").read_text())["metrics"])
     assert numbers[0] == numbers[1]
+    for scores in numbers[0]["ruler"].values():
+        assert list(scores) == ["500", "600"] and list(scores["600"]) == ["variable_tracking", "frequent_words"]
+        assert 450 < scores["600"]["variable_tracking"]["tokens"] <= 600 - 64
+    assert list(numbers[0]["ruler"]) == ["base", "sft", "rl"] and "RULER: recall in %" in done.stderr
 
 
 @pytest.mark.slow

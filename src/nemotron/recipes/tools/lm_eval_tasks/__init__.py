@@ -1,0 +1,1 @@
+"""Our verifiable tasks as tasks of lm-eval: the folder for its `--include_path`."""

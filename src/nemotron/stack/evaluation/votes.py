@@ -1,0 +1,31 @@
+"""Answers that are compared with one another: which tasks have such, and the form in which they are compared."""
+
+from __future__ import annotations
+
+from nemotron.stack.environments import Task, answer_of, math, multiple_choice, plain_answer, prompt_tools, questions
+
+
+def has_votes(task: Task) -> bool:
+    """Whether samples of a task can vote: it has one short answer. Programs, calls and free text have none."""
+    if task.environment is not None or prompt_tools(task):
+        return False
+    if task.family.startswith(questions.PREFIX):
+        return task.spec["match"] in ("exact", "choice")
+    return task.family in (math.FAMILY, multiple_choice.FAMILY)
+
+
+def vote_of(task: Task, response: str, prompt_format: str) -> str | None:
+    """The answer in a response as the verifier compares it; None where there is none.
+
+    `prompt_format`: that of the evaluation (`scoring.Evaluation`), which says where in a response the answer stands.
+    Published mathematics is compared as text without its delimiters, since each pair takes math-verify a while.
+    """
+    if prompt_format == "plain":
+        answer = plain_answer(response, task.family)
+    else:
+        answer = answer_of(response, thinking=prompt_format == "chat")
+    if task.family.startswith(questions.PREFIX):
+        return questions.answered(task.spec, answer)
+    return (
+        math.answered(task.spec, answer) if task.family == math.FAMILY else multiple_choice.answered(task.spec, answer)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -199,6 +200,24 @@ def test_a_data_stage(fork: Fork) -> None:
     with pytest.raises(AssertionError, match="make it: nemotron nano3 data select -c smoke"):
         fork.run("nemotron nano3 data prep pretrain -c smoke")
     lint(fork)
+
+
+@pytest.mark.slow
+def test_a_project(fork: Fork) -> None:
+    printed = fork.do("A project of your own")["nemotron fork nano3 mymodel"]
+    assert all(f"`{command}`" in PAGE.read_text() for command in printed.splitlines()[:3])
+    assert fork.changed() == set() and (fork.work / "mymodel/src/mymodel/commands/sft.py").is_file()
+
+
+@pytest.mark.slow
+def test_an_environment(fork: Fork) -> None:
+    shown = fork.do("An environment and a reward of your own")["nemotron runs show nano3/rl"]
+    assert fork.changed() == set()  # one file, which is the user's
+    assert "reward_sorting" in shown and "reward_math" in shown and "reward_code_generation" not in shown
+    environment = runpy.run_path(str(fork.work / "sorting.py"))["Sorting"]()
+    spec = {"right": ["1", "20", "33", "40"]}
+    rewards = [environment.verify_answer(spec, text) for text in ("1 20 33 40", "1, 20, 40, 33", "40 33 1 20", "1 20")]
+    assert rewards == [1.0, 0.5, 0.0, False]
 
 
 @pytest.mark.slow

@@ -58,30 +58,30 @@ def group_in_order(order: Sequence[str]) -> type[QuickGroup]:
     return GroupInOrder
 
 
-def add_steps(groups: Mapping[str, typer.Typer], recipe: Recipe) -> None:
+def add_steps(groups: Mapping[str, typer.Typer], recipe: Recipe, package: str) -> None:
     """Put the command of every step of `recipe` into its group.
 
     Args:
         groups: the family's own group under "", those below it under their words, as in "data prep".
+        package: that of the family's command files.
 
     Raises:
         UserError: a step's command is in none of the groups, or there is no file for it.
     """
     for step in {step.command: step for step in recipe.steps}.values():  # one command may run two steps
-        *group, name = step.command.split()[2:]
+        *group, name = recipe.words(step)
         words = " ".join(group)
         if words not in groups:
             at = f"{recipe.folder / STEPS_FILE}: {step.name}: command = {step.command!r}"
             raise UserError(f"{at}: no group {words!r}", did_you_mean(words, [word for word in groups if word]))
         page = recipe_command(step.script, step.configs)
         add = groups[words].command(name, cls=page, context_settings=CONTEXT_SETTINGS)
-        add(_command_of(step, recipe))
+        add(_command_of(step, recipe, ".".join([package, *group, name]).replace("-", "_")))
 
 
-def _command_of(step: RecipeStep, recipe: Recipe) -> Callable[..., None]:
-    """The first public function of the command file that has the words of the step's command: that of
-    `nemotron nano3 data prep sft` is in commands/nano3/data/prep/sft.py; a dash in a word is an underscore there."""
-    name = ".".join(["nemotron.cli.commands", *step.command.replace("-", "_").split()[1:]])
+def _command_of(step: RecipeStep, recipe: Recipe, name: str) -> Callable[..., None]:
+    """The first public function of the command file, the module `name`, which has the words of the step's command: that
+    of `nemotron nano3 data prep sft` is in commands/nano3/data/prep/sft.py; a dash in a word is an underscore there."""
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:

@@ -11,6 +11,7 @@ from nemo_runspec.cli import VERSION, run_app
 from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
 from nemotron.cli.commands.env import env
+from nemotron.cli.commands.fork import fork
 from nemotron.cli.commands.lm_eval import lm_eval
 from nemotron.cli.commands.models import models
 from nemotron.cli.commands.plan import plan
@@ -41,6 +42,7 @@ for family in FAMILIES:
     app.add_typer(import_module(f"nemotron.cli.commands.{family}.app").app, name=family)
 app.add_typer(models, name="models")
 app.command("plan")(plan)
+app.command("fork")(fork)
 app.add_typer(env, name="env")
 app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lm_eval)
 app.add_typer(artifacts, name="artifacts")

@@ -39,7 +39,7 @@ def show_outcome(results: Sequence[StepResult], registry: Registry, family: Path
     evaluation = _evaluation(last, registry)
     if evaluation is None:
         return last.exit_code
-    page = _write_report(evaluation, last, registry)
+    page = _write_report(evaluation, last, registry, family)
     _show_table(evaluation, results, family)
     typer.echo(f"report: {page}")
     if evaluation.record["metrics"]["in_band"]:
@@ -69,12 +69,12 @@ def _published_by(run_dir: Path, registry: Registry) -> list[Version]:
     return [version for version in versions if version is not None]
 
 
-def _write_report(evaluation: Version, last: StepResult, registry: Registry) -> Path:
+def _write_report(evaluation: Version, last: StepResult, registry: Registry, family: Path) -> Path:
     """Start the script that turns the records behind an evaluation into one HTML page; returns the page's path."""
     page = last.run_dir.parent.with_name(f"report-{last.run_dir.name.rpartition('-')[0]}.html")
     script = recipe_dir("tools") / "report.py"
     environment = {**os.environ, ARTIFACTS_ROOT: str(registry.root)}
-    command = [sys.executable, str(script), evaluation.ref, "--output", str(page)]
+    command = [sys.executable, str(script), evaluation.ref, "--output", str(page), "--family", str(family)]
     if subprocess.run(command, env=environment, check=False).returncode:
         raise RunFailed("the report was not written", f"try it alone: python {script} {evaluation.ref}")
     return page

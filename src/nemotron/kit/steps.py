@@ -6,6 +6,8 @@ follow from this list, so that a step is added in one place. Nothing here is imp
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from nemo_runspec.toml_text import TomlText, read_toml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 STEPS_FILE = "steps.toml"
+FORK = "NEMOTRON_RECIPES"  # a variable: the folder of a fork's recipes
 
 _KEYS = ("command", "script", "configs", "about", "in_pipe", "config_suffix")
 
@@ -51,6 +54,12 @@ class Recipe:
     def piped(self) -> tuple[RecipeStep, ...]:
         """The steps that the pipe runs."""
         return tuple(step for step in self.steps if step.in_pipe)
+
+    def words(self, step: RecipeStep) -> list[str]:
+        """The words of a step's command behind those that all have: `data`, `prep`, `sft` of those of
+        `nemotron nano3 data prep sft`, as the pipe is `nemotron nano3 pipe`."""
+        common = (self.pipe or f"nemotron {self.folder.name} pipe").split()[:-1]
+        return step.command.split()[len(common) :]
 
     def runs_later(self, step: RecipeStep, config: str) -> bool:
         """Whether `config` is that of another step with the script of `step`, by its suffix."""
@@ -128,5 +137,11 @@ def _read_step(name: str, line: object, toml: TomlText, folder: Path) -> RecipeS
 
 
 def all_recipes() -> list[Recipe]:
-    """Every recipe that lists steps, sorted by folder."""
-    return [read_recipe(file.parent) for file in sorted(RECIPES.rglob(STEPS_FILE))]
+    """Every recipe that lists steps, sorted by folder; in a fork of one (`nemotron fork`) that one, too.
+
+    The fork's command names its folder of recipes in NEMOTRON_RECIPES; a script that a user starts there is below it.
+    """
+    script = Path(sys.argv[0]).absolute()
+    beside = next((folder.parent for folder in script.parents if (folder / STEPS_FILE).is_file()), RECIPES)
+    folders = (RECIPES, Path(os.environ.get(FORK) or beside))
+    return [read_recipe(file.parent) for file in sorted({file for top in folders for file in top.rglob(STEPS_FILE)})]

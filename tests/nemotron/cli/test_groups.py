@@ -79,6 +79,6 @@ def test_the_first_public_function_of_a_command_file_is_the_command(monkeypatch:
     monkeypatch.setitem(sys.modules, "nemotron.cli.commands.toy", ModuleType("nemotron.cli.commands.toy"))
     step: Any = SimpleNamespace(name="train", command="nemotron toy train")
     with pytest.raises(UserError, match=r"toy/train\.py: no public function in it"):
-        _command_of(step, None)  # type: ignore[arg-type]
+        _command_of(step, None, module.__name__)  # type: ignore[arg-type]
     exec("def train(): ...\ndef launch(): ...", vars(module))
-    assert _command_of(step, None).__name__ == "train"  # type: ignore[arg-type]
+    assert _command_of(step, None, module.__name__).__name__ == "train"  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ class FamilyModels:
     """The models that the steps of a family make, by stage.
 
     Args:
+        command: what comes before `chat` on the command line.
         base: models that complete text, in the order of training.
         aligned: models that answer, in the order of training.
         defaults: without `--stage` chat takes the last of these that there is.
@@ -29,6 +30,7 @@ class FamilyModels:
     """
 
     family: str
+    command: str
     base: tuple[str, ...]
     aligned: tuple[str, ...]
     defaults: tuple[str, ...]
@@ -66,7 +68,7 @@ def chat_help(models: FamilyModels) -> str:
     """What `--help` says."""
     stages = ", ".join(f"{stage} (completes text)" if stage in models.base else stage for stage in models.stages)
     artifact = models.artifact("STAGE", "CONFIG" if models.names_end_with_config else "tiny")
-    defaults, command = ", ".join(models.defaults), f"nemotron {models.family} chat"
+    defaults, command = ", ".join(models.defaults), f"{models.command} chat"
     chat = f"{command} -c tiny" if models.names_end_with_config else command
     return f"""Talk to the model of a stage.
 
@@ -138,7 +140,7 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
         if model is not None and config is not None:
             raise UserError("--config and --model both name a model", "give one of them")
         if model is None and config is None and models.names_end_with_config:
-            hint = f"as in nemotron {models.family} chat -c tiny"
+            hint = f"as in {models.command} chat -c tiny"
             raise UserError("which model? neither --config nor --model names one", hint)
         from nemo_runspec.artifacts.registry import Registry
         from nemo_runspec.config.inputs import is_place

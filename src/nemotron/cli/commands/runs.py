@@ -10,7 +10,7 @@ import typer
 from nemo_runspec.errors import UserError
 from nemotron.cli.tool import become_tool
 
-runs = typer.Typer(help="Runs, at work or not: list, show, plot, remove.", no_args_is_help=True)
+runs = typer.Typer(help="Runs, at work or not: list, show, plot, watch, remove.", no_args_is_help=True)
 
 _RUN = "A folder, the end of a name that `runs list` shows, the start of a fingerprint, or nano3/sft: its newest run."
 
@@ -119,6 +119,26 @@ def plot(
     chosen = [find_run(name, logged=True) for name in names]
     runs_to_plot = {run.name: str(run.directory) for run in chosen}
     become_tool("runs_plot.py", runs=runs_to_plot, metric=metric, html=html)
+
+
+@runs.command("watch")
+def watch(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help=_RUN)] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On this machine alone; 0: any that is free.")] = 8090,
+) -> None:
+    """Watch a run in the browser.
+
+    A page that follows what the run records: progress, time left, curves, the end of its log. Without RUN the run at
+    work, and the next one when it has ended. Ctrl-C ends it, and not the run.
+
+    \b
+    Examples:
+      nemotron runs watch
+      nemotron runs watch nano3/pretrain --port 8091
+    """
+    from nemotron.kit.runs import find_run
+
+    become_tool("runs_watch.py", run=str(find_run(run).directory) if run else None, port=port)
 
 
 @runs.command("rm")

@@ -69,8 +69,11 @@ class Records:
         return {role: self.inputs[role] for role in self.names if role in self.inputs}
 
 
-def read_records(ref: str, registry: Registry) -> Records:
+def read_records(ref: str, registry: Registry, family: Path | None = None) -> Records:
     """The evaluation that `ref` means and what stands behind it.
+
+    Args:
+        family: folder of the recipe that made it; None: the one here that the record names.
 
     Raises:
         UserError: it is not an evaluation of models, or was made by a family that has no report.
@@ -79,7 +82,7 @@ def read_records(ref: str, registry: Registry) -> Records:
     if "bands" not in evaluation.record.get("metrics", {}):
         raise UserError(f"{evaluation.ref} is not the result of an evaluation", "as in nano3-eval-results-tiny")
     producer = str(evaluation.record["producer"].get("name") or "")
-    about = RECIPES / producer.partition("/")[0] / "report.yaml"
+    about = (family or RECIPES / producer.partition("/")[0]) / "report.yaml"
     if not producer or not about.is_file():
         raise UserError(f"{evaluation.ref} was made by {producer or 'nobody known'}, which has no report.yaml")
     inputs = {role: registry.resolve(pinned) for role, pinned in evaluation.record["inputs"].items()}
@@ -329,9 +332,10 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), help="the page (default: %(default)s)"
     )
+    parser.add_argument("--family", type=Path, help="folder of the recipe (default: that of the results' name, here)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args()
-    page = build_page(read_records(args.evaluation, Registry.default()))
+    page = build_page(read_records(args.evaluation, Registry.default(), args.family))
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(page, encoding="utf-8")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -45,16 +46,29 @@ def read_curves(directory: Path) -> dict[str, Points]:
 
     Raises UserError where it has logged nothing yet.
     """
+    curves = curves_of(read_metrics(directory / METRICS_FILE))
+    if not curves:
+        raise UserError(f"{directory} has logged no metrics", "training logs them; nemotron runs list shows who has")
+    return curves
+
+
+def curves_of(records: Sequence[dict[str, Any]]) -> dict[str, Points]:
+    """Metric -> points (step, value) of the records of a log, in their order."""
     curves: dict[str, Points] = {}
-    for line in read_metrics(directory / METRICS_FILE):
+    for line in records:
         values = numbers_in(line)
         step = values.pop("step")
         values.pop("time", None)
         for name, value in values.items():
             curves.setdefault(name, []).append((step, value))
-    if not curves:
-        raise UserError(f"{directory} has logged no metrics", "training logs them; nemotron runs list shows who has")
     return curves
+
+
+def drawn(label: str, points: Points) -> list[Series]:
+    """The lines of one curve: where it is noisy its running mean, and the points faintly behind it."""
+    if len(points) > NOISY:
+        return [Series(label, points, faint=True), Series(label, smooth(points))]
+    return [Series(label, points)] if points else []
 
 
 def chosen_metrics(curves: dict[str, dict[str, Points]], metric: str | None) -> list[str]:
@@ -117,14 +131,7 @@ def charts(curves: dict[str, dict[str, Points]], metrics: Sequence[str]) -> str:
     """The page: one chart a metric, one colour a run."""
     figures = []
     for metric in metrics:
-        series: list[Series] = []
-        for run, of_run in curves.items():
-            points = of_run.get(metric, [])
-            if len(points) > NOISY:
-                series.append(Series(run, points, faint=True))
-                points = smooth(points)
-            if points:
-                series.append(Series(run, points))
+        series = [line for run, of_run in curves.items() for line in drawn(run, of_run.get(metric, []))]
         figures.append(line_chart(metric, "step", "", series))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined

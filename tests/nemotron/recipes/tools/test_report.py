@@ -345,6 +345,8 @@ def test_only_an_evaluation_can_be_reported(registry: Registry) -> None:
     publish(registry, "other-results", "nano4/eval", "ffff", {}, METRICS)
     with pytest.raises(UserError, match=r"other-results:1 was made by nano4/eval, which has no report\.yaml"):
         report.read_records("other-results", registry)
+    family = report.RECIPES / "nano3"  # as the pipe of a fork has it, whose recipes are elsewhere
+    assert report.read_records("other-results", registry, family).names["sft"] == "SFT"
 
 
 def test_the_script_writes_the_page(registry: Registry, tmp_path: Path) -> None:

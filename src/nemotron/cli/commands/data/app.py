@@ -20,7 +20,7 @@ ORDER = ("curate", "tokenize", "pack", "inspect", "preview")
 app = typer.Typer(
     cls=group_in_order(ORDER), no_args_is_help=True, help="Your data: curate, tokenise, pack, look at it."
 )
-add_steps({"": app}, read_recipe(recipe_dir("data")))
+add_steps({"": app}, read_recipe(recipe_dir("data")), __package__)
 app.command("inspect")(inspect)
 app.command("preview")(preview)
 

@@ -12,7 +12,14 @@ from nemotron.cli.commands.lightning35.run_step import RECIPE, run_step
 from nemotron.cli.commands.model import model
 from nemotron.cli.groups import group_in_order
 
-MODELS = FamilyModels("lightning35", ("pretrain",), ("sft", "rl"), defaults=("rl",), names_end_with_config=True)
+MODELS = FamilyModels(
+    "lightning35",
+    "nemotron lightning35",
+    base=("pretrain",),
+    aligned=("sft", "rl"),
+    defaults=("rl",),
+    names_end_with_config=True,
+)
 
 app = typer.Typer(
     cls=group_in_order(["pipe", *(step.name for step in RECIPE.steps), "chat", "model"]),

@@ -13,6 +13,7 @@ from nemotron.cli.groups import QuickGroup, add_steps, group_in_order
 ORDER = ["pipe", "data", "pretrain", "long", "sft", "rl", "compress", "eval", "chat", "model"]
 MODELS = FamilyModels(
     "nano2",
+    "nemotron nano2",
     base=("pretrain", "long"),
     aligned=("sft", "rl", "compressed"),
     defaults=("sft", "rl"),
@@ -28,7 +29,7 @@ halves = typer.Typer(cls=QuickGroup, help="A smaller model: prune, then distil (
 evaluations = typer.Typer(cls=QuickGroup, help="Measure what a stage has made.", no_args_is_help=True)
 
 app.command("pipe", context_settings=CONTEXT_SETTINGS, help=HELP)(pipe)
-add_steps({"": app, "data": data, "data prep": prep, "compress": halves, "eval": evaluations}, RECIPE)
+add_steps({"": app, "data": data, "data prep": prep, "compress": halves, "eval": evaluations}, RECIPE, __package__)
 data.add_typer(prep, name="prep")
 app.add_typer(data, name="data")
 app.add_typer(halves, name="compress")

@@ -12,9 +12,10 @@ from nemotron.cli.commands.super3.rl.published import rl
 from nemotron.cli.groups import GroupThatRuns, QuickGroup, add_steps, group_in_order
 
 WORDS = CONTEXT_SETTINGS  # all words go to the command, which knows each of them or refuses it
-ORDER = ["pipe", *(step.command.split()[2] for step in RECIPE.steps), "chat", "model"]
+ORDER = ["pipe", *(RECIPE.words(step)[0] for step in RECIPE.steps), "chat", "model"]
 MODELS = FamilyModels(
     "super3",
+    "nemotron super3",
     base=("pretrain",),
     aligned=("sft", "rl", "rlhf", "mtp-healing", "quantize", "qad"),
     defaults=("sft", "rlhf", "mtp-healing"),
@@ -32,7 +33,7 @@ phases = typer.Typer(cls=GroupThatRuns, invoke_without_command=True, context_set
 phases.callback(help=rl.__doc__)(rl)
 
 app.command("pipe", context_settings=WORDS, help=HELP)(pipe)
-add_steps({"": app, "data": data, "data prep": prep, "rl": phases}, RECIPE)
+add_steps({"": app, "data": data, "data prep": prep, "rl": phases}, RECIPE, __package__)
 data.add_typer(prep, name="prep")
 app.add_typer(data, name="data")
 app.add_typer(phases, name="rl")

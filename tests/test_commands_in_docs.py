@@ -7,6 +7,7 @@ The artifacts and files that the commands read are stand-ins; `env.example.toml`
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -197,6 +198,12 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("checkpoints").mkdir()
     Path("my-tokenizer").mkdir()
     Path("my-tokenizer/tokenizer.json").touch()
+    Path("my-export").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        Path("my-export", name).touch()
+    origin = {"artifact": f"x:1@{'0' * 64}", "is_base": True, "num_steps": 1, "tokens": None, "reasoning": None}
+    Path("my-export", "nemotron.json").write_text(json.dumps({**origin, "sources": []}))
+    monkeypatch.setenv("MY_KEY", "x")
     for stage in ("pretrain", "sft"):
         (tmp_path / "output" / OWN / stage / "tiny-0123456789").mkdir(parents=True)
         (tmp_path / "output" / OWN / stage / "tiny-0123456789" / "run.json").write_text("{}")

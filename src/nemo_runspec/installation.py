@@ -26,6 +26,7 @@ _BROUGHT_BY = {
     "torch": "train",
     "lm_eval": "eval",
     **dict.fromkeys(("warcio", "trafilatura", "py3langid", "scikit-learn", "openai"), "curation"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client", "llguidance"), "serve"),
 }
 
 

@@ -16,6 +16,7 @@ from nemotron.cli.commands.lm_eval import lm_eval
 from nemotron.cli.commands.models import models
 from nemotron.cli.commands.plan import plan
 from nemotron.cli.commands.runs import runs
+from nemotron.cli.commands.serve import serve
 from nemotron.cli.groups import QuickGroup
 from nemotron.kit.commands import command_hint
 
@@ -42,9 +43,10 @@ for family in FAMILIES:
     app.add_typer(import_module(f"nemotron.cli.commands.{family}.app").app, name=family)
 app.add_typer(models, name="models")
 app.command("plan")(plan)
+app.command("serve")(serve)
+app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lm_eval)
 app.command("fork")(fork)
 app.add_typer(env, name="env")
-app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lm_eval)
 app.add_typer(artifacts, name="artifacts")
 app.add_typer(runs, name="runs")
 

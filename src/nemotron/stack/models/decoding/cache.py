@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models.attention import AttentionCache
@@ -54,6 +55,17 @@ class Cache:
             else:
                 layers.append(None)
         return cls(layers)
+
+    def resized(self, capacity: int) -> Cache:
+        """A copy with room for so many tokens; no row may be padded, nor have read more."""
+        layers: list[AttentionCache | MambaCache | None] = []
+        for layer in self.layers:
+            if isinstance(layer, AttentionCache):
+                k, v = (F.pad(t[:, :, : self.length], (0, 0, 0, capacity - self.length)) for t in (layer.k, layer.v))
+                layers.append(AttentionCache(k, v))
+            else:
+                layers.append(layer.clone() if isinstance(layer, MambaCache) else None)
+        return Cache(layers, length=self.length)
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row but `rows` (int64 [B']): finished sequences stop costing compute."""

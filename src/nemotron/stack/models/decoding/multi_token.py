@@ -2,7 +2,10 @@
 
 Tokens that were read are pending until `CachedStack.accept` says how many of each row stay. Keys and values are written
 behind a row's last token, where the next pass overwrites those of tokens that were not kept. The states of `M` blocks
-sum over all tokens, so the state after each pending token is held, and one of them becomes the row's.
+sum over all tokens, so the state after each pending token is held, and one of them becomes the row's. Where only one
+token is read at once, it always stays, and the states change in place.
+
+Rows can join and leave (`serving/batch.py`): `put` and `row` copy what one row has read in and out.
 
 As in `steps.py`, weights are prepared once, and the number of operations is kept low: at small batches they are what a
 pass costs. Everything between projections is the arithmetic of a single step.
@@ -25,25 +28,21 @@ from nemotron.stack.models.attention import Attention, AttentionCache, packing_m
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import Cache
+from nemotron.stack.models.decoding.few_choices import prepare_few_choices
 from nemotron.stack.models.decoding.steps import (
-    ExpertStep,
     Step,
     compute_dtype,
     explicit_dtypes,
-    prepare_experts,
     prepare_linear,
     prepare_mlp,
     prepare_moe,
     prepare_norm,
+    recurrence,
 )
 from nemotron.stack.models.kernels.linear import rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
-from nemotron.stack.models.moe import Experts, MoE
-
-# Choices of experts in a pass, K a token, up to which summing rows of their weights beats a matmul for each expert, and
-# the weights of a matrix above which reading them takes longer than calling the matmul: no copy of such is made.
-FEW_CHOICES, SMALL_EXPERT = 512, 1 << 16
+from nemotron.stack.models.moe import MoE
 
 
 class CachedStack:
@@ -58,7 +57,10 @@ class CachedStack:
     def __init__(
         self, blocks: Sequence[Block], config: NemotronHConfig, is_token_BL: Tensor, capacity: int, most_pending: int
     ) -> None:
-        """`config.hybrid_override_pattern` is that of the blocks; `is_token_BL`: the tokens of left-padded prompts."""
+        """`config.hybrid_override_pattern` is that of the blocks; `is_token_BL`: the tokens of left-padded prompts.
+
+        `read` comes next; without prompts (L = 0) `prepare`.
+        """
         weight = next(blocks[0].parameters())
         self.blocks, self.most_pending = blocks, most_pending
         self.prompt_mask_BL = is_token_BL
@@ -69,8 +71,12 @@ class CachedStack:
         self.pending_states: list[PendingStates] = []
         self.steps: list[tuple[Step, Step]] = []
         self.own_dtypes = explicit_dtypes(weight.device.type)
-        # What T queries see of the slots up to the last of them, as what is added to their scores: the columns that end
-        # at capacity + T.
+        self._see(capacity)
+
+    def _see(self, capacity: int) -> None:
+        """What T queries see of the slots up to the last of them, as what is added to their scores: the columns that
+        end at capacity + T."""
+        weight, most_pending = next(self.blocks[0].parameters()), self.most_pending
         seen_QS = torch.ones(most_pending, capacity + most_pending, dtype=torch.bool, device=weight.device)
         self.scores_QS = torch.zeros_like(seen_QS, dtype=compute_dtype(weight))
         self.scores_QS.masked_fill_(~seen_QS.tril(capacity), float("-inf"))
@@ -82,11 +88,15 @@ class CachedStack:
         for block, state in zip(self.blocks, self.cache.layers, strict=True):
             x_BLD, _ = block(x_BLD, seq_idx_BL, mask, state)
         self.lengths = [length + x_BLD.shape[1] for length in self.lengths]
+        self.prepare()
+        return x_BLD
+
+    def prepare(self) -> None:
+        """Get ready to `extend` rows by what the weights are now."""
         for block, state in zip(self.blocks, self.cache.layers, strict=True):
             self.steps.append((prepare_norm(block.norm.weight, block.norm.eps), self._prepare(block.mixer, state)))
         # The states of `M` blocks are held elsewhere now.
         self.cache.layers = [state if isinstance(state, AttentionCache) else None for state in self.cache.layers]
-        return x_BLD
 
     def _prepare(self, mixer: torch.nn.Module, state: AttentionCache | MambaCache | None) -> Step:
         if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
@@ -127,12 +137,50 @@ class CachedStack:
         for states in self.pending_states:
             states.keep_rows(rows_B)
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return self.scores_QS.shape[1] - self.most_pending
+
+    def resize(self, capacity: int) -> None:
+        """Make room for so many tokens a row, or give room back."""
+        for state in self.cache.layers:
+            if isinstance(state, AttentionCache):
+                more = (0, 0, 0, capacity - state.k.shape[2])
+                state.k, state.v = F.pad(state.k, more), F.pad(state.v, more)
+        self._see(capacity)
+
+    def put(self, row: int, cache: Cache) -> None:
+        """Row number `row` has now read what `cache` has, which is of one row. No token may be pending."""
+        pending = iter(self.pending_states)
+        for state, new in zip(self.cache.layers, cache.layers, strict=True):
+            if isinstance(new, MambaCache):
+                next(pending).put(row, new)
+            elif isinstance(state, AttentionCache) and isinstance(new, AttentionCache):
+                for cached_BJSX, new_1JSX in ((state.k, new.k), (state.v, new.v)):
+                    # What is not seen is multiplied by 0: who was here before may not leave anything infinite.
+                    cached_BJSX[row, :, cache.length :] = 0
+                    cached_BJSX[row, :, : cache.length] = new_1JSX[0, :, : cache.length]
+        self.lengths[row] = cache.length
+
+    def row(self, row: int) -> Cache:
+        """A copy of what row number `row` has read. No token may be pending."""
+        pending, length = iter(self.pending_states), self.lengths[row]
+        layers: list[AttentionCache | MambaCache | None] = []
+        for block, state in zip(self.blocks, self.cache.layers, strict=True):
+            if isinstance(state, AttentionCache):
+                k_1JSX, v_1JSX = (cached[row : row + 1, :, :length].clone() for cached in (state.k, state.v))
+                layers.append(AttentionCache(k_1JSX, v_1JSX))
+            else:
+                layers.append(next(pending).row(row) if isinstance(block.mixer, Mamba2) else None)
+        return Cache(layers, length=length)
+
     def _window(self, num_tokens: int) -> Window:
         """Where the next T tokens of each row go, and what they see."""
         start, device = self.lengths[0] + self.num_pending, self.prompt_mask_BL.device
         if not self.has_padding and self.lengths.count(self.lengths[0]) == len(self.lengths):
-            end, capacity = start + num_tokens, self.scores_QS.shape[1] - self.most_pending
-            scores_TS = self.scores_QS[:num_tokens, capacity - start : capacity + num_tokens]
+            end = start + num_tokens
+            scores_TS = self.scores_QS[:num_tokens, self.capacity - start : self.capacity + num_tokens]
             return Window(num_tokens, end, slice(start, end), None if num_tokens == 1 else scores_TS)
         tokens_T = torch.arange(self.num_pending, self.num_pending + num_tokens, device=device)
         slots_BT = torch.tensor(self.lengths, device=device).unsqueeze(1) + tokens_T
@@ -197,7 +245,8 @@ class PendingStates:
     """States of an `M` block before the first pending token and after each of up to Q.
 
     conv: inputs of the convolution, fp32 [B, K-1+Q, c]: the K-1 before the first pending token, then those of each.
-    ssm: fp32 [1+Q, B, G, N, i]; each as in `MambaCache`, one for each number of tokens that may be kept.
+    ssm: fp32 [1+Q, B, G, N, i]; each as in `MambaCache`, one for each number of tokens that may be kept. With Q = 1
+    there is one for all, [1, B, G, N, i]: the token stays.
     """
 
     conv: Tensor
@@ -210,12 +259,19 @@ class PendingStates:
         conv = cache.ssm.new_empty(batch_size, len(cache.conv) + most_pending, channels)
         for position, inputs_Bc in enumerate(cache.conv):
             conv[:, position] = inputs_Bc
-        ssm = cache.ssm.new_empty(1 + most_pending, *cache.ssm.shape)
+        ssm = cache.ssm.new_empty(1 + most_pending if most_pending > 1 else 1, *cache.ssm.shape)
         ssm[0] = cache.ssm
         return cls(conv, ssm)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether a token that was read stays."""
+        return len(self.ssm) == 1
+
     def accept(self, counts: Sequence[int]) -> None:
         """The states after `counts` pending tokens of each row become those before the next one."""
+        if self.in_place:
+            return
         width = self.conv.shape[1] - (len(self.ssm) - 1)
         if counts.count(counts[0]) == len(counts):
             if count := counts[0]:
@@ -232,9 +288,21 @@ class PendingStates:
         """Drop every row but `rows` (int64 [B'])."""
         self.conv, self.ssm = self.conv.index_select(0, rows_B), self.ssm.index_select(1, rows_B)
 
+    def put(self, row: int, cache: MambaCache) -> None:
+        """The states of one row become those of row number `row`."""
+        for position, inputs_1c in enumerate(cache.conv):
+            self.conv[row, position] = inputs_1c[0]
+        self.ssm[0, row] = cache.ssm[0]
+
+    def row(self, row: int) -> MambaCache:
+        """A copy of the states of row number `row`."""
+        width = self.conv.shape[1] - max(1, len(self.ssm) - 1)
+        conv_Kc = self.conv[row, :width].clone()
+        return MambaCache(list(conv_Kc.unsqueeze(1).unbind(0)), self.ssm[0, row : row + 1].clone())
+
 
 def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> Step:
-    """`M`: convolution over the last K inputs of each token, then the recurrence, every state of which is held."""
+    """`M`: convolution over the last K inputs of each token, then the recurrence, every state of which may be held."""
     heads, head_dim, groups, state_size = mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_size
     inner_size, conv_size, group_size = mixer.inner_size, mixer.conv_size, mixer.inner_size // groups
     in_sizes = [inner_size, conv_size, heads]
@@ -255,6 +323,8 @@ def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> 
         conv_BTc = torch.addcmul(conv_bias_c, xBC_BTc, tap_c)
         for position, past_tap_c in enumerate(past_taps, start=first):
             conv_BTc.addcmul_(states.conv[:, position : position + num_tokens], past_tap_c)
+        if states.in_place:
+            states.conv[:, :width] = states.conv[:, 1:].clone()
         x_BTI, B_BTn, C_BTn = F.silu(conv_BTc, inplace=True).split(xBC_sizes, dim=-1)
         dt_RH = F.softplus(dt_RH + dt_bias_H)
         decay_RI = torch.exp(dt_RH * A_H).repeat_interleave(head_dim, dim=1)
@@ -263,50 +333,22 @@ def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> 
         dtx_TBG1i = dtx_BTHP.view(-1, num_tokens, groups, 1, group_size).transpose(0, 1)
         B_TBGN1 = B_BTn.unflatten(-1, (groups, state_size, 1)).transpose(0, 1)
         C_TBG1N = C_BTn.unflatten(-1, (groups, 1, state_size)).transpose(0, 1)
-        held, rounded_y = states.ssm.unbind(0), []
-        for token, (decay_BG1i, B_BGN1, dtx_BG1i) in enumerate(
-            zip(decay_TBG1i.unbind(0), B_TBGN1.unbind(0), dtx_TBG1i.unbind(0), strict=True), start=first
-        ):  # h = decay h + B (dt x)^T, one step after the other
-            torch.mul(held[token], decay_BG1i, out=held[token + 1]).addcmul_(B_BGN1, dtx_BG1i)
-            if mixer.round_state is not None:  # after it was read, as it is stored
-                rounded_y.append(C_TBG1N[token - first] @ held[token + 1])
-                held[token + 1].copy_(rounded(held[token + 1], mixer.round_state))
-        y_TBG1i = torch.stack(rounded_y) if rounded_y else C_TBG1N @ states.ssm[first + 1 : first + 1 + num_tokens]
+        held, read = states.ssm.unbind(0), []
+        if states.in_place:
+            read.append(recurrence(held[0], decay_TBG1i[0], dtx_TBG1i[0], B_TBGN1[0], C_TBG1N[0]))
+            if mixer.round_state is not None:
+                held[0].copy_(rounded(held[0], mixer.round_state))
+        else:
+            for token, (decay_BG1i, B_BGN1, dtx_BG1i) in enumerate(
+                zip(decay_TBG1i.unbind(0), B_TBGN1.unbind(0), dtx_TBG1i.unbind(0), strict=True), start=first
+            ):  # h = decay h + B (dt x)^T, one step after the other
+                torch.mul(held[token], decay_BG1i, out=held[token + 1]).addcmul_(B_BGN1, dtx_BG1i)
+                if mixer.round_state is not None:  # after it was read, as it is stored
+                    read.append(C_TBG1N[token - first] @ held[token + 1])
+                    held[token + 1].copy_(rounded(held[token + 1], mixer.round_state))
+        y_TBG1i = torch.stack(read) if read else C_TBG1N @ states.ssm[first + 1 : first + 1 + num_tokens]
         y_RI = y_TBG1i.transpose(0, 1).reshape(-1, inner_size).addcmul_(x_BTI.reshape(-1, inner_size), D_I)
         gated_RGi = F.silu(at_least_fp32(z_RI)).mul_(y_RI).view(-1, groups, group_size)
         return out_proj(norm(gated_RGi).view(-1, inner_size))
-
-    return step
-
-
-def prepare_few_choices(experts: Experts) -> ExpertStep:
-    """What `prepare_experts` gives, for choices too few to share weights, in two operations instead of two an expert.
-
-    A matrix times a vector is a sum of rows, weighted by the vector: `embedding_bag` takes any rows of a table. Here
-    the rows are those of all chosen experts, and the bags are up x for each choice, and sum_k w_k down relu(up x)^2 for
-    each token. Large experts, a GPU, lower precisions and rounded operands are left to `prepare_experts`.
-    """
-    by_expert = prepare_experts(experts)
-    up_EFD, down_EDF = experts.up_proj, experts.down_proj
-    num_experts, width, size = up_EFD.shape
-    if experts.round_input is not None or experts.round_active is not None:
-        return by_expert
-    exact = compute_dtype(up_EFD) in (torch.float32, torch.float64)
-    if up_EFD.device.type != "cpu" or not exact or width * size > SMALL_EXPERT:
-        return by_expert
-    up_RF = up_EFD.transpose(1, 2).reshape(num_experts * size, width)
-    down_RD = down_EDF.transpose(1, 2).reshape(num_experts * width, size)
-    column_D, column_F = torch.arange(size), torch.arange(width)
-
-    def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
-        if chosen_TK.numel() > FEW_CHOICES:
-            return by_expert(x_TD, weights_TK, chosen_TK)
-        chosen_TK1 = chosen_TK.unsqueeze(-1)
-        x_TKD = x_TD.unsqueeze(1).expand(-1, chosen_TK.shape[1], -1)
-        rows_TKD = torch.add(column_D, chosen_TK1, alpha=size)
-        up_CF = F.embedding_bag(rows_TKD.view(-1, size), up_RF, per_sample_weights=x_TKD.reshape(-1, size), mode="sum")
-        active_TKF = up_CF.relu_().square_().view(*chosen_TK.shape, width).mul_(weights_TK.unsqueeze(-1))
-        rows_TKF = torch.add(column_F, chosen_TK1, alpha=width)
-        return F.embedding_bag(rows_TKF.flatten(1), down_RD, per_sample_weights=active_TKF.flatten(1), mode="sum")
 
     return step

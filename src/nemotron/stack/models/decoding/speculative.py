@@ -122,7 +122,7 @@ def generate_speculative(
                 trunk.stack.keep_rows(keep)
                 drafter.keep_rows(keep)
 
-            drafts_Bk, probs = drafter.draft(temperature, generator)
+            drafts_Bk, probs = drafter.draft(lambda logits_BV: _draw(logits_BV, temperature, generator))
             hidden_BTD, logits_BTV = trunk.extend(torch.cat([newest_B1, drafts_Bk], dim=1))
             kept, tokens_BT = _verify(drafts_Bk, probs, logits_BTV, temperature, generator)
 
@@ -199,8 +199,11 @@ class Drafter:
         x_BLD = self.stack.read(self.mtp.merge(F.embedding(next_ids_BL, self.embedding), hidden_BLD))
         self.hidden_BD = self.mtp.finish(x_BLD[:, -1])
 
-    def draft(self, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, list[Tensor]]:
-        """Drafts [B, k], and the distribution that each was drawn from, k times [B, V]; greedy ones come from none."""
+    def draft(self, draw: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        """Drafts [B, k], and the distribution that each was drawn from, k times [B, V]; greedy ones come from none.
+
+        `draw` gives one of each, [B, 1] and [B, V], for logits [B, V].
+        """
         drafts: list[Tensor] = []
         probs: list[Tensor] = []
         hidden_BD = self.hidden_BD
@@ -208,7 +211,7 @@ class Drafter:
             for depth in range(self.num_drafts):
                 if depth > 0:  # the block goes on from its own output
                     hidden_BD = self.final_norm(self._extend(drafts[-1], hidden_BD.unsqueeze(1)).squeeze(1))
-                draft_B1, probs_BV = _draw(at_least_fp32(self.lm_head(hidden_BD)), temperature, generator)
+                draft_B1, probs_BV = draw(at_least_fp32(self.lm_head(hidden_BD)))
                 drafts.append(draft_B1)
                 probs.append(probs_BV)
         self.stack.accept([0] * len(hidden_BD))
@@ -257,27 +260,35 @@ def _verify(
     """How many drafts of each row are kept, and the tokens [B, T] that begin with those and the one that follows them.
 
     T = k + 1. Greedy: the drafts up to the first that is not the trunk's choice, then that choice. Otherwise draft x,
-    drawn with probability q(x), is kept with probability min(1, p(x) / q(x)); at the first that is not, the token is
-    drawn from max(p - q, 0) normalised, and behind k kept ones from p (Leviathan et al., algorithm 1). What is kept or
-    drawn is then distributed as p, whatever q is.
+    drawn with probability q(x), is kept as `keep_drafts` says, and the token that follows is drawn from what it leaves.
     """
     if temperature == 0:
         choice_BT = logits_BTV.argmax(-1)
         kept_B = (drafts_Bk == choice_BT[:, :-1]).long().cumprod(dim=1).sum(dim=1)
         return kept_B.tolist(), choice_BT
-    row_B = torch.arange(len(drafts_Bk), device=drafts_Bk.device)
     p_BTV, q_BkV = torch.softmax(logits_BTV / temperature, dim=-1), torch.stack(list(probs), dim=1)
+    uniform_Bk = torch.rand(drafts_Bk.shape, generator=generator, dtype=p_BTV.dtype, device=p_BTV.device)
+    kept_B, remaining_BV = keep_drafts(drafts_Bk, p_BTV, q_BkV, uniform_Bk)
+    tokens_BT = F.pad(drafts_Bk, (0, 1))
+    tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw_from(remaining_BV, generator))
+    return kept_B.tolist(), tokens_BT
+
+
+def keep_drafts(drafts_Bk: Tensor, p_BTV: Tensor, q_BkV: Tensor, uniform_Bk: Tensor) -> tuple[Tensor, Tensor]:
+    """How many drafts of each row are kept [B], and what the token behind them is drawn from, not normalised [B, V].
+
+    Draft x, drawn with probability q(x), is kept with probability min(1, p(x) / q(x)); at the first that is not, the
+    token is drawn from max(p - q, 0), and behind k kept ones from p (Leviathan et al., algorithm 1). What is kept or
+    drawn is then distributed as p, whatever q is.
+    """
+    row_B = torch.arange(len(drafts_Bk), device=drafts_Bk.device)
     p_Bk, q_Bk = (t.gather(-1, drafts_Bk.unsqueeze(-1)).squeeze(-1) for t in (p_BTV[:, :-1], q_BkV))
-    uniform_Bk = torch.rand(p_Bk.shape, generator=generator, dtype=p_Bk.dtype, device=p_Bk.device)
     kept_B = (uniform_Bk * q_Bk < p_Bk).long().cumprod(dim=1).sum(dim=1)
     # q = 0 behind the last draft: what remains there is p itself.
     p_BV, q_BV = p_BTV[row_B, kept_B], F.pad(q_BkV, (0, 0, 0, 1))[row_B, kept_B]
     remaining_BV = (p_BV - q_BV).clamp_(min=0)
     # Nothing remains where p = q up to rounding; such a draft is all but never refused.
-    remaining_BV = torch.where(remaining_BV.sum(-1, keepdim=True) > 0, remaining_BV, p_BV)
-    tokens_BT = F.pad(drafts_Bk, (0, 1))
-    tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw_from(remaining_BV, generator))
-    return kept_B.tolist(), tokens_BT
+    return kept_B, torch.where(remaining_BV.sum(-1, keepdim=True) > 0, remaining_BV, p_BV)
 
 
 def _record(

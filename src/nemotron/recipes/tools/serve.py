@@ -1,0 +1,167 @@
+"""Serve a model over HTTP, for `nemotron serve`, which finds it and starts this script.
+
+SIGTERM and Ctrl-C: no new requests, those at work get `drain` seconds, then they are cancelled; exit code 143 or 130.
+A second Ctrl-C ends it at once. The model runs on the GPU if there is one. This is a tool and no step of a recipe: it
+reads no config and publishes nothing, so it carries no runspec block.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C and a missing torch are one line
+    from nemo_runspec.script import begin_script
+
+    begin_script()
+
+import logging
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from nemo_runspec.errors import UserError
+from nemotron.kit.chat_templates import TEMPLATES
+from nemotron.kit.model_folder import CONFIG_FILE, model_folder
+from nemotron.recipes.tools.chat import load_model
+from nemotron.recipes.tools.options import run_tool
+from nemotron.recipes.tools.template import chat_template_of
+from nemotron.stack.evaluation.model import load_tokenizer, reasoning_budget, stop_token_ids
+from nemotron.stack.models import NemotronH
+from nemotron.stack.serving.app import create_app
+from nemotron.stack.serving.engine import Engine, Limits
+from nemotron.stack.serving.prompt import ServedModel
+from nemotron.stack.serving.work import Server
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Seconds for which the interpreter leaves a thread alone: every operation of torch gives the lock up, and a thread that
+# answers HTTP would hold the model for 5 ms each time.
+SWITCH_INTERVAL = 0.0005
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `nemotron serve`, and what the command knows of the model.
+
+    `model` is the folder of its config and weights, or its hf:// address, `tokenizer` the folder of its tokenizer where
+    that is another one.
+    `recorded_template` and `producer` (as in `nano3/sft`) are those of its record. `complete`: it completes text alone.
+    `name`: what clients call it. `api_key_env`: the variable that holds the key which clients have to bring.
+    `max_length`: tokens of a prompt and its answer; `timeout`, `drain`: seconds; `prompt_cache`: bytes.
+    """
+
+    model: str
+    tokenizer: str | None
+    recorded_template: str | None
+    producer: str | None
+    template: str | None
+    complete: bool
+    thinking: bool
+    name: str
+    host: str
+    port: int
+    api_key_env: str | None
+    max_length: int
+    max_rows: int
+    max_waiting: int
+    num_drafts: int
+    prompt_cache: int
+    timeout: float
+    drain: int
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket with the address taken, on which nobody is listening yet. UserError: it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        taken = socket.socket(family, kind, protocol)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except OSError as failure:
+        hint = "--port 0 takes any that is free"
+        raise UserError(f"cannot listen on {host}:{port}: {failure.strerror}", hint) from failure
+    return taken
+
+
+def served_model(options: Options) -> tuple[ServedModel, Path]:
+    """The model as clients know it, and its folder. UserError: it has no tokenizer, or no template where it chats."""
+    model_dir, _ = model_folder(options.model)
+    if not (model_dir / CONFIG_FILE).is_file():
+        raise UserError(f"{model_dir} is no model: it has no {CONFIG_FILE}")
+    folder = Path(options.tokenizer) if options.tokenizer else model_dir
+    tokenizer = load_tokenizer(folder)
+    template, budget = None, None
+    if not options.complete:
+        template = options.template or chat_template_of(folder, options.recorded_template, options.producer)
+        if template is None:
+            hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
+            raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
+        with suppress(UserError):  # one that opens no reasoning
+            budget = reasoning_budget(folder, template, 0, options.max_length)
+    served = ServedModel(
+        name=options.name,
+        folder=folder,
+        tokenizer=tokenizer,
+        template=template,
+        thinking=options.thinking,
+        stop_token_ids=tuple(stop_token_ids(folder, template)),
+        reasoning=budget,
+        max_length=options.max_length,
+        created=int((model_dir / CONFIG_FILE).stat().st_mtime),
+    )
+    return served, model_dir
+
+
+def listen(engine: Engine, served: ServedModel, options: Options, taken: socket.socket) -> None:
+    """Answer until a signal asks to leave; the signal then has the effect that `errors.end_on_signals` gives it."""
+    api_key = os.environ[options.api_key_env] if options.api_key_env else None
+    app = create_app(
+        Server(engine, served, options.timeout), api_key, is_local=options.host in LOOPBACK and api_key is None
+    )
+    config = uvicorn.Config(
+        app, log_level=logging.WARNING, access_log=False, timeout_graceful_shutdown=options.drain, ws="none",
+        server_header=False,
+    )  # fmt: skip
+    host, port = taken.getsockname()[:2]
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    what = "/v1/completions" if served.template is None else f"a page to chat in at {where}/"
+    print(f"{served.name} at {where}/v1, {what}", file=sys.stderr, flush=True)
+    engine.start()
+    try:
+        uvicorn.Server(config).run(sockets=[taken])
+    finally:
+        engine.stop(drain_seconds=0)  # requests at work have had their time
+
+
+def main(options: Options) -> None:
+    """Load the model, serve."""
+    if options.api_key_env and not os.environ.get(options.api_key_env):
+        raise UserError(f"--api-key-env {options.api_key_env}: there is no such variable, or it is empty", None)
+    taken = bind(options.host, options.port)  # before seconds of loading
+    served, model_dir = served_model(options)
+    begin = time.monotonic()
+    model: NemotronH = load_model(model_dir, served.tokenizer)
+    model.eval()
+    where = "GPU" if torch.cuda.is_available() else "CPU"
+    print(f"loaded {model_dir} to the {where} in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    limits = Limits(
+        max_length=options.max_length,
+        max_rows=options.max_rows,
+        max_waiting=options.max_waiting,
+        num_drafts=options.num_drafts,
+        prompt_cache_bytes=options.prompt_cache,
+    )
+    try:
+        engine = Engine(model, limits)
+    except ValueError as failure:
+        raise UserError(f"--drafts {options.num_drafts}: {failure}") from None
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    listen(engine, served, options, taken)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(main, Options))

@@ -1,0 +1,216 @@
+"""From a request to what the engine is given: the prompt's tokens, how its answer is drawn, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from nemo_runspec.errors import UserError, did_you_mean
+from nemotron.kit.chat import END_THINK, check_messages
+from nemotron.kit.chat_template import ChatTemplate, load_template
+from nemotron.stack.models.decoding.generate import ReasoningBudget
+from nemotron.stack.serving.grammar import Grammar
+from nemotron.stack.serving.held import calls_in_a_list, calls_in_xml, json_answer
+from nemotron.stack.serving.protocol import ChatRequest, CompletionRequest, Conversation, Generation, NamedTool
+from nemotron.stack.serving.sampling import Sampling
+from nemotron.stack.serving.text import Opening, opening_of
+
+# What the server itself says to a template.
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+# A level of OpenAI's `reasoning_effort` -> the switch of a template that asks for it; those above it ask for nothing.
+_EFFORTS = {"minimal": "low_effort", "low": "low_effort", "medium": "medium_effort"}
+_FULL_EFFORTS = ("high", "xhigh", "max")
+
+
+class ApiError(Exception):
+    """A request that is not answered: HTTP status, one line why, and the rest of OpenAI's shape of an error."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kinds = {401: "authentication_error", 404: "not_found_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as clients know it.
+
+    folder: of the tokenizer. template: its chat template, by name or path; None: it completes text alone. thinking:
+    whether it reasons where a request does not say. reasoning: the tokens that end its reasoning, as a budget of none;
+    None: its template opens no reasoning. created: when it was made, in Unix seconds.
+    """
+
+    name: str
+    folder: Path
+    tokenizer: Tokenizer
+    template: str | None
+    thinking: bool
+    stop_token_ids: tuple[int, ...]
+    reasoning: ReasoningBudget | None
+    max_length: int
+    created: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's tokens, what its answers begin with, and how each of them is drawn."""
+
+    tokens: list[int]
+    opening: Opening
+    samplings: list[Sampling]
+
+
+def render_chat(model: ServedModel, body: Conversation, *, add_generation_prompt: bool = True, **defaults: Any) -> str:
+    """The text of a conversation. ApiError: the template refuses it or does not have what it asks for."""
+    if model.template is None:
+        raise ApiError(400, f"{model.name} completes text: it has no chat template; ask /v1/completions")
+    template = load_template(model.template)
+    switches = {"enable_thinking": model.thinking} | defaults | _switches(template, body)
+    tools = [tool.function.declared() for tool in body.tools or ()]
+    if isinstance(body, ChatRequest):
+        tools = body.declared_tools or []
+    messages = [message.as_message() for message in body.messages]
+    try:
+        check_messages(messages)
+        segments = template.segments(
+            messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **switches
+        )
+    except UserError as error:
+        raise ApiError(400, str(error), param="messages") from None
+    return "".join(text for text, _ in segments)
+
+
+def _switches(template: ChatTemplate, body: Conversation) -> dict[str, Any]:
+    switches = dict(body.chat_template_kwargs or {})
+    for name, value in switches.items():
+        harmless = name == "enable_thinking" and value is True  # a template without the switch has nothing to turn off
+        if name in _OWN_VARIABLES or not (template.has_switch(name) or harmless):
+            raise ApiError(400, f"chat template {template.name} has no switch {name!r}", param="chat_template_kwargs")
+    effort = body.reasoning_effort
+    if effort == "none":
+        return {"enable_thinking": False} | switches
+    if effort is None or effort in _FULL_EFFORTS:
+        return switches
+    levels = ["none", *(level for level, switch in _EFFORTS.items() if template.has_switch(switch)), *_FULL_EFFORTS]
+    if effort not in levels:
+        hint = did_you_mean(effort, levels) if effort not in _EFFORTS else f"choose from: {', '.join(levels)}"
+        message = f"chat template {template.name} has no reasoning effort {effort!r}; {hint}"
+        raise ApiError(400, message, param="reasoning_effort")
+    return {_EFFORTS[effort]: True} | switches
+
+
+def encode(model: ServedModel, text: str, add_special_tokens: bool = False) -> list[int]:
+    """The tokens of a text."""
+    ids: list[int] = model.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    return ids
+
+
+def chat_prompt(model: ServedModel, body: ChatRequest) -> Prompt:
+    """The prompt of a chat request."""
+    budget = body.thinking_budget
+    text = render_chat(model, body, **({"enable_thinking": False} if budget == 0 else {}))
+    tokens, opening = encode(model, text, bool(body.add_special_tokens)), opening_of(text)
+    wanted = body.max_completion_tokens or body.max_tokens
+    limit = _room(model, tokens, wanted, "messages")
+    return Prompt(tokens, opening, _samplings(model, body, limit, opening, _budget(model, budget, limit)))
+
+
+def completion_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
+    """The prompts of a completion request."""
+    prompts = []
+    special = body.add_special_tokens is not False  # as vLLM does it; tokenizers of the recipes add none
+    for text in body.prompts():
+        tokens = encode(model, text, special) if isinstance(text, str) else text
+        limit = _room(model, tokens, max(1, 16 if body.max_tokens is None else body.max_tokens), "prompt")
+        prompts.append(Prompt(tokens, "answer", _samplings(model, body, limit, "answer", None)))
+    return prompts
+
+
+def _room(model: ServedModel, tokens: Sequence[int], wanted: int | None, param: str) -> int:
+    """Tokens that an answer may have. ApiError: prompt and answer are longer than the model takes."""
+    room = model.max_length - len(tokens)
+    if (wanted or 1) > room:
+        message = (
+            f"this model takes {model.max_length} tokens, and {len(tokens)} of the prompt with {wanted or 1} of the "
+            f"answer are {len(tokens) + (wanted or 1)}"
+        )
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
+    return wanted or room
+
+
+def _budget(model: ServedModel, budget: int | None, limit: int) -> ReasoningBudget | None:
+    if not budget:
+        return None
+    if model.reasoning is None:
+        message = f"chat template {model.template} opens no reasoning, which a budget could end"
+        raise ApiError(400, message, param="max_thinking_tokens")
+    if budget + len(model.reasoning.end_ids) >= limit:
+        message = (
+            f"a reasoning budget of {budget} leaves no answer in {limit} new tokens, of which the end of the reasoning "
+            f"takes {len(model.reasoning.end_ids)}"
+        )
+        raise ApiError(400, message, param="max_thinking_tokens")
+    return replace(model.reasoning, max_tokens=budget)
+
+
+def _samplings(
+    model: ServedModel,
+    body: Generation,
+    limit: int,
+    opening: Opening,
+    budget: ReasoningBudget | None,
+) -> list[Sampling]:
+    """One for each of the `n` answers, whose seeds count up."""
+    grammar = _grammar(model, body, opening)
+    num_logprobs, of_prompt = 0, False
+    if isinstance(body, ChatRequest):
+        num_logprobs = body.top_logprobs or 0
+    elif isinstance(body, CompletionRequest) and body.logprobs is not None:
+        num_logprobs, of_prompt = body.logprobs, bool(body.echo)
+    reasons = opening == "reasoning"
+    sampling = Sampling(
+        limit,
+        tuple(dict.fromkeys((*model.stop_token_ids, *(body.stop_token_ids or ())))),
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        num_logprobs=num_logprobs,
+        budget=budget if reasons else None,
+        grammar=grammar,
+        grammar_after=model.reasoning.tag_ids if grammar and reasons and model.reasoning else (),
+        prompt_logprobs=of_prompt,
+    )
+    seeds = [None if body.seed is None else body.seed + i for i in range(body.n or 1)]
+    return [replace(sampling, seed=seed) for seed in seeds]
+
+
+def _grammar(model: ServedModel, body: Generation, opening: Opening) -> Grammar | None:
+    required = body.required_tools if isinstance(body, ChatRequest) else None
+    wanted = body.response_format if isinstance(body, ChatRequest | CompletionRequest) else None
+    schema = wanted.schema_of_answer() if wanted else None
+    if required is not None and schema is not None:
+        raise ApiError(400, "a call and a response_format contradict each other", param="response_format")
+    lead = ""
+    if opening == "reasoning" and model.reasoning:
+        lead = model.tokenizer.decode(model.reasoning.end_ids, skip_special_tokens=False).partition(END_THINK)[2]
+    if schema is not None:
+        lark, param = json_answer(schema, lead), "response_format"
+    elif required is not None and isinstance(body, ChatRequest):
+        is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        in_lists = "<TOOLCALL>" in load_template(model.template or "").source
+        lark, param = (calls_in_a_list if in_lists else calls_in_xml)(required, lead, is_one), "tools"
+    else:
+        return None
+    try:
+        return Grammar.from_lark(lark, model.folder / "tokenizer.json")
+    except ValueError as failure:
+        raise ApiError(400, f"{param}: {failure}", param=param) from None

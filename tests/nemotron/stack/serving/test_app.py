@@ -1,0 +1,382 @@
+"""The API as clients know it, with an engine that answers by a script."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from scripted_server import Served
+
+from nemotron.stack.serving.grammar import Grammar
+
+USER = [{"role": "user", "content": "What is 1 + 1?"}]
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"properties": {"a": {"type": "integer"}}}},
+}
+REASONS = "<|im_end|>\n<|im_start|>assistant\n<think>\n"
+BROKEN = {"function": {"name": "f", "arguments": "{"}}
+CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+
+
+def test_a_chat(served: Served) -> None:
+    served.says("because\n</think>\nIt is 2.")
+    answer = served.client.chat.completions.create(model="tiny", messages=USER, temperature=0.5, top_p=0.9, seed=7)
+    (choice,) = answer.choices
+    assert served.prompt.endswith("<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    assert choice.message.role == "assistant" and choice.message.content == "It is 2."
+    assert choice.message.reasoning_content == choice.message.reasoning == "because"
+    assert choice.finish_reason == "stop" and choice.message.tool_calls is None and choice.logprobs is None
+    sampling = served.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.5, 0.9, 7)
+    prompt = len(served.engine.asked[0][0])
+    assert sampling.max_new_tokens == 1000 - prompt
+    usage = answer.usage
+    # 8 + 1 bytes of reasoning with its tag, 9 of the answer with the blank before it, and the token that ends the turn
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, 8 + 1 + 9 + 1)
+    assert usage.completion_tokens_details.reasoning_tokens == 9
+    assert not served.engine.running
+
+
+def test_a_stream_is_together_the_whole(served: Served) -> None:
+    text = f"because\n</think>\nSo: é.\n{CALL}"
+    served.says(text)
+    whole = served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD])
+    chunks = list(
+        served.client.chat.completions.create(
+            model="tiny", messages=USER, tools=[ADD], stream=True, stream_options={"include_usage": True}
+        )
+    )
+    *pieces, last = chunks
+    deltas = [chunk.choices[0].delta for chunk in pieces]
+    message = whole.choices[0].message
+    assert deltas[0].role == "assistant" and all(delta.role is None for delta in deltas[1:])
+    assert "".join(delta.content or "" for delta in deltas) == message.content == "So: é."
+    assert "".join(getattr(delta, "reasoning_content", "") or "" for delta in deltas) == message.reasoning_content
+    assert len(deltas) > len("because")  # a chunk a token
+    (call,) = (call for delta in deltas for call in delta.tool_calls or ())
+    assert call.index == 0 and call.function.name == message.tool_calls[0].function.name == "add"
+    assert json.loads(call.function.arguments) == json.loads(message.tool_calls[0].function.arguments) == {"a": 1}
+    assert [chunk.choices[0].finish_reason for chunk in pieces] == [None] * (len(pieces) - 1) + ["tool_calls"]
+    assert last.choices == [] and last.usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers(served: Served, stream: bool) -> None:
+    served.says("</think>one", "</think>two")
+    out = served.client.chat.completions.create(model="tiny", messages=USER, n=2, seed=5, stream=stream)
+    contents = ["", ""]
+    for chunk in out if stream else [out]:
+        for choice in chunk.choices:
+            contents[choice.index] += (choice.delta if stream else choice.message).content or ""
+    assert contents == ["one", "two"] and [sampling.seed for _, sampling in served.engine.asked] == [5, 6]
+    if not stream:
+        assert out.usage.completion_tokens == 2 * 5 and out.usage.prompt_tokens == len(served.engine.asked[0][0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_an_answer_and_the_engines_work(served: Served, stream: bool) -> None:
+    served.says("</think>one END and what nobody waits for")
+    served.engine.close_after = len(served.encode("</think>one END"))
+    out = served.client.chat.completions.create(model="tiny", messages=USER, stop=["END"], stream=stream)
+    chunks = list(out) if stream else [out]
+    text = "".join((chunk.choices[0].delta if stream else chunk.choices[0].message).content or "" for chunk in chunks)
+    last = chunks[-1].choices[0]
+    assert text == "one" and (last.finish_reason, last.stop_reason) == ("stop", "END")
+    assert served.engine.finished == {"cancelled": 1}
+
+
+def test_a_stop_token_of_the_request_is_named(served: Served) -> None:
+    served.follows(lambda prompt, sampling: served.encode("</think>a\nb"))
+    (newline,) = served.encode("\n")
+    out = served.client.chat.completions.create(
+        model="tiny", messages=USER, extra_body={"stop_token_ids": [newline], "return_token_ids": True}
+    )
+    choice = out.choices[0]
+    assert (choice.message.content, choice.finish_reason, choice.stop_reason) == ("a", "stop", newline)
+    assert choice.token_ids == served.encode("</think>a\n") and out.prompt_token_ids == served.engine.asked[0][0]
+
+
+def test_an_answer_that_is_cut(served: Served) -> None:
+    served.says("</think>a long answer")
+    choice = served.client.chat.completions.create(model="tiny", messages=USER, max_completion_tokens=7).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("a long", "length")
+    served.says("reasoning without an end")
+    choice = served.client.chat.completions.create(model="tiny", messages=USER, max_tokens=9).choices[0]
+    assert (choice.message.content, choice.message.reasoning_content) == ("", "reasoning")
+
+
+def test_log_probabilities(served: Served) -> None:
+    served.says("</think>é")
+    out = served.client.chat.completions.create(model="tiny", messages=USER, logprobs=True, top_logprobs=1)
+    tag, first, second, end = out.choices[0].logprobs.content
+    assert tag.token == "</think>" and bytes(tag.bytes) == b"</think>" and tag.logprob == -0.5
+    assert first.bytes is second.bytes is None  # halves of a character
+    assert (end.token, tag.top_logprobs[0].logprob) == ("<|im_end|>", -0.25)
+    stream = served.client.chat.completions.create(
+        model="tiny", messages=USER, logprobs=True, stream=True,
+        extra_body={"return_tokens_as_token_ids": True, "return_token_ids": True},
+    )  # fmt: skip
+    chunks = [chunk for chunk in stream if chunk.choices]
+    named = [
+        entry.token for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content
+    ]
+    ids = served.encode("</think>é<|im_end|>")
+    assert named == [f"token_id:{token}" for token in ids]
+    assert [token for chunk in chunks for token in chunk.choices[0].token_ids] == ids
+    assert chunks[0].prompt_token_ids == served.engine.asked[-1][0]
+
+
+def test_tools_are_shown_and_results_come_back(served: Served) -> None:
+    served.says(f"</think>{CALL}{CALL}")
+    choice = served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD]).choices[0]
+    first, second = choice.message.tool_calls
+    assert first.id != second.id and choice.message.content is None and choice.finish_reason == "tool_calls"
+    assert "<name>add</name>" in served.prompt and "<description>Adds.</description>" in served.prompt
+    served.says("</think>2")
+    talk = [*USER, choice.message.model_dump(), {"role": "tool", "tool_call_id": first.id, "content": "two"}]
+    served.client.chat.completions.create(model="tiny", messages=talk, tools=[ADD])
+    assert CALL in served.prompt and "<tool_response>\ntwo\n</tool_response>" in served.prompt
+    one = served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD], parallel_tool_calls=False)
+    assert one.choices[0].message.tool_calls is None
+    served.says(f"</think>{CALL}{CALL}")
+    one = served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD], parallel_tool_calls=False)
+    assert len(one.choices[0].message.tool_calls) == 1
+    none = served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD], tool_choice="none")
+    assert none.choices[0].message.tool_calls is None and "<name>add</name>" not in served.prompt
+    assert none.choices[0].message.content == f"{CALL}{CALL}".strip()
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "end"),
+    [
+        ("super3", {}, "<think>\n"),
+        ("super3", {"chat_template_kwargs": {"enable_thinking": False}}, "<think></think>"),
+        ("super3", {"reasoning_effort": "none"}, "<think></think>"),
+        ("super3", {"max_thinking_tokens": 0}, "<think></think>"),
+        ("super3", {"reasoning_effort": "low"}, "1 + 1?\n\n{reasoning effort: low}" + REASONS),
+        ("super3", {"chat_template_kwargs": {"low_effort": True}}, "{reasoning effort: low}" + REASONS),
+        ("ultra3", {"reasoning_effort": "medium"}, "{reasoning effort: efficient}" + REASONS),
+        ("nano3", {"reasoning_effort": "high"}, "1 + 1?" + REASONS),
+    ],
+)  # fmt: skip
+def test_how_much_it_reasons(serve: Callable[..., Served], template: str, fields: dict[str, Any], end: str) -> None:
+    served = serve(template)
+    served.says("2")
+    choice = served.client.chat.completions.create(model="tiny", messages=USER, extra_body=fields).choices[0]
+    assert served.prompt.endswith(end)
+    thinks = end.endswith("<think>\n")
+    assert (choice.message.content, choice.message.reasoning_content) == (("", "2") if thinks else ("2", None))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_thinking_tokens": 9}, {"thinking_token_budget": 9}, {"nvext": {"max_thinking_tokens": 9}}]
+)
+def test_a_budget_of_reasoning(served: Served, fields: dict[str, Any]) -> None:
+    served.says("</think>2")
+    served.client.chat.completions.create(model="tiny", messages=USER, extra_body=fields)
+    budget = served.sampling.budget
+    assert budget is not None and budget.max_tokens == 9
+    assert (served.decode(budget.tag_ids), served.decode(budget.end_ids)) == ("</think>", "\n</think>\n")
+
+
+def test_a_schema_holds_the_answer_behind_the_reasoning(served: Served) -> None:
+    served.says("</think>{}")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+    served.client.chat.completions.create(model="tiny", messages=USER, response_format=wanted)
+    assert served.sampling.grammar is not None and served.decode(served.sampling.grammar_after) == "</think>"
+    served.client.chat.completions.create(
+        model="tiny", messages=USER, response_format={"type": "json_object"}, reasoning_effort="none"
+    )
+    assert served.sampling.grammar is not None and served.sampling.grammar_after == ()
+    served.client.chat.completions.create(model="tiny", messages=USER, response_format={"type": "text"})
+    assert served.sampling.grammar is None
+    wanted["json_schema"]["schema"] = {"type": "no such"}  # type: ignore[index]
+    with pytest.raises(openai.BadRequestError, match=r"response_format: .*no such"):
+        served.client.chat.completions.create(model="tiny", messages=USER, response_format=wanted)
+
+
+@pytest.mark.parametrize("template", ["super3", "nano2"])
+def test_a_call_can_be_required(serve: Callable[..., Served], template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(template)
+    compiled: list[str] = []
+    monkeypatch.setattr(Grammar, "__init__", lambda self, grammar, *_: compiled.append(grammar))
+    served.says(f"</think>{CALL}")
+    other = {"type": "function", "function": {"name": "other"}}
+    for choice, names in (
+        ("required", {"add", "other"}),
+        ({"type": "function", "function": {"name": "other"}}, {"other"}),
+    ):
+        served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD, other], tool_choice=choice)
+        assert set(re.findall(r"\b(?:add|other)\b", compiled[-1])) == names
+        assert ("TOOLCALL" in compiled[-1]) == (template == "nano2") and "add" in served.prompt  # all are shown
+    served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD], tool_choice="auto")
+    assert served.sampling.grammar is None
+
+
+def test_completions(served: Served) -> None:
+    served.says(" there", end="</s>")
+    out = served.client.completions.create(model="tiny", prompt=["hello", "hi"], max_tokens=99, n=1)
+    assert [(choice.index, choice.text, choice.finish_reason) for choice in out.choices] == [
+        (0, " there", "stop"), (1, " there", "stop"),
+    ]  # fmt: skip
+    assert [served.decode(prompt) for prompt, _ in served.engine.asked] == ["hello", "hi"]
+    chunks = list(served.client.completions.create(model="tiny", prompt=served.encode("hello"), stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == " there" and served.sampling.max_new_tokens == 16
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_an_echoed_prompt_has_log_probabilities(served: Served) -> None:
+    served.says("c", end="</s>")
+    choice = served.client.completions.create(model="tiny", prompt="ab", echo=True, logprobs=1, max_tokens=1).choices[0]
+    assert served.sampling.prompt_logprobs and choice.text == "abc"
+    logprobs = choice.logprobs
+    assert logprobs.tokens == ["a", "b", "c"] and logprobs.token_logprobs == [None, -0.5, -0.5]
+    assert logprobs.text_offset == [0, 1, 2]
+    first = served.decode([0])
+    assert logprobs.top_logprobs == [None, {first: -0.25, "b": -0.5}, {first: -0.25, "c": -0.5}]
+    alone = served.client.completions.create(model="tiny", prompt="ab", echo=True, logprobs=1, max_tokens=0).choices[0]
+    assert (alone.text, alone.logprobs.tokens) == ("ab", ["a", "b"])
+
+
+def test_models_and_tokens(served: Served) -> None:
+    (model,) = served.client.models.list().data
+    assert (model.id, model.max_model_len) == ("tiny", 1000) and served.client.models.retrieve("tiny") == model
+    ids = served.encode("hi<|im_end|>")
+    said = served.http.post("/tokenize", json={"prompt": "hi<|im_end|>", "return_token_strs": True}).json()
+    assert said == {"count": 3, "max_model_len": 1000, "tokens": ids, "token_strs": ["h", "i", "<|im_end|>"]}
+    assert served.http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "hi<|im_end|>"}
+    served.says("2")
+    served.client.chat.completions.create(model="tiny", messages=USER, tools=[ADD])
+    said = served.http.post("/tokenize", json={"model": "tiny", "messages": USER, "tools": [ADD]}).json()
+    assert said["tokens"] == served.engine.asked[0][0]
+    assert served.http.get("/tokenizer_info").json()["eos_token"] == "</s>"
+    assert served.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "message"),
+    [
+        ({"messages": USER, "temprature": 1}, 400, "temprature", "did you mean 'temperature'"),
+        ({"messages": USER, "temperature": 3}, 400, "temperature", "less than or equal to 2"),
+        ({"messages": USER, "frequency_penalty": 0.5}, 400, "frequency_penalty", "less than or equal to 0"),
+        ({"messages": []}, 400, "messages", "at least 1"),
+        ({"messages": [{"role": "owner", "content": "x"}]}, 400, "messages", "unknown role 'owner'"),
+        ({"messages": [*USER, {"role": "system", "content": "x"}]}, 400, "messages", "can only come first"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "there is only text"),
+        ({"messages": USER, "model": "gpt"}, 404, "model", "'tiny' is served"),
+        ({"messages": USER, "max_tokens": 1000}, 400, "messages", "takes 1000 tokens"),
+        ({"messages": USER, "max_tokens": 20, "max_thinking_tokens": 19}, 400, "max_thinking_tokens", "no answer"),
+        ({"messages": USER, "chat_template_kwargs": {"shout": 1}}, 400, "chat_template_kwargs", "no switch 'shout'"),
+        ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "no switch"),
+        ({"messages": USER, "reasoning_effort": "medium"}, 400, "reasoning_effort", "none, minimal, low, high"),
+        ({"messages": USER, "tool_choice": "required"}, 400, None, "there are no tools"),
+        ({"messages": USER, "top_logprobs": 2}, 400, None, "needs logprobs"),
+        ({"messages": USER, "response_format": {"type": "json_schema"}}, 400, "response_format", "json_schema"),
+        ({"messages": [{"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "messages", "no JSON"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(served: Served, body: dict[str, Any], status: int, param: str | None, message: str) -> None:
+    answer = served.http.post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == status and message in error["message"], error
+    assert set(error) == {"message", "type", "param", "code"} and (param is None or error["param"] == param)
+    assert not served.engine.asked
+
+
+def test_errors_in_the_shape_of_openai(served: Served) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        served.client.chat.completions.create(model="gpt", messages=USER)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        served.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 2000}])
+    assert too_long.value.code == "context_length_exceeded"
+    for content, header in ((b"{", "application/json"), (b"{}", "text/plain"), (b"[1]", "application/json")):
+        answer = served.http.post("/v1/chat/completions", content=content, headers={"Content-Type": header})
+        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)):
+        answer = served.http.request(method, path)
+        assert answer.status_code == status and path in answer.json()["error"]["message"]
+    answer = served.http.post("/v1/completions", json={"prompt": [5, 9999]})
+    assert answer.status_code == 400 and "9999" in answer.json()["error"]["message"]
+
+
+def test_a_full_queue(served: Served) -> None:
+    served.says("</think>2")
+    served.engine.places = 1
+    with pytest.raises(openai.InternalServerError) as full:
+        served.client.chat.completions.create(model="tiny", messages=USER, n=2)
+    assert full.value.status_code == 503 and full.value.response.headers["retry-after"] == "1"
+    assert full.value.code == "queue_full"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_of_the_engine(served: Served, stream: bool) -> None:
+    served.follows(lambda prompt, sampling: [*served.encode("</think>a"), -1])
+    with pytest.raises(openai.APIError, match="out of memory"):
+        list(served.client.chat.completions.create(model="tiny", messages=USER, stream=stream))
+    assert not served.engine.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_may_take_too_long(serve: Callable[..., Served], stream: bool) -> None:
+    served = serve(timeout=0.05)
+    served.says("never")
+    served.engine.close_gate()
+    with pytest.raises(openai.APIError, match=r"not answered within 0\.05 s"):
+        list(served.client.chat.completions.create(model="tiny", messages=USER, stream=stream))
+    assert served.engine.finished == {"cancelled": 1}
+
+
+def test_a_stopping_engine(served: Served) -> None:
+    served.engine.stop(0)
+    with pytest.raises(openai.InternalServerError) as stopping:
+        served.client.chat.completions.create(model="tiny", messages=USER)
+    assert stopping.value.status_code == 503
+
+
+def test_a_base_model_completes_and_does_not_chat(serve: Callable[..., Served]) -> None:
+    served = serve(None)
+    served.says("c", end="</s>")
+    assert served.client.completions.create(model="tiny", prompt="ab").choices[0].text == "c"
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        served.client.chat.completions.create(model="tiny", messages=USER)
+
+
+def test_a_key(serve: Callable[..., Served]) -> None:
+    served = serve(api_key="sésame")
+    assert served.http.get("/v1/models").status_code == served.http.get("/metrics").status_code == 401
+    assert served.http.get("/health").status_code == served.http.get("/").status_code == 200
+    for key, status in (("wrong", 401), ("sésame", 200)):
+        headers = {"Authorization": f"Bearer {key}".encode()}
+        assert served.http.get("/v1/models", headers=headers).status_code == status
+    error = served.http.post("/v1/chat/completions", json={}).json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+def test_who_may_ask(serve: Callable[..., Served]) -> None:
+    served = serve(is_local=True)
+    for host, status in (("127.0.0.1:8000", 200), ("localhost", 200), ("[::1]:9", 200), ("evil.example:8000", 403)):
+        assert served.http.get("/v1/models", headers={"Host": host}).status_code == status
+    headers = {"Content-Length": str(2**30), "Host": "localhost", "Content-Type": "application/json"}
+    assert served.http.post("/tokenize", content=b"{}", headers=headers).status_code == 413
+
+
+def test_metrics(served: Served) -> None:
+    served.says("</think>2")
+    served.client.chat.completions.create(model="tiny", messages=USER)
+    served.http.get("/no/such/place")
+    lines = dict(line.rsplit(" ", 1) for line in served.http.get("/metrics").text.splitlines() if line[0] != "#")
+    assert lines['nemotron_requests_finished_total{reason="stop"}'] == "1.0"
+    assert lines['nemotron_http_responses_total{path="/v1/chat/completions",status="200"}'] == "1.0"
+    assert lines['nemotron_http_responses_total{path="other",status="404"}'] == "1.0"
+    assert lines["nemotron_request_answer_tokens_sum"] == "3.0"
+    assert lines["nemotron_time_to_first_token_seconds_count"] == lines["nemotron_request_seconds_count"] == "1.0"
+    assert math.isfinite(float(lines["nemotron_request_seconds_sum"]))

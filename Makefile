@@ -22,7 +22,7 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help demo test test-all test-cluster test-ecosystem contracts lint format install install-dev clean
+.PHONY: help demo test test-all test-cluster test-ecosystem contracts docs docs-serve lint format install install-dev clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
 	@echo "make test-ecosystem   tests on the real NeMo Gym, which it installs (1.4 GB); wants a Python 3.12 or 3.13"
 	@echo "make contracts   the published-size scripts and configs against the sources of the libraries that they call"
+	@echo "make docs      the documentation as a site, in build/site;  make docs-serve  on http://127.0.0.1:8000, while you write"
 	@echo "make lint      ruff, mypy, import directions, command files;  make format  let ruff rewrite"
 	@echo "make install   only make .venv;  make clean  remove .venv and caches (output/ stays)"
 
@@ -57,16 +58,24 @@ contracts: $(VENV)/installed-dev
 	@$(BIN)/python tests/contracts/sources.py
 	$(BIN)/python -m pytest tests/contracts $(PYTEST_FLAGS)
 
+# A link or an anchor that leads nowhere, and a page that is in no menu, fail (with --quiet they would not).
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
+
+docs-serve: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 lint: $(VENV)/installed-dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/site
+	$(BIN)/ruff format --check src tests benchmarks examples docs/site
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/lint_commands.py
 
 format: $(VENV)/installed-dev
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples docs/site
+	$(BIN)/ruff format src tests benchmarks examples docs/site
 
 install: $(VENV)/installed
 install-dev: $(VENV)/installed-dev

@@ -2,6 +2,7 @@
 
 The artifacts and files that the commands read are stand-ins; `env.example.toml` is the env.toml. Which commands take
 `--dry-run` is asked of the command line itself, whatever families it has: no documented command may start work here.
+What else stands in a page's shell blocks is tried by another test, or listed in NOT_TRIED_HERE with the reason.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,10 @@ import pytest
 import typer
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.cli import app as nemo_runspec
+from nemo_runspec.cli import run_app
 from nemo_runspec.config.script import load_script_config
+from nemo_runspec.errors import UserError
 from nemotron.cli.commands.chat import chat_help
 from nemotron.cli.commands.data.curate import STEPS
 from nemotron.cli.commands.nano2 import app as nano2
@@ -70,15 +75,83 @@ def commands_in(text: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if not SCHEMATIC.search(line)]
 
 
+SHELL_BLOCK = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("nemotron", "nemo-runspec")
+# Programs of shell blocks that the tests here do not try, and which other test does, or why none can.
+NOT_TRIED_HERE = {
+    "cd": "the shell's own",
+    "echo": "the shell's own",
+    "export": "the shell's own",
+    "source": "the shell's own",
+    "pip install": "tests/test_installation_lines.py",
+    "pip wheel": "tests/test_wheel.py",
+    "python -m pytest": "the suite runs that file",
+    "python -m nemotron.recipes.nano2": "tests/nemotron/recipes/nano2/test_whole.py",
+    "python -m nemotron.recipes.nano2.stage0_pretrain": "tests/nemotron/recipes/nano2/test_stage0.py",
+    "nemotron nano3 model export nano3-sft-model-default": "tests/nemotron/cli/test_model_export.py",
+    "lm-eval": "tests/nemotron/recipes/tools/test_serve.py",
+    "curl": "tests/nemotron/stack/serving/test_app.py",
+    "data-designer": "tests/ecosystem/test_programs.py",
+    "automodel": "needs a GPU",
+    "enroot": "needs NVIDIA's registry and enroot",
+    "srun": "needs a cluster with pyxis",
+}
+
+
+def simple_commands(text: str) -> list[tuple[str, ...]]:
+    """The words of every command in shell lines: pipes and `&&` taken apart; comments, redirections and variables set
+    before a command left out."""
+    commands = []
+    for line in re.sub(r" *\\\n\s*", " ", text).splitlines():
+        if re.match(r"[A-Z_]+=\$\(.*\)$", line):  # what a variable is set to
+            continue
+        lexer = shlex.shlex(re.split(r"(?:^|\s)# ", line, maxsplit=1)[0], posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split, lexer.commenters = True, ""
+        words, redirects = [], False
+        for token in [*lexer, ";"]:
+            if token in ("|", "&&", ";"):
+                commands += [tuple(words)] if words else []
+                words = []
+            elif token in ("<", ">", ">>") or redirects:
+                redirects = not redirects
+            elif words or not re.match(r"[A-Z_]+=", token):
+                words.append(token)
+    return commands
+
+
+def tried_as_python(words: Sequence[str]) -> list[str]:
+    """`torchrun … train.py key=value` as `python train.py key=value`, which checks the same; others as they are."""
+    scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
+    return ["python", *words[scripts[0] :]] if words[0] == "torchrun" else list(words)
+
+
+def tried_elsewhere(words: Sequence[str]) -> bool:
+    """Whether NOT_TRIED_HERE has this command."""
+    programs = [program.split() for program in NOT_TRIED_HERE]
+    return any(list(words[: len(program)]) == program for program in programs)
+
+
+def commands_in_blocks(text: str) -> list[str]:
+    """The commands of a page's shell blocks that are to be tried here."""
+    lines = [words for block in SHELL_BLOCK.findall(text) for words in simple_commands(block)]
+    own = [tried_as_python(words) for words in lines if not tried_elsewhere(words)]
+    return [shlex.join(words) for words in own if words[0] in PROGRAMS or (words[1:2] and words[1].endswith(".py"))]
+
+
 # `place: command` -> file and command, of all files above. One of `nemotron` means the same wherever it stands, and so
 # counts where it stands first; which script `python` finds depends on the place.
 COMMANDS: dict[str, tuple[Path, str]] = {}
-_tried: set[str] = set()
+_tried: set[tuple[str, ...]] = set()
 for _path in [*PAGES, *SCRIPTS]:
-    for _command in commands_in(_path.read_text(encoding="utf-8")):
-        if _command.startswith("python ") or _command not in _tried:
+    _text = _path.read_text(encoding="utf-8")
+    _blocks = commands_in_blocks(_text) if _path.suffix == ".md" else []
+    _here: set[tuple[str, ...]] = set()
+    for _command in [*commands_in(_text), *_blocks]:
+        _words = simple_commands(_command)[0]
+        if _words not in (_here if _words[0] == "python" else _tried):
             COMMANDS[f"{_path.relative_to(ROOT)}: {_command}"] = _path, _command
-        _tried.add(_command)
+        _tried.add(_words)
+        _here.add(_words)
 # The help of `chat` is put together for each family.
 for _models in (nano2.MODELS, nano3.MODELS, super3.MODELS):
     COMMANDS |= {f"chat --help: {command}": (SOURCE / "cli", command) for command in commands_in(chat_help(_models))}
@@ -113,6 +186,13 @@ class Started(BaseException):
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry that has what the commands read; they only look."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)  # of hundreds of versions it would take twenty seconds
+        return published_stand_ins(tmp_path_factory)
+
+
+def published_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The registry, filled."""
     root = tmp_path_factory.mktemp("artifacts")
     payload = tmp_path_factory.mktemp("payload")
     (payload / "evaluation").mkdir()
@@ -191,6 +271,7 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         "train.jsonl",
         "my-folder/note.md",
         "benchmarks/a.jsonl",
+        "my-crawl/a.warc.gz",
     ):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("a note\n" if name.endswith(".md") else "")
@@ -204,9 +285,9 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     origin = {"artifact": f"x:1@{'0' * 64}", "is_base": True, "num_steps": 1, "tokens": None, "reasoning": None}
     Path("my-export", "nemotron.json").write_text(json.dumps({**origin, "sources": []}))
     monkeypatch.setenv("MY_KEY", "x")
-    for stage in ("pretrain", "sft"):
-        (tmp_path / "output" / OWN / stage / "tiny-0123456789").mkdir(parents=True)
-        (tmp_path / "output" / OWN / stage / "tiny-0123456789" / "run.json").write_text("{}")
+    for run in [f"{family}/{stage}/tiny-0123456789" for family in FAMILIES for stage in ("pretrain", "sft", "rl")]:
+        (tmp_path / "output" / run).mkdir(parents=True)
+        (tmp_path / "output" / run / "run.json").write_text('{"state": "finished"}')
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
@@ -241,6 +322,64 @@ def test_a_command_goes_on_after_a_backslash() -> None:
     assert commands_in(page) == ["nemotron nano3 pretrain -c tiny optimizer.lr=1e-3 --dry-run"]
 
 
+def test_a_shell_line_is_taken_apart() -> None:
+    text = "A=b nemotron x 'y=[1, 2]' | head -1 > out.txt && nemotron z < in.txt  # why\nA=$(pwd; ls)\n"
+    text += "nemotron w \\\n  'k=\"#\"'\n"
+    assert simple_commands(text) == [
+        ("nemotron", "x", "y=[1, 2]"), ("head", "-1"), ("nemotron", "z"), ("nemotron", "w", 'k="#"'),
+    ]  # fmt: skip
+
+
+SHELL_WORDS = {
+    page.relative_to(ROOT): [
+        words for block in SHELL_BLOCK.findall(page.read_text()) for words in simple_commands(block)
+    ]
+    for page in PAGES
+    if page.suffix == ".md"
+}
+
+
+@pytest.mark.parametrize("page", SHELL_WORDS, ids=str)
+def test_nothing_in_a_shell_block_is_left_untried(page: Path) -> None:
+    untried = [
+        words
+        for words in SHELL_WORDS[page]
+        if words not in _tried and tuple(tried_as_python(words)) not in _tried
+        if words[0] != "make" and not tried_elsewhere(words)
+    ]
+    assert untried == [], "try it here, or say in NOT_TRIED_HERE who does, or why nobody can"
+
+
+def test_the_list_of_what_is_not_tried_here_is_true() -> None:
+    shown = [words for lines in SHELL_WORDS.values() for words in lines]
+    for program, reason in NOT_TRIED_HERE.items():
+        start = tuple(program.split())
+        assert any(words[: len(start)] == start for words in shown), f"no page shows {program}"
+        assert not re.match(r"tests/", reason) or (ROOT / reason.partition(" ")[0]).is_file(), reason
+
+
+def test_the_targets_and_tests_that_a_page_names_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for words in [words for lines in SHELL_WORDS.values() for words in lines]:
+        if words[0] == "make":
+            assert set(words[1:]) <= set(targets), words
+        if words[:3] == ("python", "-m", "pytest"):
+            assert all((ROOT / name).exists() for name in words[3:]), words
+
+
+def test_a_wrong_option_in_a_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "nemotron nano3 pretrain -c tiny optimizer.lr=fast | tail\nnemotron artifacts list --no-such-option"
+    planted = commands_in_blocks(f"# A page\n\n```bash\n{wrong}\n```\n")
+    assert len(planted) == 2
+    for command in planted:
+        with pytest.raises(UserError):
+            accept(ROOT / "docs/planted.md", command, monkeypatch)
+    with pytest.raises(AssertionError):
+        SHELL_WORDS[Path("planted")] = [("nemotronn", "nano3", "pipe")]
+        test_nothing_in_a_shell_block_is_left_untried(Path("planted"))
+    del SHELL_WORDS[Path("planted")]
+
+
 def test_what_runs_steps_is_asked_of_the_command_line() -> None:
     steps = ("nano3 pipe", "nano3 data prep sft -c tiny", "nano3 rl", "nano3 rl rlvr", "data curate", "data curate pii")
     assert all(runs_steps(f"nemotron {command}".split()) for command in steps)
@@ -256,8 +395,24 @@ def test_a_command_without_dry_run_does_not_start_its_script(monkeypatch: pytest
 
 @pytest.mark.parametrize("place", COMMANDS, ids=lambda place: place)
 def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, command = COMMANDS[place]
+    accept(*COMMANDS[place], monkeypatch)
+
+
+def accept(path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail unless the command line, or the script, takes what the page at `path` shows."""
     words = shlex.split(command)
+    if words[0] == "nemo-runspec":
+        name = next(word for word in words if word.endswith(".py"))  # from the clone, or as Nano 2's, from its stage
+        places = [ROOT / name, *(SOURCE / "recipes/nano2").rglob(name)]
+        script = next((place for place in places if place.is_file()), None)
+        config = [] if script else ["-c", "tiny"]
+        words = [str(script or PRETRAIN) if word == name else word for word in words]
+        with suppress(Started):  # what submits
+            assert (
+                run_app(nemo_runspec, words[0], [*words[1:], *config, *(["--dry-run"] if words[1] == "run" else [])])
+                == 0
+            )
+        return
     if words[0] == "python":
         if "nano2" in path.relative_to(ROOT).parts and not (ROOT / words[1]).is_file():
             end = next((i for i, word in enumerate(words) if word in "<>"), len(words))

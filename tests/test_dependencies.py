@@ -26,7 +26,7 @@ IMPORTED_AS = {
 }  # fmt: skip
 # Not imported by name: programs, plug-ins (of fsspec, pytest and trafilatura), and what another one was found to need.
 PROGRAMS = {"pytest_timeout", "pytest_xdist", "ruff", "mypy", "import_linter", "types_PyYAML", "types_jsonschema"}
-PLUG_INS = {"s3fs", "gcsfs", "lxml_html_clean", "leptonai"}
+PLUG_INS = {"mkdocs_material", "mkdocstrings", "s3fs", "gcsfs", "lxml_html_clean", "leptonai"}
 BY_NAME = {"nemo_run", "mlflow", "wandb", "datasets", "hatchling", "accelerate"}  # not by an import statement
 
 
@@ -66,7 +66,7 @@ def test_the_core_dependencies_are_what_the_source_imports() -> None:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_nothing_in_an_extra_is_unused(extra: str) -> None:
-    used = imported(ROOT / "src") | imported(ROOT / "tests") | imported(ROOT / "benchmarks")
+    used = set().union(*(imported(ROOT / folder) for folder in ("src", "tests", "benchmarks", "docs")))
     assert modules(EXTRAS[extra]) - used - PROGRAMS - PLUG_INS - BY_NAME == set()
 
 

@@ -16,7 +16,9 @@ PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted(path for folder in ("docs", *CODE) for path in (ROOT / folder).rglob("*.md"))
 MODULES = [f"/{path.relative_to(ROOT)}" for folder in CODE for path in (ROOT / folder).rglob("*.py")]
 # Of a user's own, and misspelt ones.
-EXAMPLES = {"path/to/script.py", "garden/beds/dig.py", "trian.py", "schma.py", "FILE.py", "halves.py", "sorting.py"}
+EXAMPLES = {
+    "add.py", "path/to/script.py", "garden/beds/dig.py", "trian.py", "schma.py", "FILE.py", "halves.py", "sorting.py"
+}  # fmt: skip
 # Those that docs/guides/fork.md makes; tests/test_fork_guide.py does it.
 EXAMPLES |= {"select.py", "select_documents.py", "stage0_pretrain/select_documents.py"}
 EXAMPLES |= {"src/nemotron/recipes/nano3/stage0_pretrain/select_documents.py"}

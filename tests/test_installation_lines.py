@@ -60,7 +60,7 @@ def test_there_are_install_lines() -> None:
 def test_the_readme_names_every_extra_for_users() -> None:
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install\n")[2].partition("\n## ")[0]
     named = {extra for extra in PROJECT["optional-dependencies"] if f"`{extra}`" in section or f"[{extra}]" in section}
-    assert named == PROJECT["optional-dependencies"].keys() - {"dev", "cluster"}
+    assert named == PROJECT["optional-dependencies"].keys() - {"dev", "cluster", "docs"}
 
 
 def test_the_extras_that_the_code_asks_for_exist() -> None:

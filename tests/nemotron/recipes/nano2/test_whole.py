@@ -6,6 +6,8 @@ import dataclasses
 import importlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +73,21 @@ def test_every_stage_goes_on_from_the_one_before_and_improves_on_it(tmp_path: Pa
     assert {name: numbers[name] for name, least in BANDS.items() if numbers[name] < least} == {}
     assert numbers["RL, sampled"] > numbers["SFT, sampled"] + 0.02
     assert numbers["compressed, share of parameters"] <= 0.75
+    follow_the_tutorial(tmp_path, environment)
+
+
+def follow_the_tutorial(folder: Path, environment: dict[str, str]) -> None:
+    """Give the commands of docs/tutorial.md that come after the training, in the folder where it was."""
+    page = (RECIPE.parents[3] / "docs/tutorial.md").read_text(encoding="utf-8")
+    lines = [
+        line
+        for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    after = lines[lines.index("python -m nemotron.recipes.nano2 --scale tiny") + 1 :]
+    assert len(after) >= 8
+    for line in after:
+        words = [sys.executable, "-m", *shlex.split(line)]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stderr)
+        assert done.stdout or done.stderr, line

@@ -50,7 +50,7 @@ class Metrics:
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCounts(stats))  # type: ignore[arg-type]  # any object that can collect
+        self.registry.register(EngineCounts(stats))
         self.responses = Counter(
             "nemotron_http_responses", "Answers by path and status.", ["path", "status"], registry=self.registry
         )

@@ -90,7 +90,6 @@ NOT_TRIED_HERE = {
     "python -m nemotron.recipes.nano2.stage0_pretrain": "tests/nemotron/recipes/nano2/test_stage0.py",
     "nemotron nano3 model export nano3-sft-model-default": "tests/nemotron/cli/test_model_export.py",
     "lm-eval": "tests/nemotron/recipes/tools/test_serve.py",
-    "curl": "tests/nemotron/stack/serving/test_app.py",
     "data-designer": "tests/ecosystem/test_programs.py",
     "automodel": "needs a GPU",
     "enroot": "needs NVIDIA's registry and enroot",

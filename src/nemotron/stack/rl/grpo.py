@@ -164,7 +164,8 @@ def step_metrics(
     sums = sum_metrics(counts, ranks)
     if sums["verifier_errors"] > cfg.max_error_rate * sums["completions"]:
         raise RunFailed(
-            f"verification failed for {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts",
+            f"no verdict on {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts, "
+            f"more than grpo.max_error_rate {cfg.max_error_rate:g} allows",
             batch.errors[0] if batch.errors else "on another rank",
         )
     groups = sums["completions"] / cfg.num_generations_per_prompt

@@ -99,7 +99,7 @@ def test_drafting_is_one_of_the_draws(small_config: Callable[..., NemotronHConfi
     is_token = torch.ones(1, len(prompt) - 1, dtype=torch.bool)
     trunk, drafter = Trunk(model, is_token, 40, k), Drafter(model, is_token, 40, k)
     drafter.read(torch.tensor([prompt[1:]]), trunk.read(torch.tensor([prompt[:-1]])))
-    drafts, _ = drafter.draft(0.0, None)
+    drafts, _ = drafter.draft(lambda logits_BV: (logits_BV.argmax(-1, keepdim=True), logits_BV))
 
     ids = torch.tensor([prompt + drafts[0].tolist()])
     newest = len(prompt) - 2  # the last position for which decoding had the trunk's state

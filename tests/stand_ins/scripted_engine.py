@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from nemotron.stack.serving.engine import EngineStopped, FinishReason, QueueFull, Sampling, Stats, Token
+from nemotron.stack.serving.engine import EngineStopped, FinishReason, Limits, QueueFull, Sampling, Stats, Token
 
 Script = Callable[[Sequence[int], Sampling], Sequence[int]]
 
@@ -81,6 +81,7 @@ class ScriptedEngine:
         self.running: set[ScriptedAnswer] = set()
         self.finished: Counter[FinishReason] = Counter()
         self.has_stopped = False
+        self.limits, self.is_alive = Limits(max_length=1 << 20, max_rows=300, max_waiting=700), True
 
     def submit(self, prompt: Sequence[int], sampling: Sampling) -> ScriptedAnswer:
         """As the engine."""

@@ -105,8 +105,18 @@ def make_samples(
                 case _:
                     return _needles(NEEDLES[task], material, filler, rng)
 
-        samples.append(_longest(make, fits, len(material.passages) - 1 if task == "qa" else math.inf, task))
+        samples.append(_longest(make, fits, _most_filler(task, material), task))
     return samples
+
+
+def _most_filler(task: RulerTask, material: Material) -> float:
+    """How much filler there is for a task."""
+    if task == "qa":
+        return len(material.passages) - 1
+    needles = NEEDLES.get(task)
+    if needles is not None and needles.haystack == "facts" and needles.key == "word":
+        return len(material.words) ** 2 // 2  # keys of two words
+    return math.inf
 
 
 def _longest(make: Callable[[int], Sample], fits: Callable[[Sample], bool], most: float, task: str) -> Sample:

@@ -155,7 +155,9 @@ def completion_logprobs(
             out.token_logprobs.append(None)
             out.top_logprobs.append(None)
         else:
-            likeliest = {shown(tokenizer, each, as_ids): logprob for each, logprob in reversed(token.top)}
+            likeliest: dict[str, float] = {}
+            for each, logprob in token.top:  # of several tokens that look the same, the likeliest
+                likeliest.setdefault(shown(tokenizer, each, as_ids), logprob)
             out.token_logprobs.append(token.logprob)
             out.top_logprobs.append(likeliest | {shown(tokenizer, number, as_ids): token.logprob})
     return out

@@ -128,7 +128,7 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return Response()
+        return Response(status_code=200 if server.engine.is_alive else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

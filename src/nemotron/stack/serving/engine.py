@@ -156,13 +156,15 @@ class Engine:
             QueueFull: as many wait as may.
             PromptTooLong: prompt and `max_new_tokens` together exceed `max_length`.
             EngineStopped: `stop` was called.
-            ValueError: an empty prompt, or ids that the model does not have.
+            ValueError: an empty prompt, or ids in it or of stop tokens that the model does not have.
         """
         vocab_size, limits = self.model.config.vocab_size, self.limits
         if not prompt:
             raise ValueError("the prompt needs at least one token")
         if unknown := next((token for token in prompt if not 0 <= token < vocab_size), None):
             raise ValueError(f"prompt token {unknown}: the model has 0 to {vocab_size - 1}")
+        if unknown := next((token for token in sampling.stop_token_ids if not 0 <= token < vocab_size), None):
+            raise ValueError(f"stop token {unknown}: the model has 0 to {vocab_size - 1}")
         if len(prompt) + sampling.max_new_tokens > limits.max_length:
             raise PromptTooLong(
                 f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones exceed {limits.max_length}"
@@ -178,6 +180,11 @@ class Engine:
             self._waiting.append(request)
             self._changed.notify_all()
         return answer
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def stats(self) -> Stats:
@@ -197,8 +204,20 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------- the thread
 
-    @torch.inference_mode()
     def _run(self) -> None:
+        try:
+            self._rounds()
+        finally:  # at a proper end nothing is open
+            with self._changed:
+                self._stopping, left = True, list(self._open)
+                self._open.clear()
+                self._waiting.clear()
+                self._changed.notify_all()
+            for request in left:
+                request.answer.end("error", "the engine has ended")
+
+    @torch.inference_mode()
+    def _rounds(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._stopping)
@@ -248,6 +267,8 @@ class Engine:
         most = 0
         for request in list(self._reading):
             if request.state is None:
+                if self._is_read_already(request):
+                    continue
                 self._look_up(request)
             if request.left == 0:
                 self._join(request)
@@ -269,6 +290,13 @@ class Engine:
                 self._prompts.keep(request.row.prompt[: point + 1], state.resized(point) if request.points else state)
                 if not request.points:
                     self._join(request)
+
+    def _is_read_already(self, request: Request) -> bool:
+        """Whether an equal prompt is being read, whose state this one can soon go on from."""
+        if not self.limits.prompt_cache_bytes or request.row.choice.sampling.prompt_logprobs:
+            return False
+        prompt = request.row.prompt
+        return any(other.state is not None and other.row.prompt == prompt for other in self._reading)
 
     def _join(self, request: Request) -> None:
         """The prompt is read: from the next step on its row is decoded."""

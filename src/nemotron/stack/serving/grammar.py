@@ -33,7 +33,12 @@ class Grammar:
         self._ends = tokenizer.eos_tokens
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if self._matcher.is_error():
-            raise ValueError(f"the {what} can't be compiled: {' '.join(self._matcher.get_error().split())}")
+            raise ValueError(f"the {what} can't be compiled: {_reason(self._matcher)}")
+        # Some are too complex only where they are used: that is seen here, and not by the thread that serves all.
+        probe = self._matcher.deep_copy()
+        probe.compute_bitmask()
+        if probe.is_error():
+            raise ValueError(f"the {what} can't be kept to: {_reason(probe)}")
 
     @classmethod
     def from_json_schema(cls, schema: dict[str, Any], tokenizer_json: Path) -> Grammar:
@@ -91,7 +96,7 @@ class Constraint:
             mask_V[self._ends] = False  # the tokenizer's own; the answer ends with what the request says
         may_stop = self._matcher.is_accepting()
         if self._matcher.is_error():
-            raise ValueError(f"the answer can't be held to its grammar: {self._matcher.get_error().strip()}")
+            raise ValueError(f"the answer can't be held to its grammar: {_reason(self._matcher)}")
         mask_V[self._stops] = may_stop
         if not mask_V.any():
             raise ValueError("the tokenizer has no token with which the answer could go on as its grammar wants")
@@ -101,6 +106,11 @@ class Constraint:
         """Go on by a token that was allowed."""
         if token not in self._stops:
             self._matcher.consume_token(token)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What stopped it, in one line, without the state that it was in."""
+    return " ".join(matcher.get_error().partition("<state>")[0].split())
 
 
 @functools.cache

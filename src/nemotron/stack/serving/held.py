@@ -34,9 +34,10 @@ def calls_in_xml(tools: Sequence[Tool], lead: str, is_one: bool) -> str:
         for j, (name, about) in enumerate((parameters.get("properties") or {}).items()):
             parts.append(f"parameter_{i}_{j}{'' if name in (parameters.get('required') or ()) else '?'}")
             value, end = "text", "\n"
-            if "enum" in about and about.get("type", "string") == "string":
+            are_texts = all(isinstance(value, str) for value in about.get("enum", ()))
+            if "enum" in about and are_texts and about.get("type", "string") == "string":
                 value, end = f"({' | '.join(map(json.dumps, about['enum']))})", "\n</parameter>\n"
-            elif about.get("type", "string") != "string":
+            elif not are_texts or about.get("type", "string") != "string":
                 value, end = f"value_{i}_{j}", "\n</parameter>\n"
                 defined = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
                 lines.append(f"value_{i}_{j}: {_json(defined | about)}")

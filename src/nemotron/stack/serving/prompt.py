@@ -16,7 +16,7 @@ from nemotron.stack.models.decoding.generate import ReasoningBudget
 from nemotron.stack.serving.grammar import Grammar
 from nemotron.stack.serving.held import calls_in_a_list, calls_in_xml, json_answer
 from nemotron.stack.serving.protocol import ChatRequest, CompletionRequest, Conversation, Generation, NamedTool
-from nemotron.stack.serving.sampling import Sampling
+from nemotron.stack.serving.sampling import LEAST_TEMPERATURE, Sampling
 from nemotron.stack.serving.text import Opening, opening_of
 
 # What the server itself says to a template.
@@ -118,6 +118,10 @@ def encode(model: ServedModel, text: str, add_special_tokens: bool = False) -> l
 def chat_prompt(model: ServedModel, body: ChatRequest) -> Prompt:
     """The prompt of a chat request."""
     budget = body.thinking_budget
+    if budget == 0 and (body.chat_template_kwargs or {}).get("enable_thinking"):
+        raise ApiError(
+            400, "no tokens of reasoning, and enable_thinking, contradict each other", param="max_thinking_tokens"
+        )
     text = render_chat(model, body, **({"enable_thinking": False} if budget == 0 else {}))
     tokens, opening = encode(model, text, bool(body.add_special_tokens)), opening_of(text)
     wanted = body.max_completion_tokens or body.max_tokens
@@ -146,6 +150,11 @@ def _room(model: ServedModel, tokens: Sequence[int], wanted: int | None, param: 
         )
         raise ApiError(400, message, param=param, code="context_length_exceeded")
     return wanted or room
+
+
+def greedy_below(temperature: float) -> float:
+    """0 where logits divided by the temperature would be no numbers any more."""
+    return temperature if temperature >= LEAST_TEMPERATURE else 0.0
 
 
 def _budget(model: ServedModel, budget: int | None, limit: int) -> ReasoningBudget | None:
@@ -181,7 +190,7 @@ def _samplings(
     sampling = Sampling(
         limit,
         tuple(dict.fromkeys((*model.stop_token_ids, *(body.stop_token_ids or ())))),
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=1.0 if body.temperature is None else greedy_below(body.temperature),
         top_p=1.0 if body.top_p is None else body.top_p,
         num_logprobs=num_logprobs,
         budget=budget if reasons else None,

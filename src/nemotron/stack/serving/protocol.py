@@ -22,6 +22,9 @@ class Request(BaseModel):
     model: str | None = None
 
 
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop or []
 
@@ -40,7 +43,7 @@ class Generation(Request):
     temperature: float | None = Field(1.0, ge=0, le=2)
     top_p: float | None = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=16)] = []
+    stop: Annotated[list[StopString], BeforeValidator(_as_list), Field(max_length=16)] = []
     stop_token_ids: list[int] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -116,6 +119,11 @@ class Function(BaseModel):
         properties = (parameters or {}).get("properties") or {}
         if not isinstance(properties, dict) or not all(isinstance(about, dict) for about in properties.values()):
             raise ValueError("properties: an object of objects expected")
+        lists = {"required": (parameters or {}).get("required")}
+        lists |= {f"properties.{name}.enum": about.get("enum") for name, about in properties.items()}
+        for name, values in lists.items():
+            if values is not None and not isinstance(values, list):
+                raise ValueError(f"{name}: a list expected")
         return parameters
 
     def declared(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from nemotron.stack.models.decoding.speculative import keep_drafts
 from nemotron.stack.serving.grammar import Constraint, Grammar
 
 MOST_LOGPROBS = 20
+# Of temperatures above 0: logits divided by a much smaller one overflow in fp32.
+LEAST_TEMPERATURE = 1e-5
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -54,6 +56,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens {self.max_new_tokens}: 1 or more expected")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"temperature {self.temperature}: 0, or {LEAST_TEMPERATURE} and more expected")
         if not (self.temperature >= 0 and 0 < self.top_p <= 1):
             raise ValueError(f"temperature >= 0 and 0 < top_p <= 1 expected, got {self.temperature} and {self.top_p}")
         if not 0 <= self.num_logprobs <= MOST_LOGPROBS:
@@ -84,7 +88,7 @@ class Choice:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self._source = random.Random(secrets.randbits(64) if sampling.seed is None else sampling.seed)
+        self._source = random.Random(secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64)
         self._stops, self._reasons = set(sampling.stop_token_ids), sampling.budget is not None
         self._constraint: Constraint | None = None
         if sampling.grammar is not None and not sampling.grammar_after:

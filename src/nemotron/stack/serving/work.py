@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nemotron.stack.serving.answer import Writing, calls_of, chat_logprobs, completion_logprobs, usage_of
-from nemotron.stack.serving.engine import Answer, Engine, EngineStopped, PromptTooLong, QueueFull
+from nemotron.stack.serving.engine import Answer, Engine, EngineStopped, QueueFull
 from nemotron.stack.serving.metrics import Metrics
 from nemotron.stack.serving.prompt import ApiError, Prompt, ServedModel
 from nemotron.stack.serving.protocol import (
@@ -58,6 +58,10 @@ class Work:
         self.created, self._begin = int(time.time()), time.perf_counter()
         self.timed_out = False
         self.writings: list[Writing] = []
+        num_answers, limits = sum(len(prompt.samplings) for prompt in prompts), server.engine.limits
+        if num_answers > limits.max_rows + limits.max_waiting:  # waiting would not help
+            most = limits.max_rows + limits.max_waiting
+            raise ApiError(400, f"{num_answers} answers asked for at once: this server holds {most}", param="n")
         try:
             for prompt in prompts:
                 for sampling in prompt.samplings:
@@ -69,7 +73,7 @@ class Work:
         except EngineStopped:
             self.cancel()
             raise ApiError(503, "the server is stopping", code="stopping") from None
-        except (PromptTooLong, ValueError) as failure:
+        except ValueError as failure:
             self.cancel()
             raise ApiError(400, str(failure), param="prompt") from None
         self._deadline = asyncio.get_running_loop().call_later(server.timeout, self._time_out)

@@ -205,6 +205,15 @@ def test_a_conversation_and_questions_under_one_system_prompt_are_read_once(
     assert cached == [0, 0, 59, 59]
 
 
+def test_equal_prompts_that_come_at_once_are_read_once(model: NemotronH, make_engine: Callable[..., Engine]) -> None:
+    engine, prompt = make_engine(start=False), [token % 60 for token in range(70)]
+    answers = [engine.submit(prompt, GREEDY) for _ in range(4)]
+    engine.start()
+    expected = generate(model, [prompt], 12, temperature=0, stop_token_ids=(11,)).tokens[0]
+    assert [ids_of(answer) for answer in answers] == [expected] * 4
+    assert [answer.cached_tokens for answer in answers] == [0, 69, 69, 69]
+
+
 def test_what_is_kept_stays_within_its_bytes(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(prompt_cache_bytes=40_000)
     answers = [engine.submit(prompt, GREEDY) for prompt in prompts_of(5, 30)]
@@ -369,6 +378,24 @@ def test_an_error_in_a_step_ends_those_at_work_and_the_next_ones_are_right(
     assert engine.stats.finished == {"error": 3, "length": 4}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_dies_tells_those_who_wait(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(start=False)
+    answers = [engine.submit(prompt, GREEDY) for prompt in prompts_of(3, 2)]
+
+    def breaks(*_: object) -> None:
+        raise SystemExit  # as an error in what mends an error
+
+    monkeypatch.setattr(Engine, "_begin", breaks)
+    engine.start()
+    for answer in answers:
+        assert ids_of(answer) == [] and (answer.finish_reason, answer.error) == ("error", "the engine has ended")
+    with pytest.raises(EngineStopped):
+        engine.submit([1], GREEDY)
+
+
 # --------------------------------------------------------------------------------------------------------- what is sent
 
 
@@ -379,12 +406,20 @@ def test_requests_that_cannot_be_served_are_refused(model: NemotronH, make_engin
     for prompt, named in (([], "at least one"), ([5, 61], "61"), ([-1], "-1")):
         with pytest.raises(ValueError, match=named):
             engine.submit(prompt, GREEDY)
+    with pytest.raises(ValueError, match="stop token 61"):
+        engine.submit([1], Sampling(1, (11, 61)))
     for _ in range(3):
         engine.submit([1] * 8, GREEDY)
     assert engine.stats.waiting == 3
     with pytest.raises(QueueFull, match="1 requests wait"):
         engine.submit([1], GREEDY)
-    for settings in ({"temperature": -1.0}, {"top_p": 0.0}, {"num_logprobs": 21}, {"max_new_tokens": 0}):
+    for settings in (
+        {"temperature": -1.0},
+        {"temperature": 1e-40},
+        {"top_p": 0.0},
+        {"num_logprobs": 21},
+        {"max_new_tokens": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(settings))):
             Sampling(**({"max_new_tokens": 1, "stop_token_ids": ()} | settings))
     plain = NemotronH(model.config.__class__(**(model.config.to_dict() | {"num_nextn_predict_layers": 0})))

@@ -392,7 +392,13 @@ def test_a_command_without_dry_run_does_not_start_its_script(monkeypatch: pytest
         _run()
 
 
-@pytest.mark.parametrize("place", COMMANDS, ids=lambda place: place)
+def marks(place: str) -> list[pytest.MarkDecorator]:
+    """A pipe that is submitted makes a bundle for each of its steps."""
+    is_submitted = any(f" --{mode} " in place for mode in ("run", "batch")) and "--dry-run" not in place
+    return [pytest.mark.slow] if " pipe " in place and is_submitted else []
+
+
+@pytest.mark.parametrize("place", [pytest.param(place, marks=marks(place), id=place) for place in COMMANDS])
 def test_a_documented_command_is_accepted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accept(*COMMANDS[place], monkeypatch)
 

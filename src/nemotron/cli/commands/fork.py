@@ -24,6 +24,6 @@ def fork(
     \b
     Examples:
       nemotron fork nano3 mymodel
-      nemotron fork nano2 my_tutorial --into projects/tutorial
+      nemotron fork nano2 my_tutorial --into tutorial
     """
     become_tool("fork.py", family=family, name=name, into=into)

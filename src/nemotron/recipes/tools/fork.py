@@ -65,7 +65,9 @@ def families() -> list[str]:
 
 def check_name(name: str) -> None:
     """UserError where `name` cannot be that of a package, of artifacts and of a command at once, or is taken."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    if keyword.iskeyword(name):
+        raise UserError(f"{name!r} is a word of Python", "another name")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{name!r} cannot be the name of a package", "lower-case letters, digits and _, as in my_model")
     if name in families():
         raise UserError(f"{name} is a family of this cookbook", "another name")

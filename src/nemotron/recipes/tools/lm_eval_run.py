@@ -20,7 +20,7 @@ from lm_eval.api.registry import register_model
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.inputs import is_place
-from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.errors import RunFailed, UserError, did_you_mean
 from nemotron.kit.model_folder import check_model_folder, model_folder, read_origin
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.template import chat_template_of
@@ -85,6 +85,9 @@ class NamedModel(NemotronLM):
         max_batch_size: int | None = None,
         **others: int,
     ) -> None:
+        known = ("max_length", "max_gen_toks")
+        if unknown := next((name for name in others if name not in known), None):
+            raise UserError(f"--model_args {unknown}", did_you_mean(unknown, ("thinking", *known)))
         if not str(batch_size).isdecimal():
             raise UserError(f"--batch_size {batch_size}: a number of rows expected")
         found = find_model(pretrained)
@@ -104,9 +107,11 @@ def main(options: Options) -> None:
     try:
         cli_evaluate()
     except ValueError as error:
-        if not str(error).startswith("Tasks not found"):
+        if not str(error).startswith(("Tasks not found", "No tasks specified")):
             raise
         raise UserError(str(error), "ours: nemotron, nemotron_base, nemotron_letters; all: lm-eval ls tasks") from error
+    except ModuleNotFoundError as error:  # of another --model
+        raise UserError(f"lm-eval needs {error.name}, which is not installed", f"pip install {error.name}") from error
     except ConnectionError as error:  # of datasets
         raise RunFailed(str(error), "lm-eval downloads the data of its own tasks; nemotron's are generated") from error
 

@@ -230,7 +230,7 @@ def main(options: Options) -> None:
         raise UserError(message, "--port 0 takes any that is free") from failure
     with server:
         what = options.run or "the run at work"
-        print(f"{what} at http://127.0.0.1:{server.server_address[1]}/; Ctrl-C ends it", file=sys.stderr, flush=True)
+        print(f"{what} at http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)", file=sys.stderr, flush=True)
         server.serve_forever()
 
 

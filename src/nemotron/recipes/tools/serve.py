@@ -12,10 +12,12 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 
     begin_script()
 
+import asyncio
 import logging
 import os
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Seconds for which the interpreter leaves a thread alone: every operation of torch gives the lock up, and a thread that
 # answers HTTP would hold the model for 5 ms each time.
 SWITCH_INTERVAL = 0.0005
+# Seconds in which answers that the engine has ended reach their clients.
+LAST_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,31 @@ class Options:
     prompt_cache: int
     timeout: float
     drain: int
+
+
+class DrainingServer(uvicorn.Server):
+    """Where a signal asks to leave, the engine takes nothing more and ends what is left after `drain` seconds.
+
+    The answers are ended by the engine and not by uvicorn, which would cancel them: a client reads why.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain: float) -> None:
+        super().__init__(config)
+        self.engine, self.drain = engine, drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and wait for what is at work."""
+        threading.Thread(target=self.engine.stop, args=(self.drain,), name="drain").start()
+        await super().shutdown(sockets)
+
+
+def unless_cancelled(record: logging.LogRecord) -> bool:
+    """Whether to log: not what a second Ctrl-C cancelled, which is no error of the application."""
+    error = record.exc_info[1] if record.exc_info else None
+    is_cancelled = (
+        isinstance(error, asyncio.CancelledError) or "asyncio.exceptions.CancelledError" in record.getMessage()
+    )
+    return not is_cancelled and "timeout graceful shutdown exceeded" not in record.getMessage()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -123,18 +152,19 @@ def listen(engine: Engine, served: ServedModel, options: Options, taken: socket.
         Server(engine, served, options.timeout), api_key, is_local=options.host in LOOPBACK and api_key is None
     )
     config = uvicorn.Config(
-        app, log_level=logging.WARNING, access_log=False, timeout_graceful_shutdown=options.drain, ws="none",
-        server_header=False,
+        app, log_level=logging.WARNING, access_log=False, timeout_graceful_shutdown=options.drain + LAST_WORDS,
+        ws="none", server_header=False,
     )  # fmt: skip
+    logging.getLogger("uvicorn.error").addFilter(unless_cancelled)
     host, port = taken.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     what = "/v1/completions" if served.template is None else f"a page to chat in at {where}/"
     print(f"{served.name} at {where}/v1, {what}", file=sys.stderr, flush=True)
     engine.start()
     try:
-        uvicorn.Server(config).run(sockets=[taken])
+        DrainingServer(config, engine, options.drain).run(sockets=[taken])
     finally:
-        engine.stop(drain_seconds=0)  # requests at work have had their time
+        engine.stop(drain_seconds=0)  # requests at work have had their time, or a second signal takes it
 
 
 def main(options: Options) -> None:

@@ -168,6 +168,8 @@ def what_is_wrong(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"the body is no JSON: {first['ctx']['error']}")
     place = [str(part) for part in first["loc"] if part not in ("body", "text", "chat")]
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_attributes_type" and not place:
+        message = "no JSON object; send one, as Content-Type: application/json"
     if first["type"] == "extra_forbidden":
         known = [*ChatRequest.model_fields, *CompletionRequest.model_fields]
         guess = nearest(place[-1], known)

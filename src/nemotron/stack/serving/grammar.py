@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,8 +110,9 @@ class Constraint:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What stopped it, in one line, without the state that it was in."""
-    return " ".join(matcher.get_error().partition("<state>")[0].split())
+    """What stopped it, in one line, without the grammar that was made of the request, and the state that it was in."""
+    lines = matcher.get_error().partition("<state>")[0].splitlines()
+    return " ".join(" ".join(line for line in lines if not re.match(r"\s*(\d+\s*\||\|?\s*\^)", line)).split())
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ class ServedModel:
     max_length: int
     created: int
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, and so at most those of one of a prompt."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -111,6 +117,13 @@ def _switches(template: ChatTemplate, body: Conversation) -> dict[str, Any]:
 
 def encode(model: ServedModel, text: str, add_special_tokens: bool = False) -> list[int]:
     """The tokens of a text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "the text has a lone surrogate, which no UTF-8 can say") from None
+    if len(text) > model.max_length * model.longest_token:  # not worth the seconds of tokenising it
+        message = f"this model takes {model.max_length} tokens, and {len(text)} characters are more"
+        raise ApiError(400, message, code="context_length_exceeded")
     ids: list[int] = model.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
     return ids
 

@@ -101,7 +101,11 @@ class Choice:
     def allowed(self) -> Tensor | None:
         """The tokens that may be next, bool [V]; None: all. Where none may, the answer ends with an error."""
         if self._constraint is None:
-            return None
+            if self.sampling.grammar is None:
+                return None
+            reasoning_V = torch.ones(self._vocab_size, dtype=torch.bool)
+            reasoning_V[list(self._stops)] = False  # an answer is to come
+            return reasoning_V
         try:
             return self._constraint.allowed()
         except ValueError as error:

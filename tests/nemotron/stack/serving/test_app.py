@@ -278,6 +278,7 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "no switch"),
         ({"messages": USER, "reasoning_effort": "medium"}, 400, "reasoning_effort", "none, minimal, low, high"),
         ({"messages": USER, "tool_choice": "required"}, 400, None, "there are no tools"),
+        ({"messages": [{"role": "user", "content": "a b " * 10**6}]}, 400, None, "takes 1000 tokens"),
         ({"messages": USER, "n": 128, "stop": ["x" * 257]}, 400, "stop.0", "at most 256"),
         ({"messages": USER, "max_thinking_tokens": 0, "chat_template_kwargs": {"enable_thinking": True}}, 400,
          "max_thinking_tokens", "contradict"),

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import ReasoningBudget
 from nemotron.stack.serving.engine import Engine, Grammar, Limits, Sampling
+from nemotron.stack.serving.sampling import Choice
 
 pytest.importorskip("llguidance")
 
@@ -137,7 +138,7 @@ def test_a_tokenizer_without_the_characters_ends_one_request_with_an_error(
     poor.decoder = decoders.ByteLevel()
     poor.save(str(tmp_path / "tokenizer.json"))
     beside = engine.submit([1, 2], Sampling(20, (), seed=0))
-    with pytest.raises(ValueError, match="the JSON schema can't be kept to: NoExtensionBias$"):
+    with pytest.raises(ValueError, match=r"the JSON schema can.t be kept to: NoExtensionBias$"):
         Grammar.from_json_schema({"type": "object"}, tmp_path / "tokenizer.json")
     grammar = Grammar.from_lark('start: "a" /c/', tmp_path / "tokenizer.json")
     answer = engine.submit([1], Sampling(9, (0,), grammar=grammar))
@@ -160,3 +161,13 @@ def test_a_schema_that_cannot_be_compiled_is_refused_in_one_line(
     with pytest.raises(ValueError, match=named) as refused:
         Grammar.from_json_schema(schema, tokenizer_json)
     assert "\n" not in str(refused.value) and str(refused.value).startswith("the JSON schema can't be compiled: ")
+
+
+def test_an_answer_does_not_end_within_the_reasoning_before_its_grammar(tokenizer_json: Path) -> None:
+    grammar = Grammar.from_json_schema({"type": "object"}, tokenizer_json)
+    choice = Choice(Sampling(9, (0, 4), grammar=grammar, grammar_after=(3,)), 60)
+    allowed = choice.allowed()
+    assert allowed is not None and (~allowed).nonzero().flatten().tolist() == [0, 4]
+    choice.take(3)
+    held = choice.allowed()
+    assert held is not None and not held[[0, 4]].any() and held.sum() < 56

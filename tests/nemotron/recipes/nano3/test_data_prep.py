@@ -106,6 +106,7 @@ def test_shares_make_fewer_conversations_of_a_family() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_scale_of_the_config_leaves_own_sources_whole_and_scale_all_takes_a_share(tmp_path: Path) -> None:
     file = corpus(tmp_path / "own.jsonl")
     whole = prepare(PRETRAIN, tmp_path, *QUICK, f"sources=[{file}]")

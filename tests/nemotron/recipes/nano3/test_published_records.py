@@ -43,6 +43,7 @@ def prepare(tmp_path: Path, *words: str) -> int:
     return int(run_main(script.main, command_hint))
 
 
+@pytest.mark.slow
 def test_published_records_are_prompts_that_rl_draws_and_none_is_left_for_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,6 @@ from nemotron.stack.serving.engine import Engine, Limits
 from nemotron.stack.serving.prompt import ServedModel
 from nemotron.stack.serving.work import Server
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Seconds for which the interpreter leaves a thread alone: every operation of torch gives the lock up, and a thread that
 # answers HTTP would hold the model for 5 ms each time.
 SWITCH_INTERVAL = 0.0005
@@ -148,9 +147,8 @@ def served_model(options: Options) -> tuple[ServedModel, Path]:
 def listen(engine: Engine, served: ServedModel, options: Options, taken: socket.socket) -> None:
     """Answer until a signal asks to leave; the signal then has the effect that `errors.end_on_signals` gives it."""
     api_key = os.environ[options.api_key_env] if options.api_key_env else None
-    app = create_app(
-        Server(engine, served, options.timeout), api_key, is_local=options.host in LOOPBACK and api_key is None
-    )
+    # Without a key it is for this machine alone: the command asks for one where the address is another.
+    app = create_app(Server(engine, served, options.timeout), api_key, is_local=api_key is None)
     config = uvicorn.Config(
         app, log_level=logging.WARNING, access_log=False, timeout_graceful_shutdown=options.drain + LAST_WORDS,
         ws="none", server_header=False,

@@ -11,7 +11,11 @@ from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import Group, ModelRunConfig, Seed
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 
-MixedPrecision: TypeAlias = Annotated[Literal["fp32", "bf16_mixed"], Field(description="type of the matrix products")]
+# "auto": bf16_mixed where the processor multiplies bf16 faster than fp32 (`stack/training/precision.py`), else fp32.
+MixedPrecision: TypeAlias = Annotated[
+    Literal["auto", "fp32", "bf16_mixed"],
+    Field(description="type of the matrix products; auto: bf16 where the processor has it, else fp32"),
+]
 # "token": every trained token of the global batch weighs the same. "conversation": every conversation does.
 LossReduction: TypeAlias = Literal["token", "conversation"]
 Resume: TypeAlias = Annotated[

@@ -4,22 +4,21 @@ Routing (DeepSeek-V3 section 2.1.2, as Nemotron 3 uses it): scores = sigmoid(x W
 bias is added for the *choice* of the top-k only; the weights are the unbiased scores of the chosen, normalised to one
 and scaled. After each optimiser step the bias of under-loaded experts rises and that of over-loaded ones falls.
 
-Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices,
-S rows sorted by expert. Next: `block.py`.
+Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices. The experts' products and
+their gradient stand in `kernels/experts.py`. Next: `block.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Linear, Rounding, matmul_nt, onednn_serves, rounded
+from nemotron.stack.models.kernels.experts import RoutedExperts
+from nemotron.stack.models.kernels.linear import Linear, Rounding, rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
 
 
@@ -105,97 +104,6 @@ class Experts(nn.Module):
             x_TD, up_EFD, down_EDF = x_TD.to(dtype), up_EFD.to(dtype), down_EDF.to(dtype)
         out_TD: Tensor = RoutedExperts.apply(x_TD, weights_TK, chosen_TK, up_EFD, down_EDF, self.round_active)
         return out_TD
-
-
-class RoutedExperts(torch.autograd.Function):
-    """out[t] = sum_k weights[t, k] * down[e] relu(up[e] x[t])^2 with e = chosen[t, k].
-
-    Rows are sorted by expert, so each expert is two plain matmuls on a contiguous slice. Autograd over that loop would
-    record thousands of small slices; the gradient is short enough to write down:
-
-        a = relu(x up^T)^2, y = a down^T      da = w g down      dpre = da * 2 relu(x up^T)
-        d down = (w g)^T a    d up = dpre^T x    dx = dpre up    dw = g . y
-
-    Each expert's slice may end in padding rows (see `dispatch`): they repeat token 0 with weight 0, so that they add
-    nothing to any gradient, and their output is never read. Where `round_active` rounds a, its gradient is that of the
-    rounded one (straight through).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, up_EFD: Tensor, down_EDF: Tensor,
-        round_active: Rounding | None,
-    ) -> Tensor:  # fmt: skip
-        fast = onednn_serves(x_TD) and chosen_TK.numel() >= ROW_MULTIPLE * len(up_EFD)
-        slot_TK, token_S, slices = dispatch(chosen_TK, len(up_EFD), ROW_MULTIPLE if fast else 1)
-        x_SD = x_TD.index_select(0, token_S)  # copies whole rows; x_TD[token_S] takes three times as long
-        y_SD, relu_SF = torch.empty_like(x_SD), x_SD.new_empty(len(x_SD), up_EFD.shape[1])
-        for expert, rows in slices:
-            matmul_nt(x_SD[rows], up_EFD[expert], relu_SF[rows], fast)
-        active_SF = rounded(relu_SF.relu_().square(), round_active)
-        for expert, rows in slices:
-            matmul_nt(active_SF[rows], down_EDF[expert], y_SD[rows], fast)
-        ctx.save_for_backward(x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF)
-        ctx.slices, ctx.fast, ctx.round_active = slices, fast, round_active
-        return weighted_sum(y_SD, slot_TK, weights_TK)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor | None, None]:
-        (grad_TD,) = grads
-        x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF = ctx.saved_tensors
-        fast = ctx.fast
-        grad_SD = grad_TD.index_select(0, token_S)
-        grad_weights_TK = (grad_SD * y_SD).sum(-1)[slot_TK].to(weights_TK.dtype)
-        weight_S = grad_TD.new_zeros(len(token_S))
-        weight_S[slot_TK] = weights_TK.to(grad_TD.dtype)
-        grad_y_SD = grad_SD.mul_(weight_S.unsqueeze(-1))
-        grad_pre_SF, grad_x_SD = torch.empty_like(relu_SF), torch.empty_like(x_SD)
-        for expert, rows in ctx.slices:
-            matmul_nt(grad_y_SD[rows], down_EDF[expert].T, grad_pre_SF[rows], fast)
-        grad_pre_SF.mul_(relu_SF).mul_(2)
-        for expert, rows in ctx.slices:
-            matmul_nt(grad_pre_SF[rows], up_EFD[expert].T, grad_x_SD[rows], fast)
-        grad_up = grad_down = None
-        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            grad_up, grad_down = torch.zeros_like(up_EFD), torch.zeros_like(down_EDF)
-            active_SF = rounded(relu_SF.square(), ctx.round_active)
-            for expert, rows in ctx.slices:
-                matmul_nt(grad_y_SD[rows].T, active_SF[rows].T, grad_down[expert], fast)
-                matmul_nt(grad_pre_SF[rows].T, x_SD[rows].T, grad_up[expert], fast)
-        return F.embedding_bag(slot_TK, grad_x_SD, mode="sum"), grad_weights_TK, None, grad_up, grad_down, None
-
-
-def weighted_sum(y_SD: Tensor, slot_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """sum_k weights[t, k] y[slot[t, k]], [T, D], in one pass, where indexing, multiplying and adding would be three.
-
-    Weights and sum are fp32, the result is of the dtype of y: with 22 choices of a token, bf16 would round 22 times.
-    """
-    return F.embedding_bag(slot_TK, at_least_fp32(y_SD), per_sample_weights=weights_TK, mode="sum").to(y_SD.dtype)
-
-
-def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[tuple[int, slice]]]:
-    """Give every choice a row among those of its expert, each expert's rows padded to a multiple of `multiple`.
-
-    Returns the row of each choice [T, K], the token of each row [S], and the rows of every expert that was chosen.
-    """
-    num_choices, top_k = chosen_TK.numel(), chosen_TK.shape[1]
-    expert_R = chosen_TK.flatten()
-    order_R = expert_R.argsort(stable=True)
-    counts_E = torch.bincount(expert_R, minlength=num_experts)
-    padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
-    # How far padding has moved an expert's first row.
-    moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
-    slot_R = torch.empty_like(order_R)
-    slot_R[order_R] = torch.arange(num_choices, device=order_R.device) + moved_E[expert_R[order_R]]
-    slices, start = [], 0
-    for expert, count in enumerate(padded_E.tolist()):
-        if count:
-            slices.append((expert, slice(start, start + count)))
-        start += count
-    token_S = order_R.new_zeros(start)
-    token_S[slot_R] = torch.arange(num_choices, device=order_R.device).div(top_k, rounding_mode="floor")
-    return slot_R.view(-1, top_k), token_S, slices
 
 
 class MoE(nn.Module):

@@ -34,9 +34,10 @@ from torch.autograd.function import once_differentiable
 from nemotron.kit.schemas.architecture import nvfp4_layers
 from nemotron.kit.schemas.training import LinearPrecision, QuantRecipe
 from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.models.kernels.experts import dispatch, weighted_sum
 from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.models.layers import at_least_fp32, squared_relu
-from nemotron.stack.models.moe import Experts, dispatch, weighted_sum
+from nemotron.stack.models.moe import Experts
 from nemotron.stack.quantization import mx, nvfp4
 from nemotron.stack.quantization.fp8 import fp32_product
 
@@ -226,14 +227,16 @@ class LowPrecisionExperts(Experts):
         if not torch.is_autocast_enabled(device):
             return super().forward(x_TD, weights_TK, chosen_TK)
         dtype = torch.get_autocast_dtype(device)
-        slot_TK, token_S, slices = dispatch(chosen_TK, len(self.up_proj), 1)
-        x_SD = F.embedding(token_S, at_least_fp32(x_TD)).to(dtype)  # whose gradient adds up a token's choices in fp32
-        up, down, rows = self.up_proj.unbind(), self.down_proj.unbind(), [each.stop - each.start for _, each in slices]
-        out = []
-        for (expert, _), x_RD in zip(slices, x_SD.split(rows), strict=True):
+        rows = dispatch(chosen_TK, len(self.up_proj))
+        x_SD = F.embedding(rows.token_S, at_least_fp32(x_TD)).to(
+            dtype
+        )  # whose gradient adds up a token's choices in fp32
+        up, down, out = self.up_proj.unbind(), self.down_proj.unbind(), []
+        counts = [each.stop - each.start for _, each in rows.slices]
+        for (expert, _), x_RD in zip(rows.slices, x_SD.split(counts), strict=True):
             hidden_RF = squared_relu(self.layers["up_proj"][expert].product(x_RD, up[expert]))
             out.append(self.layers["down_proj"][expert].product(hidden_RF, down[expert]))
-        return weighted_sum(torch.cat(out), slot_TK, weights_TK)
+        return weighted_sum(torch.cat(out), rows.slot_TK, weights_TK)
 
 
 def train_in_nvfp4(

@@ -37,6 +37,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
 from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
 from nemotron.stack.training.matmul_peak import measure_peak_flops
+from nemotron.stack.training.precision import multiplies_bf16
 from nemotron.stack.training.threads import Threads, fix_order_of_sums, has_fixed_gradients
 
 
@@ -48,7 +49,7 @@ class SessionConfig(Protocol):
     @property
     def mixed_precision(
         self,
-    ) -> Literal["fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_nvfp4_mixed"]: ...
+    ) -> Literal["auto", "fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_nvfp4_mixed"]: ...
 
 
 @contextlib.contextmanager
@@ -62,7 +63,8 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
         StopFlag() as stop,
         Checkpoints(run.dir / "checkpoints", run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
-        session = Session(ranks, run, stop, checkpoints, settings.save_interval, cfg.mixed_precision != "fp32")
+        bf16 = cfg.mixed_precision != "fp32" and (cfg.mixed_precision != "auto" or multiplies_bf16(ranks.device))
+        session = Session(ranks, run, stop, checkpoints, settings.save_interval, bf16)
         try:
             yield session
         finally:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.moe import MoE, Router, load_balancing_loss, weighted_sum
+from nemotron.stack.models.kernels.experts import weighted_sum
+from nemotron.stack.models.moe import MoE, Router, load_balancing_loss
 
 
 def naive_experts(x: Tensor, weights: Tensor, chosen: Tensor, up: Tensor, down: Tensor) -> Tensor:

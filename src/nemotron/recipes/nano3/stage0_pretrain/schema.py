@@ -95,11 +95,11 @@ class PretrainConfig(training.TrainingConfig):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     mixed_precision: Literal[
-        "fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_nvfp4_mixed"
+        "auto", "fp32", "bf16_mixed", "bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_nvfp4_mixed"
     ] = Field(
         "bf16_mixed",
-        description="type of the matrix products; the last two are emulated: blockwise FP8, for patterns without E, "
-        "and NVFP4 (docs/architecture/quantization.md)",
+        description="type of the matrix products; auto: bf16 where the processor has it, else fp32. The last two are "
+        "emulated: blockwise FP8, for patterns without E, and NVFP4 (docs/architecture/quantization.md)",
     )
 
     @model_validator(mode="after")

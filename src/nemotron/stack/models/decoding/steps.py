@@ -22,10 +22,11 @@ from torch import Tensor
 
 from nemotron.stack.models.attention import Attention, AttentionCache
 from nemotron.stack.models.decoding.cache import Cache
+from nemotron.stack.models.kernels.experts import dispatch, row_padding, weighted_sum
 from nemotron.stack.models.kernels.linear import Rounding, matmul_nt, onednn_serves, rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
-from nemotron.stack.models.moe import Experts, MoE, weighted_sum
+from nemotron.stack.models.moe import Experts, MoE
 from nemotron.stack.models.nemotron_h import NemotronH
 
 # oneDNN (see linear.py) compiles a kernel for each number of rows: worth it for batches that are a multiple of this,
@@ -251,29 +252,21 @@ def prepare_moe(mixer: MoE, experts: ExpertStep) -> Step:
 
 
 def prepare_experts(experts: Experts) -> ExpertStep:
-    """sum_k weights[t, k] down[e] relu(up[e] x[t])^2 with e = chosen[t, k]; experts that nobody chose are not read."""
-    dtype, num_experts = compute_dtype(experts.up_proj), len(experts.up_proj)
-    ups_DF = [up_FD.T for up_FD in experts.up_proj.to(dtype).unbind(0)]
-    downs_FD = [down_DF.T for down_DF in experts.down_proj.to(dtype).unbind(0)]
+    """sum_k weights[t, k] down[e] relu(up[e] x[t])^2 with e = chosen[t, k]."""
+    up_EFD, down_EDF = (weight.to(compute_dtype(weight)) for weight in (experts.up_proj, experts.down_proj))
     round_input, round_active = experts.round_input, experts.round_active
 
-    def expert(index: int, x_RD: Tensor) -> Tensor:
-        active_RF = torch.mm(x_RD, ups_DF[index]).relu_().square_()
-        return torch.mm(rounded(active_RF, round_active), downs_FD[index])
+    def one(x_1D: Tensor, expert: int) -> Tensor:
+        active_1F = F.linear(x_1D, up_EFD[expert]).relu_().square_()
+        return F.linear(rounded(active_1F, round_active), down_EDF[expert])
 
     def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
-        x_TD, top_k = rounded(x_TD, round_input).to(dtype), chosen_TK.shape[1]
+        x_TD, num_experts = rounded(x_TD, round_input).to(up_EFD.dtype), len(up_EFD)
         if len(x_TD) == 1:
-            y_KD = torch.cat([expert(index, x_TD) for index in chosen_TK[0].tolist()])
-            return (weights_TK @ at_least_fp32(y_KD)).to(dtype)
-        # Rows sorted by expert: each expert is two matmuls on a contiguous slice.
-        expert_R = chosen_TK.flatten()
-        order_R = expert_R.argsort()
-        counts_E = torch.bincount(expert_R, minlength=num_experts).tolist()
-        rows_of_expert = x_TD.index_select(0, order_R // top_k).split(counts_E)
-        y_RD = torch.cat([expert(index, x_RD) for index, x_RD in enumerate(rows_of_expert) if len(x_RD)])
-        place_R = torch.empty_like(order_R)
-        place_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-        return weighted_sum(y_RD, place_R.view(-1, top_k), weights_TK)
+            y_KD = torch.cat([one(x_TD, index) for index in chosen_TK[0].tolist()])
+            return (weights_TK @ at_least_fp32(y_KD)).to(x_TD.dtype)
+        rows = dispatch(chosen_TK, num_experts, *row_padding(x_TD, chosen_TK.numel() // num_experts))
+        active_SF = rows.products(x_TD.index_select(0, rows.token_S), up_EFD).relu_().square_()
+        return weighted_sum(rows.products(rounded(active_SF, round_active), down_EDF), rows.slot_TK, weights_TK)
 
     return step

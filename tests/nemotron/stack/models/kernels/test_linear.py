@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from nemotron.stack.models.kernels import linear as module
-from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt, onednn_serves
-from nemotron.stack.models.moe import RoutedExperts
+from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt
 
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
 
@@ -80,24 +79,3 @@ def test_pytorch_keeps_what_does_not_suit(rows: int, dtype: torch.dtype, autocas
         out = module.linear(x, weight)
         assert type(out.grad_fn).__name__ != "OneDnnLinearBackward"
         assert torch.equal(out, F.linear(x, weight))
-
-
-@pytest.mark.parametrize("fast", [pytest.param(True, marks=needs_onednn), False])
-@pytest.mark.parametrize("rows_of_first", [0, 1, 64, 150])
-def test_experts_with_and_without_padded_rows(monkeypatch: pytest.MonkeyPatch, fast: bool, rows_of_first: int) -> None:
-    """Against every expert applied to every token and weighted, by autograd; expert 0 gets a given number of rows."""
-    tokens, experts, top_k = 256, 4, 2
-    monkeypatch.setattr("nemotron.stack.models.moe.onednn_serves", lambda x: fast and onednn_serves(x))
-    chosen = torch.stack([torch.full((tokens,), 1), torch.arange(tokens) % 2 + 2], dim=1)
-    chosen[:rows_of_first, 0] = 0
-    x, weights = random(tokens, 12, grad=True), random(tokens, top_k, seed=1, grad=True)
-    up, down = random(experts, 20, 12, seed=2, grad=True), random(experts, 12, 20, seed=3, grad=True)
-    out = RoutedExperts.apply(x, weights, chosen, up, down, None)
-    every = torch.einsum("edf,tef->ted", down, F.relu(torch.einsum("efd,td->tef", up, x)).square())
-    gates = torch.zeros(tokens, experts).scatter(1, chosen, weights)
-    expected = torch.einsum("te,ted->td", gates, every)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
-    upstream = random(tokens, 12, seed=4)
-    wanted = torch.autograd.grad(expected, (x, weights, up, down), upstream)
-    for actual, reference in zip(torch.autograd.grad(out, (x, weights, up, down), upstream), wanted, strict=True):
-        torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4 * float(reference.abs().max()))

@@ -1,0 +1,161 @@
+"""The routed experts of an `E` block, with their gradient: out[t] = sum_k weights[t, k] down[e] relu(up[e] x[t])^2.
+
+    for t, k: out[t] += weights[t, k] * down[chosen[t, k]] @ relu(up[chosen[t, k]] @ x[t]) ** 2
+
+Choices are sorted by expert, so that each expert multiplies its tokens at once. Where one batched product is several
+times as fast as one for each expert (bf16 through oneDNN on a CPU), all experts get equally many rows.
+
+Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices, S rows sorted by
+expert; a matrix is [O, I].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Rounding, matmul_nt, onednn_serves, rounded
+from nemotron.stack.models.layers import at_least_fp32
+
+# Of a batched product: each expert's rows are a multiple; those of all are at most so many times as without batching.
+BATCHED_MULTIPLE, MAX_PADDING = 16, 3
+
+
+class RoutedExperts(torch.autograd.Function):
+    """out[t] = sum_k weights[t, k] * down[e] relu(up[e] x[t])^2 with e = chosen[t, k].
+
+    Rows are sorted by expert, so each expert is two plain matmuls on a contiguous slice. Autograd over that loop would
+    record thousands of small slices; the gradient is short enough to write down:
+
+        a = relu(x up^T)^2, y = a down^T      da = w g down      dpre = da * 2 relu(x up^T)
+        d down = (w g)^T a    d up = dpre^T x    dx = dpre up    dw = g . y
+
+    Each expert's slice may end in padding rows (see `dispatch`): they repeat token 0 with weight 0, so that they add
+    nothing to any gradient, and their output is never read. Where `round_active` rounds a, its gradient is that of the
+    rounded one (straight through).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, up_EFD: Tensor, down_EDF: Tensor,
+        round_active: Rounding | None,
+    ) -> Tensor:  # fmt: skip
+        rows = dispatch(chosen_TK, len(up_EFD), *row_padding(x_TD, chosen_TK.numel() // len(up_EFD)))
+        slot_TK, token_S = rows.slot_TK, rows.token_S
+        x_SD = x_TD.index_select(0, token_S)  # copies whole rows; x_TD[token_S] takes three times as long
+        relu_SF = rows.products(x_SD, up_EFD).relu_()
+        active_SF = rounded(relu_SF.square(), round_active)
+        y_SD = rows.products(active_SF, down_EDF)
+        ctx.save_for_backward(x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF)
+        ctx.rows, ctx.round_active = rows, round_active
+        return weighted_sum(y_SD, slot_TK, weights_TK)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor | None, None]:
+        (grad_TD,) = grads
+        x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF = ctx.saved_tensors
+        rows: ExpertRows = ctx.rows
+        grad_SD = grad_TD.index_select(0, token_S)
+        grad_weights_TK = (grad_SD * y_SD).sum(-1)[slot_TK].to(weights_TK.dtype)
+        weight_S = grad_TD.new_zeros(len(token_S))
+        weight_S[slot_TK] = weights_TK.to(grad_TD.dtype)
+        grad_y_SD = grad_SD.mul_(weight_S.unsqueeze(-1))
+        grad_pre_SF = rows.products(grad_y_SD, down_EDF.transpose(1, 2)).mul_(relu_SF).mul_(2)
+        grad_x_SD = rows.products(grad_pre_SF, up_EFD.transpose(1, 2))
+        grad_up = grad_down = None
+        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+            active_SF = rounded(relu_SF.square(), ctx.round_active)
+            grad_down, grad_up = rows.outer(grad_y_SD, active_SF), rows.outer(grad_pre_SF, x_SD)
+        return F.embedding_bag(slot_TK, grad_x_SD, mode="sum"), grad_weights_TK, None, grad_up, grad_down, None
+
+
+def weighted_sum(y_SD: Tensor, slot_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """sum_k weights[t, k] y[slot[t, k]], [T, D], in one pass, where indexing, multiplying and adding would be three.
+
+    Weights and sum are fp32, the result is of the dtype of y: with 22 choices of a token, bf16 would round 22 times.
+    """
+    return F.embedding_bag(slot_TK, at_least_fp32(y_SD), per_sample_weights=weights_TK, mode="sum").to(y_SD.dtype)
+
+
+@dataclass
+class ExpertRows:
+    """The rows of all choices, sorted by expert, as matrix products take them.
+
+    slot_TK: the row of each choice. token_S: the token of each row. slices: the rows of every expert that has some.
+    capacity: rows of every expert, where all have equally many and are multiplied at once, else 0. onednn: who
+    multiplies them one by one.
+    """
+
+    num_experts: int
+    slot_TK: Tensor
+    token_S: Tensor
+    slices: list[tuple[int, slice]]
+    capacity: int
+    onednn: bool
+
+    def products(self, x_SI: Tensor, weight_EOI: Tensor) -> Tensor:
+        """x W^T of each expert's rows and its matrix: [S, in] and [E, out, in] -> [S, out]."""
+        if self.capacity:
+            return torch.bmm(self._by_expert(x_SI), weight_EOI.transpose(1, 2)).flatten(0, 1)
+        out_SO = x_SI.new_empty(len(x_SI), weight_EOI.shape[1])
+        for expert, rows in self.slices:
+            matmul_nt(x_SI[rows], weight_EOI[expert], out_SO[rows], self.onednn)
+        return out_SO
+
+    def outer(self, dy_SO: Tensor, x_SI: Tensor) -> Tensor:
+        """dy^T x of each expert's rows, the gradient of its matrix: [S, out] and [S, in] -> [E, out, in]."""
+        if self.capacity:
+            return torch.bmm(self._by_expert(dy_SO).transpose(1, 2), self._by_expert(x_SI))
+        dw_EOI = x_SI.new_zeros(self.num_experts, dy_SO.shape[1], x_SI.shape[1])
+        for expert, rows in self.slices:
+            matmul_nt(dy_SO[rows].T, x_SI[rows].T, dw_EOI[expert], self.onednn)
+        return dw_EOI
+
+    def _by_expert(self, x_SI: Tensor) -> Tensor:
+        return x_SI.view(self.num_experts, self.capacity, -1)
+
+
+def row_padding(x_TD: Tensor, rows_per_expert: int) -> tuple[int, bool]:
+    """Of `dispatch`, what suits products of such rows: multiple, batched.
+
+    oneDNN compiles a product for each shape, so it gets rows by the multiple. In bf16 it multiplies all experts in one
+    call, several times as fast as one by one.
+    """
+    if x_TD.dtype == torch.bfloat16 and x_TD.device.type == "cpu":
+        return BATCHED_MULTIPLE, True
+    return (ROW_MULTIPLE if onednn_serves(x_TD) and rows_per_expert >= ROW_MULTIPLE else 1), False
+
+
+def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int = 1, batched: bool = False) -> ExpertRows:
+    """Give every choice a row among those of its expert, each expert's rows padded to a multiple of `multiple`.
+
+    `batched`: all to the rows of the expert with most, unless most of the rows would be padding.
+    """
+    num_choices, top_k = chosen_TK.numel(), chosen_TK.shape[1]
+    expert_R = chosen_TK.flatten()
+    order_R = expert_R.argsort(stable=True)
+    counts_E = torch.bincount(expert_R, minlength=num_experts)
+    padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
+    capacity = int(padded_E.max()) if batched else 0
+    if capacity * num_experts > MAX_PADDING * int(padded_E.sum()):
+        capacity = 0
+    if capacity:
+        padded_E = torch.full_like(counts_E, capacity)
+    # How far padding has moved an expert's first row.
+    moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
+    slot_R = torch.empty_like(order_R)
+    slot_R[order_R] = torch.arange(num_choices, device=order_R.device) + moved_E[expert_R[order_R]]
+    slices, start = [], 0
+    for expert, count in enumerate(padded_E.tolist()):
+        if count:
+            slices.append((expert, slice(start, start + count)))
+        start += count
+    token_S = order_R.new_zeros(start)
+    token_S[slot_R] = torch.arange(num_choices, device=order_R.device).div(top_k, rounding_mode="floor")
+    return ExpertRows(num_experts, slot_R.view(-1, top_k), token_S, slices, capacity, multiple > 1 and not batched)

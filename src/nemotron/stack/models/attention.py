@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.kernels.linear import Linear
+from nemotron.stack.models.layers import at_least_fp32
 
 # Shapes: B batch, L length, D hidden, A query heads, J key/value heads, X head_dim.
 
@@ -68,12 +69,9 @@ def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) 
 
     PyTorch 2.13's gradient in bf16 takes three times as long there.
     """
-    causal = mask is None
-    if q_BALX.device.type == "cpu" and q_BALX.dtype == torch.bfloat16:
-        with torch.autocast("cpu", enabled=False):
-            qkv = (t.float() for t in (q_BALX, k_BJLX, v_BJLX))
-            return F.scaled_dot_product_attention(*qkv, attn_mask=mask, is_causal=causal, enable_gqa=True)
-    return F.scaled_dot_product_attention(q_BALX, k_BJLX, v_BJLX, attn_mask=mask, is_causal=causal, enable_gqa=True)
+    q, k, v = (at_least_fp32(t) if t.device.type == "cpu" else t for t in (q_BALX, k_BJLX, v_BJLX))
+    with torch.autocast("cpu", enabled=False):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
 def packing_mask(seq_idx_BL: Tensor, shared_prompt: bool = False) -> Tensor:

@@ -111,13 +111,17 @@ class Session:
         They are what later checkpoints save; `steps` is the last step, unless the stopped run chose another one with
         `end_at`. What was logged after that checkpoint is dropped from all logs: those steps are done again. None
         where there is nothing to resume: a fresh run, or one that was killed before its first checkpoint.
+
+        A run that began with `mixed_precision: auto` goes on in the precision that it had, whatever this processor has.
         """
         self.model, self.optimizer = model, optimizer
         restored = self.checkpoints.load_latest(model, optimizer) if self.run.resumed else None
+        if restored is not None:
+            self.bf16 = restored.state.get("bf16", self.bf16)
         for index, log in enumerate(self.logs):
             log.truncate(restored.state["num_records"][index] if restored else 0)
         self.last_step = restored.state["last_step"] if restored else steps
-        self._note_last_step()
+        self._note_state()
         if self.ranks.is_main:
             self.run.metrics.mirrors = open_mirrors(self.run, restored.step if restored else 0)
         if restored is not None:
@@ -148,7 +152,7 @@ class Session:
     def end_at(self, step: int) -> None:
         """Make `step` the last one. All ranks call it, in the head of a step that is not after it."""
         self.last_step = self.progress.total = step
-        self._note_last_step()
+        self._note_state()
 
     def progress_of_pass(self, label: str, rows: int) -> Progress:
         """A line about a pass over `rows` rows, this rank's share, where it takes long; rank 0 shows it.
@@ -158,9 +162,10 @@ class Session:
         stream = sys.stderr if self.ranks.is_main else io.StringIO()
         return Progress(rows, label=label, only_if_slow=True, stream=stream)
 
-    def _note_last_step(self) -> None:
+    def _note_state(self) -> None:
         if self.ranks.is_main:
-            self.run.write_state("running", last_step=self.last_step)
+            precision = "bf16" if self.bf16 else "fp32"
+            self.run.write_state("running", last_step=self.last_step, precision=precision)
 
     @contextlib.contextmanager
     def head_of_step(
@@ -173,7 +178,8 @@ class Session:
         it together. `tensors` gives the loop's own ones; all ranks call it when a checkpoint is saved.
         """
         self.threads.end()
-        state = {**state, "last_step": self.last_step, "num_records": [log.num_records for log in self.logs]}
+        records = [log.num_records for log in self.logs]
+        state = {**state, "last_step": self.last_step, "bf16": self.bf16, "num_records": records}
 
         def save() -> None:  # nothing, where it is on disk already
             self.stop.checkpoint = self.checkpoints.save(step, self.model, self.optimizer, state, tensors())

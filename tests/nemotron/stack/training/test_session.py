@@ -100,6 +100,16 @@ def test_a_resumed_run_ends_where_the_stopped_one_was_going_to(tmp_path: Path) -
     assert again.last_step == again.progress.total == 7
 
 
+def test_a_resumed_run_keeps_its_precision_on_a_processor_that_has_another(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    with session.head_of_step(4, {}):
+        pass
+    again = make_session(tmp_path, resumed=True)
+    again.bf16 = True  # what `mixed_precision: auto` means there
+    again.begin("test", 10, again.model, again.optimizer)
+    assert not again.bf16 and json.loads((tmp_path / "state.json").read_text())["precision"] == "fp32"
+
+
 def test_every_log_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     session = make_session(tmp_path)
     samples = session.open_log("samples")

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Rounding, matmul_nt, onednn_serves, rounded
-from nemotron.stack.models.layers import at_least_fp32
 
 # Of a batched product: each expert's rows are a multiple; those of all are at most so many times as without batching.
 BATCHED_MULTIPLE, MAX_PADDING = 16, 3
@@ -80,7 +79,7 @@ def weighted_sum(y_SD: Tensor, slot_TK: Tensor, weights_TK: Tensor) -> Tensor:
 
     Weights and sum are fp32, the result is of the dtype of y: with 22 choices of a token, bf16 would round 22 times.
     """
-    return F.embedding_bag(slot_TK, at_least_fp32(y_SD), per_sample_weights=weights_TK, mode="sum").to(y_SD.dtype)
+    return F.embedding_bag(slot_TK, y_SD.to(weights_TK.dtype), per_sample_weights=weights_TK, mode="sum").to(y_SD.dtype)
 
 
 @dataclass

@@ -2,6 +2,10 @@
 """fp32 matrix products of a linear layer and its gradient: oneDNN (`kernels/linear.py`) beside PyTorch's own.
 
     python benchmarks/linear.py
+    python benchmarks/linear.py --threads 1
+
+A second table has the products of 16 experts of 128 x 128 (`kernels/experts.py`): in fp32 one by one, as `ExpertRows`
+multiplies them there, and in bf16 at once, operands given in bf16.
 
 T tokens, K inputs, N outputs: y = x W^T, dx = dy W, dW = dy^T x. The two are interleaved; the best of all rounds is
 printed, as GFLOP/s, because the question is what each library can do. A last line says what a new shape costs.
@@ -9,6 +13,7 @@ printed, as GFLOP/s, because the question is what each library can do. A last li
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +23,10 @@ import torch
 from models import machine
 from process import restart_with_cpu_settings
 
+from nemotron.stack.models.kernels.experts import dispatch, row_padding
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt
 
+EXPERTS, WIDTH = 16, 128
 SHAPES = [(2048, 128, 648), (2048, 128, 2048), (2048, 256, 1288), (2048, 256, 4096), (512, 128, 128)]
 
 
@@ -33,6 +40,9 @@ def seconds(call: Callable[[], object]) -> float:
 def main() -> None:
     """Print the table."""
     restart_with_cpu_settings()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    torch.set_num_threads(parser.parse_args().threads)
     print(machine())
     if not HAS_ONEDNN:
         sys.exit("this build of torch has no oneDNN for x86")
@@ -53,6 +63,17 @@ def main() -> None:
             own_rate, onednn_rate = (2 * tokens * inner * outer / value / 1e9 for value in best)
             line += f"{f'{own_rate:.0f} {onednn_rate:.0f} {onednn_rate / own_rate:.2f}x':>24s}"
         print(line)
+    print(f"\n{'rows an expert':>16s}{'fp32 one by one, us':>24s}{'bf16 at once, us':>24s}{'ratio':>12s}")
+    for rows in (256, 128, 64, 32, 16):
+        x, weight = torch.randn(EXPERTS * rows, WIDTH), torch.randn(EXPERTS, WIDTH, WIDTH)
+        chosen = torch.arange(EXPERTS).repeat_interleave(rows).unsqueeze(1)  # every expert gets as many
+        singly = dispatch(chosen, EXPERTS, *row_padding(x, rows))
+        batched = dispatch(chosen, EXPERTS, *row_padding(x.bfloat16(), rows))
+        calls = (partial(singly.products, x, weight), partial(batched.products, x.bfloat16(), weight.bfloat16()))
+        best = [float("inf"), float("inf")]
+        for _ in range(40):
+            best = [min(so_far, seconds(call)) for so_far, call in zip(best, calls, strict=True)]
+        print(f"{rows:16d}{best[0] * 1e6:24.0f}{best[1] * 1e6:24.0f}{best[0] / best[1]:11.2f}x")
     x, weight = torch.randn(4096, 128), torch.randn(128, 128)
     first = [seconds(partial(matmul_nt, x[:rows], weight)) for rows in range(1000, 1100)]
     again = [seconds(partial(matmul_nt, x[:rows], weight)) for rows in range(1000, 1100)]

@@ -3,6 +3,7 @@
 
     python benchmarks/profile_step.py
     python benchmarks/profile_step.py --threads 2 --steps rl --top 30
+    python benchmarks/profile_step.py --precision fp32     # else bf16 where the configs' `mixed_precision: auto` is that
 
 Three steps: pretraining (8 x 128 tokens), SFT (the same, packed documents, loss on answers only), and RL (64 groups of
 16 completions, then the update). Every operator is timed as it runs, in processor seconds of all threads: other work
@@ -42,6 +43,7 @@ from nemotron.stack.rl.shaping import Message
 from nemotron.stack.training.distributed import clip_gradients
 from nemotron.stack.training.losses import next_token_loss, selected_loss_sum
 from nemotron.stack.training.optim import build_optimizer
+from nemotron.stack.training.precision import multiplies_bf16
 
 TINY = Path(nano3.__file__).parent / "stage0_pretrain/config/tiny.yaml"
 ROWS, LENGTH, DOCUMENT = 8, 128, 40  # rows of a batch, their tokens, and the mean length of packed documents
@@ -129,20 +131,21 @@ def update(model: NemotronH, optimizer: torch.optim.Optimizer) -> None:
     model.update_expert_bias()
 
 
-def pretraining() -> dict[str, Step]:
+def pretraining(autocast: torch.autocast) -> dict[str, Step]:
     """A step on random tokens."""
     model, optimizer = build()
     ids_BL = torch.randint(0, model.config.vocab_size, (ROWS, LENGTH + 1))
 
     def step() -> None:
-        out = model(ids_BL[:, :-1])
+        with autocast:
+            out = model(ids_BL[:, :-1])
         (next_token_loss(out.logits, ids_BL[:, 1:]) + 1e-4 * out.load_balancing_loss).backward()
         update(model, optimizer)
 
     return {"pretraining": step}
 
 
-def sft() -> dict[str, Step]:
+def sft(autocast: torch.autocast) -> dict[str, Step]:
     """A step on packed documents, of which four tokens in ten are answers."""
     model, optimizer = build()
     ids_BL = torch.randint(0, model.config.vocab_size, (ROWS, LENGTH + 1))
@@ -150,7 +153,8 @@ def sft() -> dict[str, Step]:
     answers_BL = torch.rand(ROWS, LENGTH) < 0.4
 
     def step() -> None:
-        out = model(ids_BL[:, :-1], seq_idx_BL, answers_BL)
+        with autocast:
+            out = model(ids_BL[:, :-1], seq_idx_BL, answers_BL)
         loss = selected_loss_sum(out.logits, ids_BL[:, 1:][answers_BL]) / answers_BL.sum()
         (loss + 1e-4 * out.load_balancing_loss).backward()
         update(model, optimizer)
@@ -158,7 +162,7 @@ def sft() -> dict[str, Step]:
     return {"SFT": step}
 
 
-def rl() -> dict[str, Step]:
+def rl(autocast: torch.autocast) -> dict[str, Step]:
     """Generating the completions of a step, and the update."""
     model, optimizer = build()
     generator = torch.Generator().manual_seed(0)
@@ -170,10 +174,11 @@ def rl() -> dict[str, Step]:
         rollouts.clear()
         generator.manual_seed(0)
         for start in range(0, GROUPS, CALL):
-            out = generate(
-                model, prompts[start : start + CALL], NEW_TOKENS, stop_token_ids=STOP_IDS,
-                generator=generator, samples_per_prompt=SAMPLES,
-            )  # fmt: skip
+            with autocast:
+                out = generate(
+                    model, prompts[start : start + CALL], NEW_TOKENS, stop_token_ids=STOP_IDS,
+                    generator=generator, samples_per_prompt=SAMPLES,
+                )  # fmt: skip
             for row, tokens in enumerate(out.tokens):
                 index = start + row // SAMPLES
                 message = Message(num_tokens=len(tokens), generated=True)
@@ -183,7 +188,8 @@ def rl() -> dict[str, Step]:
         counted = int(WITH_GRADIENT * GROUPS)
         of_tokens = [[float(r.prompt_index < counted)] * len(r.completion_ids) for r in rollouts]
         for micro in pack_rollouts(rollouts, of_tokens, ROLLOUT_ROW, ROWS):
-            logp_T = micro.logprobs(model)
+            with autocast:
+                logp_T = micro.logprobs(model)
             loss = grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, ClippedPGLossConfig())
             (loss.loss / len(rollouts)).backward()
         update(model, optimizer)
@@ -254,11 +260,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9, help="of a training step; an RL step takes a third of them")
     parser.add_argument("--top", type=int, default=16, help="operators in a table")
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(machine())
+    bf16 = args.precision == "bf16" or (args.precision == "auto" and multiplies_bf16(torch.device("cpu")))
+    print(machine() + (", bf16" if bf16 else ", fp32"))
     for make in ({"pretrain": pretraining, "sft": sft, "rl": rl}[name] for name in args.steps):
-        steps = make()
+        steps = make(torch.autocast("cpu", torch.bfloat16, enabled=bf16))
         for step in steps.values():
             step()  # once without a clock: kernels are compiled, memory is mapped
         for name, step in steps.items():

@@ -3,7 +3,7 @@
 
     python benchmarks/profile_step.py
     python benchmarks/profile_step.py --threads 2 --steps rl --top 30
-    python benchmarks/profile_step.py --precision fp32     # else bf16 where the configs' `mixed_precision: auto` is that
+    python benchmarks/profile_step.py --precision fp32    # else what `mixed_precision: auto` is here
 
 Three steps: pretraining (8 x 128 tokens), SFT (the same, packed documents, loss on answers only), and RL (64 groups of
 16 completions, then the update). Every operator is timed as it runs, in processor seconds of all threads: other work

@@ -59,7 +59,7 @@ PAGES = [
     ROOT / "env.example.toml",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-PAGES += sorted(SOURCE.rglob("*.md"))
+PAGES += [ROOT / "examples/research/program.md", *sorted(SOURCE.rglob("*.md"))]
 PAGES.remove(ROOT / "docs/guides/fork.md")  # its commands are of forks: tests/test_fork_guide.py
 SCRIPTS = sorted(SOURCE.rglob("*.py"))
 # A command stands on a line of its own (a fenced block, a docstring), or between backticks.
@@ -90,6 +90,10 @@ NOT_TRIED_HERE = {
     "python -m nemotron.recipes.nano2.stage0_pretrain": "tests/nemotron/recipes/nano2/test_stage0.py",
     "nemotron nano3 model export nano3-sft-model-default": "tests/nemotron/cli/test_model_export.py",
     "lm-eval": "tests/nemotron/recipes/tools/test_serve.py",
+    "gym": "tests/ecosystem/test_served.py",
+    "vf-eval": "tests/ecosystem/test_served.py",
+    "nemo-evaluator": "tests/ecosystem/test_served.py",
+    "nemo-evaluator-launcher": "tests/ecosystem/test_served.py",
     "data-designer": "tests/ecosystem/test_programs.py",
     "automodel": "needs a GPU",
     "enroot": "needs NVIDIA's registry and enroot",
@@ -196,13 +200,16 @@ def published_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     payload = tmp_path_factory.mktemp("payload")
     (payload / "evaluation").mkdir()
     (payload / "evaluation" / "set.jsonl").touch()
-    (payload / "tokenizer.json").touch()
+    for name in ("tokenizer.json", "model.safetensors"):
+        (payload / name).touch()
+    (payload / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 1}))
     registry = Registry(root)
     record = {
         "type": "Model",
         # whatever a command reads under the name
         "types": ["Checkpoint", "PretrainBlend", "SFTPack", "RLPrompts", "Preferences"],
         "fields": {"train_path": "art://.", "valid_path": "art://.", "tokenizer_path": "art://."},
+        "producer": {"name": "nano3/sft"},
         "metrics": {},
         "inputs": {},
         "sources": [{"name": "x"}],
@@ -278,9 +285,11 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("checkpoints").mkdir()
     Path("my-tokenizer").mkdir()
     Path("my-tokenizer/tokenizer.json").touch()
-    Path("my-export").mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        Path("my-export", name).touch()
+    for folder in ("my-export", "my-model"):
+        Path(folder).mkdir()
+        for name in ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"):
+            Path(folder, name).write_text("{}")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path / "my-model"))
     origin = {"artifact": f"x:1@{'0' * 64}", "is_base": True, "num_steps": 1, "tokens": None, "reasoning": None}
     Path("my-export", "nemotron.json").write_text(json.dumps({**origin, "sources": []}))
     monkeypatch.setenv("MY_KEY", "x")

@@ -76,11 +76,14 @@ def model_folder(place: str) -> tuple[Path, str]:
     return folder, str(folder)
 
 
-def check_model_folder(folder: Path) -> None:
-    """UserError unless the directory holds a model that can be read here: config, safetensors, tokenizer."""
-    for name in (CONFIG_FILE, "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder} is no model: it has no {name}")
+def check_model_folder(folder: Path, tokenizer: Path | None = None) -> None:
+    """UserError unless the directory holds a model that can be read here: config, safetensors, tokenizer.
+
+    `tokenizer`: the folder of its tokenizer where that is another one.
+    """
+    for place, name in ((folder, CONFIG_FILE), (tokenizer or folder, "tokenizer.json")):
+        if not (place / name).is_file():
+            raise UserError(f"{place} is no model: it has no {name}")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder} has no weights: no .safetensors file", "pickled weights are not read; convert them")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -189,6 +190,7 @@ def test_show_config_and_diff_read_what_the_versions_carry(tmp_path: Path, monke
         ["metrics.loss", "2.5", "2.25"],
         ["code.lab.losses", "a" * 12, "b" * 12],
     ]
+    assert not re.search(r" $", run("diff m:1 m").output, re.MULTILINE)
     assert run("diff m:1 m:1").output == "m:1 and m:1: no difference\n"
     registry.publish("bare", source, {})
     assert "bare:1 carries no config" in str(run("show bare --config").exception)

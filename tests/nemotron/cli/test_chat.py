@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.errors import UserError
 from nemo_runspec.execution.local import CPU_SETTINGS
 from nemotron.kit.model_folder import Origin
 
@@ -17,24 +19,33 @@ Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
 
 
+def model(folder: Path, **config: object) -> Path:
+    """A directory as far as it is looked at."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture
 def start(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     """`start("-c", "tiny")`: what chat would start, with two models in the registry."""
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
     for name in ("nano3-pretrain-model-tiny", "nano3-final-model-tiny"):
-        (tmp_path / "payload").write_text(name)
-        Registry(tmp_path / "artifacts").publish(name, tmp_path / "payload", {"type": "Model", "fields": {}})
+        record = {"type": "Model", "fields": {}, "producer": {"name": "nano3/sft"}}
+        Registry(tmp_path / "artifacts").publish(name, model(tmp_path / "payload", name=name), record)
     return lambda *words: tool("nano3", "chat", *words)
 
 
 def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) -> None:
     script, options, environment = start("-c", "tiny", "--no-thinking", "--temperature=0.5", "What is 1 + 1?")
     assert script == "chat.py" and "RUNSPEC_DEBUG" not in environment
+    path = str(Registry(tmp_path / "artifacts").resolve("nano3-final-model-tiny").path)
     assert options == {
-        "model": str(Registry(tmp_path / "artifacts").resolve("nano3-final-model-tiny").path),
-        **dict.fromkeys(["tokenizer", "recorded_template", "producer", "template"]),
+        "model": path,
+        "tokenizer": path,
+        "template": "nano3",
         "max_reasoning": 0,
-        "complete": False,
         "temperature": 0.5,
         "max_new_tokens": 256,
         "seed": 0,
@@ -44,7 +55,7 @@ def test_the_script_gets_the_model_and_the_options(start: Tool, tmp_path: Path) 
 
 def test_without_a_stage_the_last_aligned_model_answers(start: Tool, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "artifacts")
-    record = {"type": "Model", "fields": {}}
+    record = {"type": "Model", "fields": {}, "producer": {"name": "nano3/rl"}}
     for stage in ("rl", "rlhf", "final"):
         path = registry.publish(f"nano3-{stage}-model-small", tmp_path / "payload", record).path
         assert start("-c", "small")[1]["model"] == str(path)
@@ -59,32 +70,36 @@ def test_the_models_of_nano2_have_no_config_in_their_names(start: Tool, tool: To
     for stage in ("sft", "rl", "compressed"):
         path = registry.publish(f"nano2-{stage}-model", tmp_path / "payload", answering).path
         _, options, _ = tool("nano2", "chat", "--stage", stage, "What is 1 + 1?")
-        assert (options["model"], options["complete"]) == (str(path), False)
+        assert (options["model"], options["template"]) == (str(path), "nano2")
     assert tool("nano2", "chat")[1]["model"] == str(registry.resolve("nano2-rl-model").path)
     path = registry.publish("nano2-long-model", tmp_path / "payload", base).path
     for words in (("--stage", "long"), ("-m", "nano2-long-model")):
         _, options, _ = tool("nano2", "chat", *words, "def main(")
-        assert (options["model"], options["complete"]) == (str(path), True)
+        assert (options["model"], options["template"]) == (str(path), None)
     smoke = registry.publish("nano2-sft-model-smoke", tmp_path / "payload", answering)
     assert tool("nano2", "chat", "-c", "smoke")[1]["model"] == str(smoke.path)
 
 
 def test_a_base_model_completes_text(start: Tool) -> None:
     _, options, environment = start("-c", "tiny", "--stage", "pretrain", "--debug")
-    assert options["complete"] and environment["RUNSPEC_DEBUG"] == "1"
+    assert options["template"] is None and environment["RUNSPEC_DEBUG"] == "1"
 
 
 def test_another_model_is_an_artifact_or_a_directory(start: Tool, tmp_path: Path) -> None:
     fields = {"chat_template": None, "num_steps": 9}
     base = {"type": "Model", "fields": fields, "producer": {"name": "mine/pretrain"}}
     Registry(tmp_path / "artifacts").publish("mine-base", tmp_path / "payload", base)
-    assert start("-m", "mine-base")[1]["complete"]  # its record says what it is
-    assert not start("-m", "mine-base", "--stage", "sft")[1]["complete"]
+    assert start("-m", "mine-base")[1]["template"] is None  # its record says what it is
+    assert start("-m", "mine-base", "--template", "nano3")[1]["template"] == "nano3"
+    with pytest.raises(UserError, match=r"no chat template in .*, and none is known of the model"):
+        start("-m", "mine-base", "--stage", "sft")
     added = {**base, "fields": {**fields, "num_steps": 0}, "producer": {"script": "add_model.py", "name": None}}
     Registry(tmp_path / "artifacts").publish("added", tmp_path / "payload", added)
-    assert not start("-m", "added")[1]["complete"]  # from elsewhere: its tokenizer knows whether it answers
-    assert start("-m", "./some/folder", "-s", "pretrain")[1].items() >= {
-        "model": "./some/folder", "tokenizer": None, "producer": None, "complete": True
+    with pytest.raises(UserError, match="no chat template"):  # from elsewhere: its tokenizer knows whether it answers
+        start("-m", "added")
+    folder = model(tmp_path / "folder", chat_template="{{ messages }}")
+    assert start("-m", f"{folder}/", "-s", "pretrain")[1].items() >= {
+        "model": str(folder), "tokenizer": str(folder), "template": None
     }.items()  # fmt: skip
 
 
@@ -105,19 +120,20 @@ def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_pat
 def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path: Path) -> None:
     said = {"artifact": f"m:1@{'0' * 64}", "num_steps": 1, "tokens": None, "sources": []}
     for name, is_base, reasoning in (("base", True, None), ("plain", False, False), ("reasoner", False, True)):
-        (tmp_path / name).mkdir()
+        (model(tmp_path / name) / "chat_template.jinja").write_text("{{ messages }}")
         Origin(is_base=is_base, reasoning=reasoning, **said).write(tmp_path / name)
         added = {"type": "Model", "fields": {"chat_template": None, "reasoning": reasoning}, "producer": {"name": None}}
         Registry(tmp_path / "artifacts").publish(name, tmp_path / name, added)
     for folder in (f"{tmp_path}/", ""):  # as it lies there, and as it was added
         asked = [start("-m", f"{folder}{name}")[1] for name in ("base", "plain", "reasoner")]
-        assert [(options["complete"], options["max_reasoning"]) for options in asked] == [
-            (True, None), (False, 0), (False, None)
+        assert [(options["template"], options["max_reasoning"]) for options in asked] == [
+            (None, None), (asked[1]["model"], 0), (asked[2]["model"], None)
         ]  # fmt: skip
     assert start("-m", str(tmp_path / "plain"), "--thinking")[1]["max_reasoning"] is None
 
 
-def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemotron) -> None:
+def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemotron, tmp_path: Path) -> None:
+    model(tmp_path / "x")
     refused = nemotron("nano3 chat -m x --reasoning-budget 16 --max-new-tokens 16 hello")
     assert refused.returncode == 2 and "leaves no answer in --max-new-tokens 16" in refused.stderr
     refused = nemotron("nano3 chat -m x --reasoning-budget 16 --no-thinking hello")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -29,10 +30,17 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry(tmp_path / "artifacts")
 
 
+def model(folder: Path, **config: object) -> Path:
+    """A directory as far as it is looked at."""
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text(json.dumps(config))
+    return folder
+
+
 def publish(registry: Registry, folder: Path, **fields: object) -> Path:
     """A model of a recipe in the registry; its payload."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 1234}))
+    model(folder, max_position_embeddings=1234, num_nextn_predict_layers=1)
     record = {"type": "Model", "fields": {"num_steps": 3, **fields}, "producer": {"name": "super3/sft"}}
     return registry.publish("super3-sft-model-tiny", folder, record).path
 
@@ -43,8 +51,8 @@ def test_the_script_gets_the_model_and_the_options(registry: Registry, tool: Too
         "serve", "super3-sft-model-tiny", "--port", "8001", "--drafts", "2", "--prompt-cache", "16"
     )
     assert script == "serve.py" and options == {
-        "model": str(path), "tokenizer": None, "recorded_template": "super3", "producer": "super3/sft",
-        "template": None, "complete": False, "thinking": True, "name": "super3-sft-model-tiny",
+        "model": str(path), "tokenizer": str(path), "template": "super3", "thinking": True,
+        "name": "super3-sft-model-tiny",
         "host": "127.0.0.1", "port": 8001, "api_key_env": None, "max_length": 1234, "max_rows": 64,
         "max_waiting": 256, "num_drafts": 2, "prompt_cache": 16 * 2**20, "timeout": 600, "drain": 30,
     }  # fmt: skip
@@ -56,19 +64,38 @@ def test_a_base_model_completes_and_one_without_reasoning_does_not_reason(
     registry: Registry, tool: Tool, tmp_path: Path
 ) -> None:
     publish(registry, tmp_path / "base", chat_template=None)
-    assert tool("serve", "super3-sft-model-tiny")[1]["complete"]
-    assert not tool("serve", "super3-sft-model-tiny", "--template", "super3")[1]["complete"]
+    assert tool("serve", "super3-sft-model-tiny")[1]["template"] is None
+    assert tool("serve", "super3-sft-model-tiny", "--template", "nano3")[1]["template"] == "nano3"
     publish(registry, tmp_path / "answers", chat_template="super3", reasoning=False)
     assert not tool("serve", "super3-sft-model-tiny")[1]["thinking"]
 
 
-def test_a_directory_and_the_hub(tool: Tool, tmp_path: Path) -> None:
-    (tmp_path / "my-model").mkdir()
-    _, options, _ = tool("serve", str(tmp_path / "my-model"))
-    assert (options["model"], options["name"]) == (str(tmp_path / "my-model"), "my-model")
+def test_a_directory_and_the_hub(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model(tmp_path / "my-model")
+    _, options, _ = tool("serve", str(folder))
+    assert (options["model"], options["name"], options["template"]) == (str(folder), "my-model", None)
     assert options["max_length"] == 4096  # no config says another
+    asked: list[str] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(folder))
     _, options, _ = tool("serve", "hf://me/model", "--host", "0.0.0.0", "--api-key-env", "PATH")
-    assert (options["model"], options["name"], options["api_key_env"]) == ("hf://me/model", "model", "PATH")
+    assert (options["model"], options["name"], options["api_key_env"]) == (str(folder), "model", "PATH")
+    assert asked == ["me/model"]
+
+
+def test_nothing_is_downloaded_where_a_library_is_missing(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("downloaded"))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
+    with pytest.raises(UserError, match=r"serve\.py needs uvicorn, which is not installed"):
+        tool("serve", "hf://me/model")
+
+
+def test_drafts_are_refused_where_nothing_can_draft(nemotron: Nemotron, tmp_path: Path) -> None:
+    model(tmp_path / "without", num_nextn_predict_layers=0)
+    result = nemotron("serve ./without --drafts 2")
+    assert result.returncode == 2 and "--drafts 2: ./without has no multi-token prediction block" in result.stderr
+    (tmp_path / "without/config.json").write_text("[]")
+    assert "config.json: not a JSON object" in nemotron("serve ./without").stderr
 
 
 @pytest.mark.parametrize(
@@ -92,10 +119,7 @@ def exported(tmp_path: Path) -> Callable[[str], Path]:
     """A directory as an export of a family leaves it, as far as it is looked at."""
 
     def export(template: str) -> Path:
-        folder = tmp_path / template
-        folder.mkdir()
-        for name in ("config.json", "tokenizer.json", "model.safetensors"):
-            (folder / name).write_text("{}")
+        folder = model(tmp_path / template)
         (folder / "chat_template.jinja").write_text(load_template(template).source)
         artifact = f"{template}-sft-model-tiny:1@{'0' * 64}"
         Origin(artifact=artifact, is_base=False, num_steps=1, tokens=None, reasoning=True, sources=[]).write(folder)
@@ -108,7 +132,14 @@ def exported(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize("template", ["super3", "nano2"])
 def test_another_engine_knows_every_option(exported: Callable[[str], Path], engine: str, template: str) -> None:
     folder = exported(template)
-    words = command.engine_command(engine, command.exported_folder(str(folder)), "mine", "127.0.0.1", 8000, "KEY")
+    ours = {"max_length": ("--max-length", 99), "max_rows": ("--max-rows", 4)}
+    if engine != "trtllm":  # which has no word for it
+        ours["name"] = ("--name", "mine")
+    theirs = command.engine_options(engine, ours)
+    words = command.engine_command(
+        engine, command.exported_folder(str(folder)), "127.0.0.1", 8000, theirs, has_key=True
+    )
+    assert {"99", "4"} <= set(words) and ("mine" in words) == (engine != "trtllm")
     known, options = KNOWN[engine], words
     if engine == "nim":
         image = words.index("$NIM_LLM_IMAGE")
@@ -127,6 +158,19 @@ def test_another_engine_knows_every_option(exported: Callable[[str], Path], engi
     assert any("qwen3_coder" in word for word in words) == (template == "super3")
     assert any(word in ("nemotron_v3", "nano-v3") for word in words)
     assert "KEY" not in " ".join(words).replace("VLLM_API_KEY", "")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "nim"])
+def test_an_option_that_another_engine_has_not_is_refused(
+    exported: Callable[[str], Path], nemotron: Nemotron, engine: str
+) -> None:
+    others = ["template", "drafts", "max_waiting", "prompt_cache", "timeout", "drain", *["name"] * (engine == "trtllm")]
+    for name in others:
+        with pytest.raises(UserError, match=rf"^--x 9: not an option of {engine}\n.*--max-length, --max-rows"):
+            command.engine_options(engine, {"port": ("--port", 8000), name: ("--x", 9)})
+    # A default that is given is given.
+    result = nemotron(f"serve {exported('super3')} --engine {engine} --drafts 0 --port 9")
+    assert result.returncode == 2 and f"--drafts 0: not an option of {engine}" in result.stderr and not result.stdout
 
 
 def test_the_command_is_printed_where_the_engine_is_not(
@@ -161,7 +205,7 @@ def test_vllm_is_started_where_it_is_installed(
         raise UserError("started")
 
     monkeypatch.setattr(os, "execvp", replace_process)
-    words = command.engine_command("vllm", exported("super3"), "mine", "127.0.0.1", 8000, "MY_KEY")
+    words = command.engine_command("vllm", exported("super3"), "127.0.0.1", 8000, [], has_key=True)
     with pytest.raises(UserError, match="started"):
         command.run_or_print("vllm", words, "MY_KEY")
     assert started == [str(program), words, "sesame"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,34 +142,24 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
             hint = f"as in {models.command} chat -c tiny"
             raise UserError("which model? neither --config nor --model names one", hint)
         from nemo_runspec.artifacts.registry import Registry
-        from nemo_runspec.config.inputs import is_place
-        from nemotron.kit.model_folder import read_origin
+        from nemotron.kit.chat_templates import TEMPLATES
+        from nemotron.kit.found_model import find_model
 
-        if model is not None and is_place(model):  # a directory or a model of the Hub, as it is
-            folder, record = model, {}
-        else:
-            registry = Registry.default()
-            version = registry.resolve_verified(model or models.chosen(registry, stage, config or "tiny"))
-            folder, record = str(version.path), version.record
-        origin = read_origin(Path(folder).expanduser())  # a directory that an export made says how it was trained
-        fields, producer = record.get("fields") or {}, record.get("producer") or {}
-        trained_here = bool(fields.get("num_steps"))  # and so the record says under which template, if any
-        is_base = origin.is_base if origin else trained_here and fields.get("chat_template") is None
-        complete = stage in models.base if stage else is_base and template is None
+        found = find_model(model or models.chosen(Registry.default(), stage, config or "tiny"))
+        complete = stage in models.base if stage else found.is_base and template is None
         if complete and reasoning_budget is not None:
             raise UserError("--reasoning-budget is for answers, and this model completes text", "leave it out")
-        reasoning = origin.reasoning if origin else fields.get("reasoning")
+        if not complete and template is None and found.template is None:
+            hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
+            raise UserError(f"no chat template in {found.tokenizer}, and none is known of the model", hint)
         if thinking is None:
-            thinking = reasoning is not False or bool(reasoning_budget)
+            thinking = found.reasons or bool(reasoning_budget)
         become_tool(
             "chat.py",
-            model=folder,
-            tokenizer=fields.get("tokenizer_path"),
-            recorded_template=fields.get("chat_template"),
-            producer=producer.get("name"),
-            template=template,
+            model=found.folder,
+            tokenizer=found.tokenizer,
+            template=None if complete else template or found.template,
             max_reasoning=reasoning_budget if thinking else 0,
-            complete=complete,
             temperature=temperature,
             max_new_tokens=max_new_tokens,
             seed=seed,

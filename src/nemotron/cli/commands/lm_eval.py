@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from nemo_runspec.installation import check_imports
+from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.cli.tool import become_tool
 
 
@@ -26,4 +28,8 @@ def lm_eval(
       nemotron lm-eval nano3-pretrain-model-tiny --tasks nemotron_base,nemotron_letters --metadata num_tasks=50
       nemotron lm-eval ./my-model --tasks arc_easy --limit 100 --output_path scores
     """
+    from nemotron.kit.found_model import find_model
+
+    check_imports(recipe_dir("tools") / "lm_eval_run.py")  # before a model is downloaded
+    find_model(model)  # lm-eval reads thousands of tasks before it asks for the model
     become_tool("lm_eval_run.py", model=model, words=ctx.args)

@@ -13,15 +13,24 @@ from typing import Annotated, Any
 import typer
 
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.installation import check_imports
+from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.cli.tool import become_tool
 
 ENGINES = ("embedded", "vllm", "trtllm", "nim")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Where a model's config does not say how long a text may be: what the recipes' tiny models are asked for is shorter.
 DEFAULT_LENGTH = 4096
+# What of ours, beside address and key, the command of another engine has, and how it is called there.
+THEIR_NAMES = {
+    "vllm": {"name": "--served-model-name", "max_length": "--max-model-len", "max_rows": "--max-num-seqs"},
+    "trtllm": {"max_length": "--max_seq_len", "max_rows": "--max_batch_size"},
+}
+THEIR_NAMES["nim"] = THEIR_NAMES["vllm"]  # which it passes its options on to
 
 
 def serve(
+    ctx: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="NAME or NAME:VERSION of an artifact, a directory, hf://ORG/NAME.")
     ],
@@ -53,7 +62,11 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take.")] = 600,
     drain: Annotated[int, typer.Option(min=0, help="Seconds that requests have left after SIGTERM or Ctrl-C.")] = 30,
     engine: Annotated[
-        str, typer.Option(help=f"{', '.join(ENGINES)}; those but the first serve a model that was exported.")
+        str,
+        typer.Option(
+            help=f"{', '.join(ENGINES)}; those but the first serve a model that was exported, and take --name, "
+            "--max-length and --max-rows where they have them, and no other option of the embedded one."
+        ),
     ] = "embedded",
 ) -> None:
     """Serve a model to clients of the OpenAI API, with a page to chat in.
@@ -77,21 +90,30 @@ def serve(
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise UserError(f"--api-key-env {api_key_env}: there is no such variable, or it is empty")
     if engine != "embedded":
-        folder = exported_folder(model)
-        command = engine_command(engine, folder, name or folder.name, host, port, api_key_env)
+        options = engine_options(engine, given_options(ctx))
+        command = engine_command(engine, exported_folder(model), host, port, options, has_key=api_key_env is not None)
         run_or_print(engine, command, api_key_env)
         return
-    options = model_options(model, template)
-    called = options.pop("called")
+    from nemotron.kit.found_model import find_model
+
+    check_imports(recipe_dir("tools") / "serve.py")  # before a model is downloaded
+    found = find_model(model)
+    config = read_config(found.folder)
+    if drafts and not config.get("num_nextn_predict_layers"):
+        raise UserError(
+            f"--drafts {drafts}: {model} has no multi-token prediction block that could draft", "leave it out"
+        )
     become_tool(
         "serve.py",
-        **options,
-        template=template,
-        name=name or called,
+        model=found.folder,
+        tokenizer=found.tokenizer,
+        template=None if found.is_base and template is None else template or found.template,
+        thinking=found.reasons,
+        name=name or found.name,
         host=host,
         port=port,
         api_key_env=api_key_env,
-        max_length=max_length or declared_length(Path(options["model"])) or DEFAULT_LENGTH,
+        max_length=max_length or declared_length(config) or DEFAULT_LENGTH,
         max_rows=max_rows,
         max_waiting=max_waiting,
         num_drafts=drafts,
@@ -101,40 +123,21 @@ def serve(
     )
 
 
-def model_options(model: str, template: str | None) -> dict[str, Any]:
-    """Where the model is and how it is talked to, as its record or its export says; as `nemotron FAMILY chat` does."""
-    from nemo_runspec.artifacts.registry import Registry
-    from nemo_runspec.config.inputs import is_place
-    from nemotron.kit.model_folder import artifact_name, read_origin
-
-    if is_place(model):
-        folder, record, called = model, {}, artifact_name(model)
-    else:
-        version = Registry.default().resolve_verified(model)
-        folder, record, called = str(version.path), version.record, version.name
-    origin = read_origin(Path(folder).expanduser())
-    fields, producer = record.get("fields") or {}, record.get("producer") or {}
-    trained_here = bool(fields.get("num_steps"))  # and so the record says under which template, if any
-    is_base = origin.is_base if origin else trained_here and fields.get("chat_template") is None
-    reasoning = origin.reasoning if origin else fields.get("reasoning")
-    return {
-        "model": folder,
-        "tokenizer": fields.get("tokenizer_path"),
-        "recorded_template": fields.get("chat_template"),
-        "producer": producer.get("name"),
-        "complete": is_base and template is None,
-        "thinking": reasoning is not False,
-        "called": called,
-    }
-
-
-def declared_length(folder: Path) -> int | None:
-    """`max_position_embeddings` of a model's config; None where it has none, or is not here yet."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model's config. UserError: it is no JSON object."""
+    path = folder / "config.json"
     try:
-        config = json.loads((folder.expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    length = config.get("max_position_embeddings") if isinstance(config, dict) else None
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return config
+
+
+def declared_length(config: dict[str, Any]) -> int | None:
+    """`max_position_embeddings` of a model's config; None where it has none."""
+    length = config.get("max_position_embeddings")
     return length if isinstance(length, int) and length > 1 else None
 
 
@@ -156,8 +159,33 @@ def exported_folder(model: str) -> Path:
     return folder
 
 
-def engine_command(engine: str, folder: Path, name: str, host: str, port: int, api_key_env: str | None) -> list[str]:
-    """The words that serve an exported model with another engine.
+def given_options(ctx: typer.Context) -> dict[str, tuple[str, object]]:
+    """The options on the command line: parameter -> how it is written there, and its value."""
+    given = {}
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name and source is not None and source.name == "COMMANDLINE":
+            given[parameter.name] = parameter.opts[0], ctx.params[parameter.name]
+    return given
+
+
+def engine_options(engine: str, given: dict[str, tuple[str, object]]) -> list[str]:
+    """Our options in another engine's words. UserError: it has none for one of them."""
+    words: list[str] = []
+    for name, (option, value) in given.items():
+        if name in ("model", "host", "port", "api_key_env", "engine"):
+            continue
+        if name not in THEIR_NAMES[engine]:
+            ours = ", ".join(f"--{known.replace('_', '-')}" for known in THEIR_NAMES[engine])
+            raise UserError(f"{option} {value}: not an option of {engine}", f"beside address and key it takes {ours}")
+        words += [THEIR_NAMES[engine][name], str(value)]
+    return words
+
+
+def engine_command(
+    engine: str, folder: Path, host: str, port: int, ours: list[str], *, has_key: bool = False
+) -> list[str]:
+    """The words that serve an exported model with another engine; `ours`: as `engine_options` gives them.
 
     Options and names of parsers are those of vLLM 0.33.0, of TensorRT-LLM's `trtllm-serve`, and of the model-free image
     of NIM 2, which passes on what stands behind the image to vLLM; tests hold them against those programs' own lists.
@@ -170,15 +198,16 @@ def engine_command(engine: str, folder: Path, name: str, host: str, port: int, a
     if engine == "trtllm":
         words = ["trtllm-serve", str(folder), "--host", host, "--port", str(port), "--backend", "pytorch"]
         words += ["--reasoning_parser", "nano-v3"] if reasons else []
-        return words + (["--tool_parser", "qwen3_coder"] if calls else [])
-    options = ["--served-model-name", name, "--mamba-ssm-cache-dtype", "float32"]
+        return words + (["--tool_parser", "qwen3_coder"] if calls else []) + ours
+    options = [*ours, "--mamba-ssm-cache-dtype", "float32"]
+    options += [] if "--served-model-name" in ours else ["--served-model-name", folder.name]
     options += ["--reasoning-parser", "nemotron_v3"] if reasons else []
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder"] if calls else []
     if engine == "vllm":
         return ["vllm", "serve", str(folder), "--host", host, "--port", str(port), *options]
     address = f"[{host}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
     words = ["docker", "run", "--rm", "--gpus", "all", "-v", f"{folder}:/model:ro", "-p", f"{address}:{port}:8000"]
-    key = ["-e", "VLLM_API_KEY"] if api_key_env else []
+    key = ["-e", "VLLM_API_KEY"] if has_key else []
     return [*words, *key, "-e", "NIM_MODEL_PATH=/model", "$NIM_LLM_IMAGE", *options]
 
 

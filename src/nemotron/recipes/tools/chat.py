@@ -1,6 +1,5 @@
 """Talk to a trained model, for `nemotron FAMILY chat`, which finds it and starts this script.
 
-The chat template is the one in the model's record, the tokenizer's own, or that of the family that made the model.
 Without a prompt, questions come from the terminal, or one question from stdin. The model runs on the GPU if there is
 one. This is a tool and no step of a recipe: it reads no config and publishes nothing, so it carries no runspec block.
 """
@@ -26,10 +25,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import END_THINK, THINK, generation_prompt, parse_response, render
-from nemotron.kit.chat_templates import TEMPLATES
-from nemotron.kit.model_folder import CONFIG_FILE, model_folder
 from nemotron.recipes.tools.options import run_tool
-from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
 from nemotron.stack.quantization.export import load_model as read_model
@@ -41,20 +37,15 @@ HELP = "/think on|off|TOKENS  reasoning    /reset  forget the conversation    /q
 class Options:
     """Of `nemotron FAMILY chat`, and what the command knows of the model.
 
-    `model` is the folder of its config and weights, or its hf:// address, `tokenizer` the folder of its tokenizer where
-    that is another one.
-    `recorded_template` and `producer` (as in `nano3/sft`) are those of its record. `complete` continues plain text,
-    without the chat template. `max_reasoning`: tokens of reasoning, at most; 0: none.
+    `model` is the folder of its config and weights, `tokenizer` that of its tokenizer. `template`: its chat template,
+    by name or path; None: it continues plain text. `max_reasoning`: tokens of reasoning, at most; 0: none.
     """
 
     model: str
-    tokenizer: str | None
-    recorded_template: str | None
-    producer: str | None
+    tokenizer: str
     template: str | None
     prompt: str | None
     max_reasoning: int | None
-    complete: bool
     temperature: float
     max_new_tokens: int
     seed: int
@@ -215,21 +206,12 @@ def converse(speaker: Speaker, max_reasoning: int | None, plain: bool = False) -
 
 def main(options: Options) -> None:
     """Load the model, answer."""
-    model_dir, _ = model_folder(options.model)
-    if not (model_dir / CONFIG_FILE).is_file():
-        raise UserError(f"{model_dir} is no model: it has no {CONFIG_FILE}")
-    folder = Path(options.tokenizer) if options.tokenizer else model_dir
+    folder, template = Path(options.tokenizer), options.template
     tokenizer = load_tokenizer(folder)
-    template = None
-    if not options.complete:
-        template = options.template or chat_template_of(folder, options.recorded_template, options.producer)
-        if template is None:
-            hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
-            raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
     check_budget = partial(reasoning_budget, folder, template or "", max_new_tokens=options.max_new_tokens)
     if options.max_reasoning and template is not None:
         check_budget(options.max_reasoning)
-    model = load_model(model_dir, tokenizer)
+    model = load_model(Path(options.model), tokenizer)
     stream = model_stream_fn(
         model, folder, template, max_new_tokens=options.max_new_tokens, temperature=options.temperature,
         seed=options.seed,
@@ -240,12 +222,12 @@ def main(options: Options) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8 get as far as `check_text`
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if interactive:
-        converse(speaker, options.max_reasoning, options.complete)
+        converse(speaker, options.max_reasoning, plain=template is None)
         return
     text = check_text(options.prompt if options.prompt is not None else sys.stdin.read().strip())
     if not text:
         raise UserError("no question: stdin is empty", "give one as an argument or on stdin")
-    if options.complete:
+    if template is None:
         speaker.complete(text)
     else:
         speaker.answer([{"role": "user", "content": text}], options.max_reasoning)

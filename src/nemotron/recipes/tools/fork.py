@@ -34,7 +34,7 @@ from nemo_runspec import __version__
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.installation import own_distribution
 from nemo_runspec.runspec import find_script, parse
-from nemotron.kit.steps import RECIPES, STEPS_FILE, Recipe, read_recipe
+from nemotron.kit.steps import RECIPES, STEPS_FILE, Recipe, RecipeStep, read_recipe
 from nemotron.recipes.tools.options import run_tool
 
 COMMANDS = RECIPES.parent / "cli" / "commands"
@@ -83,7 +83,7 @@ def borrowed(recipe: Recipe) -> dict[Path, Path | None]:
 
     Beside a script stands the folder of the configs that `recipe` has for it; None beside the others.
     """
-    needed: dict[Path, Path | None] = {}
+    needed = set[Path]()
     scripts = {step.script: step.configs or parse(step.script).config_dir for step in recipe.steps}
     folders = sorted(scripts.values(), key=lambda folder: len(folder.parts), reverse=True)
     pending = [*files_of(recipe.folder), *scripts]
@@ -105,14 +105,14 @@ def borrowed(recipe: Recipe) -> dict[Path, Path | None]:
                     scripts.setdefault(place, next((top for top in folders if file.is_relative_to(top)), file.parent))
                     found.append(place)
         if not file.is_relative_to(recipe.folder):
-            needed[file] = scripts.get(file)
+            needed.add(file)
         pending += [path for path in found if not path.is_relative_to(recipe.folder) and path not in needed]
     for file in list(needed):
         for folder in file.relative_to(RECIPES).parents:
             package = RECIPES / folder / "__init__.py"
             if folder != Path() and package.is_file():
-                needed.setdefault(package, None)
-    return needed
+                needed.add(package)
+    return {file: scripts.get(file) for file in needed}  # what a module imports, a config may name later on
 
 
 def _defaults(values: dict[str, Any], folder: Path) -> list[Path]:
@@ -219,6 +219,7 @@ def _written(recipe: Recipe, name: str, files: dict[str, str]) -> dict[str, str]
         "family": recipe.folder.name,
         "version": __version__,
         "others": others,
+        "training": next(_command(recipe, step) for step in recipe.piped if recipe.words(step)[0] == "pretrain"),
     }
     own = {
         path.relative_to(TEMPLATES).as_posix().replace("NAME", name).removesuffix(".jinja"): environment.get_template(
@@ -228,6 +229,11 @@ def _written(recipe: Recipe, name: str, files: dict[str, str]) -> dict[str, str]
     }
     own[".gitignore"] = own.pop("gitignore")
     return own | ({"LICENSE": text} if (text := _license()) else {})
+
+
+def _command(recipe: Recipe, step: RecipeStep) -> str:
+    """The words of a step's command behind `nemotron FAMILY`, with the config that `pipe -c tiny` gives it."""
+    return " ".join([*recipe.words(step), "-c", f"tiny{step.config_suffix}"])
 
 
 def _license() -> str | None:

@@ -18,12 +18,9 @@ import torch
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 
-from nemo_runspec.artifacts import Registry
-from nemo_runspec.config.inputs import is_place
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean
-from nemotron.kit.model_folder import check_model_folder, model_folder, read_origin
+from nemotron.kit.found_model import find_model
 from nemotron.recipes.tools.options import run_tool
-from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.quantization.export import load_model
 
@@ -38,39 +35,12 @@ class Options:
     words: list[str]
 
 
-@dataclass(frozen=True)
-class Found:
-    """A model: its folder, that of its tokenizer, its chat template if it answers, and whether it reasons."""
-
-    folder: Path
-    tokenizer: Path
-    template: str | None
-    reasons: bool
-
-
-def find_model(place: str) -> Found:
-    """What a name, a directory or hf://ORG/NAME stands for. UserError: there is no such model."""
-    if is_place(place):
-        folder, record = model_folder(place)[0], {}
-    else:
-        version = Registry.default().resolve_verified(place)
-        folder, record = version.path, version.record
-    check_model_folder(folder)
-    fields, producer = record.get("fields") or {}, (record.get("producer") or {}).get("name")
-    origin = read_origin(folder)  # a directory that an export made says how it was trained
-    is_base = origin.is_base if origin else bool(fields.get("num_steps")) and fields.get("chat_template") is None
-    tokenizer = Path(fields.get("tokenizer_path") or folder)
-    template = None if is_base else chat_template_of(tokenizer, fields.get("chat_template"), producer)
-    reasoning = origin.reasoning if origin else fields.get("reasoning")
-    return Found(folder, tokenizer, template, reasoning is not False)
-
-
 @register_model("nemotron")
 class NamedModel(NemotronLM):
     """A model by its name, as lm-eval's `--model nemotron`.
 
     Args:
-        pretrained: as `find_model`.
+        pretrained: a name, a directory or hf://ORG/NAME.
         thinking: reasoning on or off; None: as the model was trained.
         batch_size, device, and max_batch_size, which is not looked at: as lm-eval hands them over.
         others: as `NemotronLM`.
@@ -94,14 +64,13 @@ class NamedModel(NemotronLM):
         place = device if device and torch.cuda.is_available() else "cpu"  # lm-eval's default is cuda, also without one
         dtype = torch.float32 if place == "cpu" else torch.bfloat16
         super().__init__(
-            load_model(found.folder, dtype, place), found.tokenizer, found.template,
+            load_model(found.folder, dtype, place), found.tokenizer, None if found.is_base else found.template,
             thinking=found.reasons if thinking is None else thinking, batch_size=int(batch_size), **others,
         )  # fmt: skip
 
 
 def main(options: Options) -> None:
-    """Become lm-eval's command line. UserError: no such model or task. RunFailed: data of a task cannot be had."""
-    find_model(options.model)  # lm-eval reads thousands of tasks before it asks for the model
+    """Become lm-eval's command line. UserError: no such task. RunFailed: data of a task cannot be had."""
     sys.argv = ["lm-eval", "run", "--model", "nemotron", "--model_args", f"pretrained={options.model}"]
     sys.argv += ["--include_path", str(TASKS), "--batch_size", "64", *options.words]  # of two, argparse takes the last
     try:

@@ -29,6 +29,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.installation import install_line
 from nemotron.kit import Model, Source
 from nemotron.kit.chat_template import load_template, token_text
+from nemotron.kit.found_model import chat_template_of
 from nemotron.kit.hub import what_failed
 from nemotron.kit.lineage import raw_sources, walk
 from nemotron.kit.model_folder import (
@@ -43,7 +44,6 @@ from nemotron.kit.model_folder import (
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import whole_directory, write_manifest
 from nemotron.recipes.tools.options import run_tool
-from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import is_quantized, load_config, read_config

@@ -14,6 +14,7 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 
 import contextlib
 import hashlib
+import shlex
 import sys
 import threading
 import time
@@ -26,16 +27,18 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.env import output_root
 from nemo_runspec.errors import RunspecError, UserError
 from nemotron.kit.metrics import format_seconds, numbers_in
-from nemotron.kit.run import METRICS_FILE, PHASES_FILE, PUBLISHED_FILE, STATE_FILE
+from nemotron.kit.run import CONFIG_FILE, METRICS_FILE, PHASES_FILE, PUBLISHED_FILE, STATE_FILE
 from nemotron.kit.runs import HEADLINES, RecordedRun, find_run, headline, recorded_runs, time_since
 from nemotron.recipes.tools.options import run_tool
 from nemotron.recipes.tools.runs_plot import curves_of, drawn
 from nemotron.recipes.tools.svg import Series, line_chart
 
 RECORDS = (STATE_FILE, METRICS_FILE, PHASES_FILE, PUBLISHED_FILE)
+JOB_FILE = "job.yaml"  # a launcher's, with the command line that the user typed
 TAIL = 12  # lines at the end of the log that are shown
 SPEED_RECORDS = 20  # of training, over which the time left is estimated
 
@@ -126,10 +129,24 @@ def log_tail(run: RecordedRun, records: Sequence[dict[str, Any]]) -> tuple[str, 
 def _facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
     state = run.state
     yield "folder", str(run.directory)
+    if argv := _read_yaml(run.directory / JOB_FILE).get("argv"):  # of a launched script
+        yield "command", shlex.join([Path(argv[0]).name, *argv[1:]])
+    if config := (_read_yaml(run.directory / CONFIG_FILE).get("run") or {}).get("config"):
+        yield "config", str(config)
+    if "last_step" in state:
+        yield "steps", str(state["last_step"])
     yield from (("reads", f"{role} = {pinned.partition('@')[0]}") for role, pinned in state.get("inputs", {}).items())
     yield from (("published", version) for version in run.published())
     yield from (("phase", f"{name} {format_seconds(seconds)}") for name, seconds in run.seconds_by_phase().items())
     yield from (("checkpoint", path.name) for path in sorted(run.directory.glob("checkpoints/step-*")))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """A file that a run has left, or nothing where it has not, or not yet."""
+    try:
+        return read_yaml(path.read_text(encoding="utf-8"), str(path))[0] or {}
+    except OSError:
+        return {}
 
 
 def render(**values: Any) -> str:

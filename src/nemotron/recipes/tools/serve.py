@@ -27,11 +27,10 @@ import torch
 import uvicorn
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat_templates import TEMPLATES
-from nemotron.kit.model_folder import CONFIG_FILE, model_folder
+from nemotron.kit.chat_template import load_template
+from nemotron.kit.model_folder import CONFIG_FILE
 from nemotron.recipes.tools.chat import load_model
 from nemotron.recipes.tools.options import run_tool
-from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import load_tokenizer, reasoning_budget, stop_token_ids
 from nemotron.stack.models import NemotronH
 from nemotron.stack.serving.app import create_app
@@ -50,19 +49,15 @@ LAST_WORDS = 5
 class Options:
     """Of `nemotron serve`, and what the command knows of the model.
 
-    `model` is the folder of its config and weights, or its hf:// address, `tokenizer` the folder of its tokenizer where
-    that is another one.
-    `recorded_template` and `producer` (as in `nano3/sft`) are those of its record. `complete`: it completes text alone.
-    `name`: what clients call it. `api_key_env`: the variable that holds the key which clients have to bring.
+    `model` is the folder of its config and weights, `tokenizer` that of its tokenizer. `template`: its chat template,
+    by name or path; None: it completes text alone. `name`: what clients call it. `api_key_env`: the variable that holds
+    the key which clients have to bring.
     `max_length`: tokens of a prompt and its answer; `timeout`, `drain`: seconds; `prompt_cache`: bytes.
     """
 
     model: str
-    tokenizer: str | None
-    recorded_template: str | None
-    producer: str | None
+    tokenizer: str
     template: str | None
-    complete: bool
     thinking: bool
     name: str
     host: str
@@ -115,22 +110,15 @@ def bind(host: str, port: int) -> socket.socket:
     return taken
 
 
-def served_model(options: Options) -> tuple[ServedModel, Path]:
-    """The model as clients know it, and its folder. UserError: it has no tokenizer, or no template where it chats."""
-    model_dir, _ = model_folder(options.model)
-    if not (model_dir / CONFIG_FILE).is_file():
-        raise UserError(f"{model_dir} is no model: it has no {CONFIG_FILE}")
-    folder = Path(options.tokenizer) if options.tokenizer else model_dir
+def served_model(options: Options) -> ServedModel:
+    """The model as clients know it. UserError: its tokenizer or its template cannot be read."""
+    folder, template, budget = Path(options.tokenizer), options.template, None
     tokenizer = load_tokenizer(folder)
-    template, budget = None, None
-    if not options.complete:
-        template = options.template or chat_template_of(folder, options.recorded_template, options.producer)
-        if template is None:
-            hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
-            raise UserError(f"no chat template in {folder}, and none is known of the model", hint)
+    if template is not None:
+        load_template(template)
         with suppress(UserError):  # one that opens no reasoning
             budget = reasoning_budget(folder, template, 0, options.max_length)
-    served = ServedModel(
+    return ServedModel(
         name=options.name,
         folder=folder,
         tokenizer=tokenizer,
@@ -139,9 +127,8 @@ def served_model(options: Options) -> tuple[ServedModel, Path]:
         stop_token_ids=tuple(stop_token_ids(folder, template)),
         reasoning=budget,
         max_length=options.max_length,
-        created=int((model_dir / CONFIG_FILE).stat().st_mtime),
+        created=int((Path(options.model) / CONFIG_FILE).stat().st_mtime),
     )
-    return served, model_dir
 
 
 def listen(engine: Engine, served: ServedModel, options: Options, taken: socket.socket) -> None:
@@ -156,8 +143,8 @@ def listen(engine: Engine, served: ServedModel, options: Options, taken: socket.
     logging.getLogger("uvicorn.error").addFilter(unless_cancelled)
     host, port = taken.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    what = "/v1/completions" if served.template is None else f"a page to chat in at {where}/"
-    print(f"{served.name} at {where}/v1, {what}", file=sys.stderr, flush=True)
+    what = "to complete text (the model has no chat template)" if served.template is None else "to chat in"
+    print(f"{served.name} at {where}/v1, a page {what} at {where}/", file=sys.stderr, flush=True)
     engine.start()
     try:
         DrainingServer(config, engine, options.drain).run(sockets=[taken])
@@ -170,12 +157,12 @@ def main(options: Options) -> None:
     if options.api_key_env and not os.environ.get(options.api_key_env):
         raise UserError(f"--api-key-env {options.api_key_env}: there is no such variable, or it is empty", None)
     taken = bind(options.host, options.port)  # before seconds of loading
-    served, model_dir = served_model(options)
+    served = served_model(options)
     begin = time.monotonic()
-    model: NemotronH = load_model(model_dir, served.tokenizer)
+    model: NemotronH = load_model(Path(options.model), served.tokenizer)
     model.eval()
     where = "GPU" if torch.cuda.is_available() else "CPU"
-    print(f"loaded {model_dir} to the {where} in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    print(f"loaded {options.model} to the {where} in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     limits = Limits(
         max_length=options.max_length,
         max_rows=options.max_rows,
@@ -183,10 +170,7 @@ def main(options: Options) -> None:
         num_drafts=options.num_drafts,
         prompt_cache_bytes=options.prompt_cache,
     )
-    try:
-        engine = Engine(model, limits)
-    except ValueError as failure:
-        raise UserError(f"--drafts {options.num_drafts}: {failure}") from None
+    engine = Engine(model, limits)
     sys.setswitchinterval(SWITCH_INTERVAL)
     listen(engine, served, options, taken)
 

@@ -11,13 +11,12 @@ from tokenizers import Tokenizer
 
 from nemotron.stack.serving.engine import Answer
 from nemotron.stack.serving.prompt import Prompt, ServedModel
-from nemotron.stack.serving.protocol import (
+from nemotron.stack.serving.requests import ChatRequest, CompletionRequest
+from nemotron.stack.serving.responses import (
     Call,
     CalledFunction,
     ChatLogprobs,
-    ChatRequest,
     CompletionLogprobs,
-    CompletionRequest,
     TokenLogprob,
     TokenLogprobs,
     Usage,

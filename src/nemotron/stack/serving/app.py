@@ -22,10 +22,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_runspec.errors import nearest
 from nemotron.kit.chat_template import load_template, special_token
-from nemotron.stack.serving.prompt import ApiError, chat_prompt, completion_prompts, encode, render_chat
-from nemotron.stack.serving.protocol import (
+from nemotron.stack.serving.prompt import chat_prompt, completion_prompts, encode, render_chat
+from nemotron.stack.serving.refusals import ApiError, what_is_wrong
+from nemotron.stack.serving.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -39,8 +39,8 @@ LOCAL = ("127.0.0.1", "localhost", "[::1]")
 OPEN = ("/", "/health")  # without a key
 PAGE = Path(__file__).with_name("page.html")
 Tokenizable = Annotated[
-    Annotated[TokenizeText, Tag("text")] | Annotated[TokenizeChat, Tag("chat")],
-    Discriminator(lambda body: "chat" if isinstance(body, dict) and "messages" in body else "text"),
+    Annotated[TokenizeText, Tag("of a text")] | Annotated[TokenizeChat, Tag("of a chat")],
+    Discriminator(lambda body: "of a chat" if isinstance(body, dict) and "messages" in body else "of a text"),
 ]
 T = TypeVar("T")
 
@@ -145,7 +145,13 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        return await refuse(request, what_is_wrong(error))
+        kinds: dict[str, type[BaseModel]] = {
+            "/v1/chat/completions": ChatRequest,
+            "/v1/completions": CompletionRequest,
+            "/tokenize": TokenizeChat if isinstance(error.body, dict) and "messages" in error.body else TokenizeText,
+            "/detokenize": DetokenizeRequest,
+        }
+        return await refuse(request, what_is_wrong(error, kinds[request.url.path]))
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -159,23 +165,6 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
 
     app.add_middleware(Guard, api_key=api_key, is_local=is_local, server=server)
     return app
-
-
-def what_is_wrong(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, by the place of it; a key that is not known with the nearest one."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is no JSON: {first['ctx']['error']}")
-    place = [str(part) for part in first["loc"] if part not in ("body", "text", "chat")]
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "model_attributes_type" and not place:
-        message = "no JSON object; send one, as Content-Type: application/json"
-    if first["type"] == "extra_forbidden":
-        known = [*ChatRequest.model_fields, *CompletionRequest.model_fields]
-        guess = nearest(place[-1], known)
-        message = "unknown key" + (f", did you mean {guess!r}?" if guess else "")
-    param = ".".join(place) or None
-    return ApiError(400, f"{param or 'body'}: {message}", param=param)
 
 
 class Guard:

@@ -16,7 +16,8 @@ from nemotron.kit.chat_template import ChatTemplate, load_template
 from nemotron.stack.models.decoding.generate import ReasoningBudget
 from nemotron.stack.serving.grammar import Grammar
 from nemotron.stack.serving.held import calls_in_a_list, calls_in_xml, json_answer
-from nemotron.stack.serving.protocol import ChatRequest, CompletionRequest, Conversation, Generation, NamedTool
+from nemotron.stack.serving.refusals import ApiError
+from nemotron.stack.serving.requests import ChatRequest, CompletionRequest, Conversation, Generation, NamedTool
 from nemotron.stack.serving.sampling import LEAST_TEMPERATURE, Sampling
 from nemotron.stack.serving.text import Opening, opening_of
 
@@ -25,21 +26,6 @@ _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 # A level of OpenAI's `reasoning_effort` -> the switch of a template that asks for it; those above it ask for nothing.
 _EFFORTS = {"minimal": "low_effort", "low": "low_effort", "medium": "medium_effort"}
 _FULL_EFFORTS = ("high", "xhigh", "max")
-
-
-class ApiError(Exception):
-    """A request that is not answered: HTTP status, one line why, and the rest of OpenAI's shape of an error."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
-        kinds = {401: "authentication_error", 404: "not_found_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,8 @@ def render_chat(model: ServedModel, body: Conversation, *, add_generation_prompt
             messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **switches
         )
     except UserError as error:
-        raise ApiError(400, str(error), param="messages") from None
+        message = "; ".join(line for line in (error.message, error.hint) if line)
+        raise ApiError(400, message, param="messages") from None
     return "".join(text for text, _ in segments)
 
 

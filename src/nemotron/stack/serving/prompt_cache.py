@@ -25,6 +25,9 @@ from nemotron.stack.models.attention import AttentionCache
 from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.mamba2 import MambaCache
 
+# Bytes of a token in a key: a pointer, and CPython's int, which no prompt holds any more once it is answered.
+KEY_BYTES = 8 + 28
+
 
 @dataclass
 class RowState:
@@ -49,7 +52,7 @@ class RowState:
     @property
     def num_bytes(self) -> int:
         """Memory of all states."""
-        total = 0
+        total = 0 if self.hidden_D is None else self.hidden_D.nbytes
         for cache in (self.trunk, self.drafter):
             for layer in cache.layers if cache is not None else ():
                 if isinstance(layer, AttentionCache):
@@ -60,7 +63,10 @@ class RowState:
 
 
 class PromptCache:
-    """Row states by the tokens that they have read and the one behind them, at most `max_bytes` together."""
+    """Row states by the tokens that they have read and the one behind them.
+
+    `num_bytes`: of all states and of their keys, at most `max_bytes`.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
@@ -90,7 +96,8 @@ class PromptCache:
 
     def keep(self, tokens: Sequence[int], state: RowState) -> None:
         """Keep a state that has read all of `tokens` but the last. It must not be changed any more."""
-        key, num_bytes = tuple(tokens), state.num_bytes
+        key = tuple(tokens)
+        num_bytes = _size(key, state)
         if num_bytes > self.max_bytes:
             return
         if key in self._kept:
@@ -102,13 +109,17 @@ class PromptCache:
         while self.num_bytes > self.max_bytes:
             oldest, dropped = self._kept.popitem(last=False)
             del self._sorted[bisect_left(self._sorted, oldest)]
-            self.num_bytes -= dropped.num_bytes
+            self.num_bytes -= _size(oldest, dropped)
 
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
         self._sorted.clear()
         self.num_bytes = 0
+
+
+def _size(key: tuple[int, ...], state: RowState) -> int:
+    return state.num_bytes + KEY_BYTES * len(key)
 
 
 def _num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:

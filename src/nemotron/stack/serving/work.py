@@ -15,16 +15,16 @@ from pydantic import BaseModel
 from nemotron.stack.serving.answer import Writing, calls_of, chat_logprobs, completion_logprobs, usage_of
 from nemotron.stack.serving.engine import Answer, Engine, EngineStopped, QueueFull
 from nemotron.stack.serving.metrics import Metrics
-from nemotron.stack.serving.prompt import ApiError, Prompt, ServedModel
-from nemotron.stack.serving.protocol import (
+from nemotron.stack.serving.prompt import Prompt, ServedModel
+from nemotron.stack.serving.refusals import ApiError
+from nemotron.stack.serving.requests import ChatRequest, CompletionRequest
+from nemotron.stack.serving.responses import (
     AnswerDelta,
     AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
-    ChatRequest,
     ChatResponse,
     CompletionChoice,
-    CompletionRequest,
     CompletionResponse,
 )
 from nemotron.stack.serving.sampling import Token

@@ -20,7 +20,6 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.recipes.tools import chat
 from nemotron.recipes.tools.options import run_tool
-from nemotron.recipes.tools.template import chat_template_of
 from nemotron.stack.evaluation.model import model_generate_fn, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
 
@@ -170,9 +169,9 @@ def model_dir(
 
 def as_options(model: Path, **chosen: Any) -> dict[str, Any]:
     """What `nemotron nano3 chat` hands over, with its own defaults."""
-    names = ("tokenizer", "recorded_template", "producer", "template", "prompt")
+    place = {"model": str(model), "tokenizer": str(model), "template": "nano3"}
     numbers = {"temperature": 0.0, "max_new_tokens": 256, "seed": 0}
-    return {"model": str(model), **dict.fromkeys(names), **numbers, "max_reasoning": None, "complete": False, **chosen}
+    return {**place, "prompt": None, **numbers, "max_reasoning": None, **chosen}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -202,27 +201,21 @@ def run(options: dict[str, Any], stdin: str = "") -> subprocess.CompletedProcess
 
 
 def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> None:
-    options = as_options(model_dir, max_new_tokens=12, max_reasoning=0, temperature=1, seed=3, producer="nano3/sft")
+    options = as_options(model_dir, max_new_tokens=12, max_reasoning=0, temperature=1, seed=3)
     first, second = run({**options, "prompt": "hello"}), run(options, stdin="hello\n")
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout == second.stdout
 
 
-def test_a_model_is_talked_to_under_the_template_that_it_was_trained_with(model_dir: Path, tmp_path: Path) -> None:
-    assert chat_template_of(model_dir, "super3", "nano3/sft") == "super3"  # of the pack that SFT has read
-    assert chat_template_of(model_dir, None, "nano3/pretrain") == "nano3"
-    assert chat_template_of(model_dir, None, "mine/sft") is None and chat_template_of(model_dir, None, None) is None
+def test_a_template_of_the_users_is_the_one_it_is_talked_to_under(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    assert chat_template_of(tmp_path, "super3", "nano3/sft") == "super3"
-    template = chat_template_of(tmp_path, "nano3", None)  # from elsewhere: its tokenizer knows
-    assert template == str(tmp_path)
     model = Replies("yes")
-    speaker(model, template).answer([{"role": "user", "content": "hello"}], max_reasoning=None)
+    speaker(model, str(tmp_path)).answer([{"role": "user", "content": "hello"}], max_reasoning=None)
     assert model.prompts == ["[hello]"]
 
 
 def test_the_script_continues_plain_text(model_dir: Path) -> None:
-    done = run(as_options(model_dir, max_new_tokens=4, complete=True, prompt="def f("))
+    done = run(as_options(model_dir, max_new_tokens=4, template=None, prompt="def f("))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("def f(")
 
@@ -230,11 +223,9 @@ def test_the_script_continues_plain_text(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"model": "{empty}", "prompt": "x"}, "is no model: it has no config.json"),
         ({"prompt": "caf\udce9", "template": "nano3"}, "not UTF-8: byte 0xe9 after 3 characters"),
         ({"tokenizer": "{empty}"}, "no tokenizer.json in"),
         ({"template": "nano3"}, "no question: stdin is empty"),
-        ({"producer": "mine/sft"}, "no chat template in"),
         ({"tempre": 1}, "with exactly these keys: model, tokenizer, "),
     ],
 )

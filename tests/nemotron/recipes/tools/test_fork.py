@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
+import shlex
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from forked import OF_COMMANDS, run_forked
 
 import nemotron
 from nemo_runspec.artifacts import Registry
@@ -38,6 +41,9 @@ def test_a_fork_has_every_module_and_script_that_it_names(family: str) -> None:
             assert "nemotron.recipes." not in text and f"nemotron.cli.commands.{family}" not in text, path
             for module, name in re.findall(r"^ *from (zebra[\w.]*) import (\w+)", text, re.MULTILINE):
                 assert module in modules or f"{module}.{name}" in modules, f"{path}: {module}"
+        for folder in re.findall(r'^# dir = "(.*)"', text, re.MULTILINE) if path.endswith(".py") else ():
+            configs = posixpath.normpath(posixpath.join(posixpath.dirname(path), folder))
+            assert any(other.startswith(f"{configs}/") and other.endswith(".yaml") for other in files), path
         for script in re.findall(r"^  script: (\w+/\S+)", text, re.MULTILINE) if path.endswith(".yaml") else ():
             assert f"src/zebra/recipes/{script}" in files, path
     commands = re.findall(r'command = "([^"]+)"', files["src/zebra/recipes/zebra/steps.toml"])
@@ -156,6 +162,52 @@ def test_the_checks_of_a_fork_pass(family: str, tmp_path: Path, capfd: pytest.Ca
             [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def commands_in(page: str) -> list[str]:
+    """The commands of the shell blocks of a page and between its backticks; those with placeholders are left out."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    lines = [re.split(r"  +#| \| | < ", line)[0].strip() for block in blocks for line in block.splitlines()]
+    shown = [*lines, *re.findall(r"`((?:zebra|nemotron|python) [^`]+)`", page)]
+    return sorted({line for line in shown if line and not re.search(r"\b[A-Z]{3,}\b|[…#]|\[-", line)})
+
+
+@pytest.mark.parametrize("family", families())
+def test_the_page_of_a_fork_shows_a_config_that_is_there(family: str) -> None:
+    files = project_files(family, "zebra")
+    for config in re.findall(r"`zebra [\w -]* -c ([\w-]+)`", files["README.md"]):
+        assert any(re.search(rf"/config/(\w+/)?{config}\.yaml$", path) for path in files), config
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", families())
+def test_every_command_on_the_pages_of_a_fork_is_one(family: str, tmp_path: Path) -> None:
+    project = make(tmp_path, family)
+    work = project / "src"  # a forked program finds its modules in the folder that it runs in
+    pages = [project / "README.md", project / "AGENTS.md", *project.glob("src/zebra/recipes/zebra/**/*.md")]
+    shown = {command: page for page in pages for command in commands_in(page.read_text(encoding="utf-8"))}
+    for name in ("my-folder/a.md", "my-model/tokenizer.json", "halves.py", "examples/x"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("a note\n")
+    for command in shown:
+        for name in re.findall(r"[\w-]+\.jsonl?\b", command):
+            (work / name).touch()
+    environment = ENVIRONMENT | {"PYTHONPATH": str(SOURCE), "NO_COLOR": "1"}
+    environment["RUNSPEC_ENV_FILE"] = str(SOURCE.parent / "env.example.toml")  # some are for a cluster
+    wrong = []
+    for command, page in shown.items():
+        program, *words = shlex.split(command)
+        if program not in ("zebra", "nemotron"):
+            continue
+        if words[-1] != "--dry-run":
+            words.append("--dry-run" if program == "zebra" and words[0] not in ("chat", "model") else "--help")
+        module = "zebra.main" if program == "zebra" else program
+        done = run_forked(OF_COMMANDS, ["-m", module, *words], work, environment)
+        is_made = "no artifact 'zebra-" not in done.stderr or "make it: zebra " in done.stderr
+        if done.returncode and not ("no artifact " in done.stderr and is_made):
+            wrong.append(f"{page.relative_to(project)}: {command}\n{done.stderr}")
+    assert len(shown) > 8 and wrong == [], "\n".join(wrong)
 
 
 @pytest.mark.slow

@@ -102,6 +102,26 @@ def test_the_page_follows_the_records(output: Path, at_work: set[str]) -> None:
         assert "No run to show" in get(url)[2]
 
 
+def test_before_the_first_metrics_the_page_says_what_is_known(output: Path, at_work: set[str]) -> None:
+    run = recorded(output / "toy/train/tiny-01", 0, inputs={"data": f"toy-data:3@{'0' * 64}"})
+    (run / "config.yaml").write_text("run: {config: tiny-phase1, model: null}\n")
+    (run / "job.yaml").write_text("argv: [/a/b/nemotron, toy, train, -c, tiny-phase1, 'x=[1, 2]']\n")
+    at_work.add("tiny-01")
+    with serving(run) as url:
+        page = get(url)[2]
+        assert re.search(r"No metrics yet; 60 steps are to be done\.", page) and ">running</span>" in page
+        assert '<time data-at="1000.0">' in page
+        facts = dict(re.findall(r"<tr><td>(\w+)</td><td>(.*?)</td></tr>", page))
+        assert facts["command"] == "nemotron toy train -c tiny-phase1 &#39;x=[1, 2]&#39;"
+        assert (facts["config"], facts["steps"], facts["reads"]) == ("tiny-phase1", "60", "data = toy-data:3")
+        log(run, step=10, time=1010.0, loss=7.0)
+        assert "No metrics" not in get(url)[2]
+    # Data preparation logs none, and of a script that was started by hand nobody wrote the command down.
+    by_hand = recorded(output / "toy/data/tiny-02", 0, state="finished")
+    with serving(by_hand) as url:
+        assert "No metrics were logged; 60" in get(url)[2] and "<td>command</td>" not in get(url)[2]
+
+
 def test_nobody_else_reads_it(output: Path) -> None:
     recorded(output / "toy/train/tiny-01", 1)
     with serving(None) as url:

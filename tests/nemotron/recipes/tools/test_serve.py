@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -229,6 +230,29 @@ def test_the_page_in_a_browser(server: Process, tmp_path: Path) -> None:
         assert "this model takes 4096 tokens" in page.value("document.querySelector('.wrong').textContent")
         loaded = page.value("performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin)")
         assert set(loaded) <= {server.url}
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
+def test_the_page_of_a_model_that_completes_text(folder: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(folder, tmp_path / "base")
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    with Process(base) as server, browser(tmp_path / "profile") as page:
+        assert "a page to complete text (the model has no chat template)" in server.said[-1]
+        page.open(f"{server.url}/")
+        page.wait("document.title === 'base'")
+        assert "completes text" in page.value("document.querySelector('main').textContent")
+        assert page.value("at('send').textContent") == "Complete" and page.value("at('length').value") == "64"
+        assert page.value("at('thinks').checkVisibility()") is page.value("at('budget').checkVisibility()") is False
+        page.value("at('temperature').value = 0; at('length').value = 8; at('question').value = 'What is 12 '")
+        page.value("at('send').click()")
+        page.wait("document.querySelector('.assistant')?.dataset.finish")
+        shown = page.value("document.querySelector('.assistant > div').textContent")
+        known = server.client.completions.create(model="base", prompt="What is 12 ", max_tokens=8, temperature=0)
+        assert shown == f"What is 12 {known.choices[0].text}" and page.value("at('send').textContent") == "Complete"
+        assert not page.value("document.querySelectorAll('.user, .wrong').length")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -265,10 +265,12 @@ def test_models_and_tokens(served: Served) -> None:
     ("body", "status", "param", "message"),
     [
         ({"messages": USER, "temprature": 1}, 400, "temprature", "did you mean 'temperature'"),
-        ({"messages": USER, "temperature": 3}, 400, "temperature", "less than or equal to 2"),
-        ({"messages": USER, "frequency_penalty": 0.5}, 400, "frequency_penalty", "less than or equal to 0"),
-        ({"messages": []}, 400, "messages", "at least 1"),
-        ({"messages": [{"role": "owner", "content": "x"}]}, 400, "messages", "unknown role 'owner'"),
+        ({"messages": USER, "temperature": 3}, 400, "temperature", "temperature: 3 is not served; 0 to 2 is"),
+        ({"messages": USER, "frequency_penalty": 0.5}, 400, "frequency_penalty", "0.5 is not served; only 0 is"),
+        ({"messages": []}, 400, "messages", "messages: [] is not served; at least 1 in it is expected"),
+        ({}, 400, "messages", "messages: is missing"),
+        ({"messages": [{"role": "owner", "content": "x"}]}, 400, "messages", "unknown role 'owner'; roles are"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages", "did you mean 'user'?; roles are"),
         ({"messages": [*USER, {"role": "system", "content": "x"}]}, 400, "messages", "can only come first"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "there is only text"),
         ({"messages": USER, "model": "gpt"}, 404, "model", "'tiny' is served"),
@@ -277,15 +279,32 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "chat_template_kwargs": {"shout": 1}}, 400, "chat_template_kwargs", "no switch 'shout'"),
         ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "no switch"),
         ({"messages": USER, "reasoning_effort": "medium"}, 400, "reasoning_effort", "none, minimal, low, high"),
-        ({"messages": USER, "tool_choice": "required"}, 400, None, "there are no tools"),
+        ({"messages": USER, "tool_choice": "required"}, 400, "tool_choice", "there are no tools"),
         ({"messages": [{"role": "user", "content": "a b " * 10**6}]}, 400, None, "takes 1000 tokens"),
         ({"messages": USER, "n": 128, "stop": ["x" * 257]}, 400, "stop.0", "at most 256"),
         ({"messages": USER, "max_thinking_tokens": 0, "chat_template_kwargs": {"enable_thinking": True}}, 400,
          "max_thinking_tokens", "contradict"),
         ({"messages": USER, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": 5}}}]},
          400, None, "required: a list"),
-        ({"messages": USER, "top_logprobs": 2}, 400, None, "needs logprobs"),
+        ({"messages": USER, "top_logprobs": 2}, 400, "top_logprobs", "2 needs logprobs"),
         ({"messages": USER, "response_format": {"type": "json_schema"}}, 400, "response_format", "json_schema"),
+        ({"messages": USER, "response_format": {"type": "json_objct"}}, 400, "response_format.type",
+         'response_format.type: "json_objct" is not served; did you mean json_object?'),
+        ({"messages": USER, "tools": [ADD], "tool_choice": "requird"}, 400, "tool_choice", "did you mean required?"),
+        ({"messages": USER, "tools": [ADD], "tool_choice": "x"}, 400, "tool_choice", "from: none, auto, required"),
+        ({"messages": USER, "tools": [ADD], "tool_choice": {"type": "function"}}, 400, "tool_choice.function",
+         "tool_choice.function: is missing"),
+        ({"messages": USER, "tools": [ADD], "tool_choice": {"function": {"name": "ad"}}}, 400, "tool_choice",
+         "no tool 'ad' in tools; did you mean add?"),
+        ({"messages": USER, "tools": [{"type": "retrieval", "function": ADD["function"]}]}, 400, "tools.0.type",
+         '"retrieval" is not served; choose from: function'),
+        ({"messages": USER, "reasoning_effort": "hihg"}, 400, "reasoning_effort", "did you mean high?"),
+        ({"messages": USER, "ignore_eos": True}, 400, "ignore_eos", "true is not served; choose from: false"),
+        ({"messages": USER, "n": "two"}, 400, "n", 'n: "two" is not served; a whole number is expected'),
+        ({"messages": USER, "stream": "maybe"}, 400, "stream", "true or false is expected"),
+        ({"messages": USER, "temperature": {"a": 1}}, 400, "temperature", '{"a": 1} is not served; a number'),
+        ({"messages": USER, "logit_bias": {"5": "x" * 99}}, 400, "logit_bias.5", "x… is not served; a number"),
+        ({"messages": USER, "nvext": {"max_thinking_tokens": -1}}, 400, "nvext.max_thinking_tokens", "at least 0 is"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "messages", "no JSON"),
     ],
 )  # fmt: skip
@@ -293,8 +312,33 @@ def test_what_is_refused(served: Served, body: dict[str, Any], status: int, para
     answer = served.http.post("/v1/chat/completions", json=body)
     error = answer.json()["error"]
     assert answer.status_code == status and message in error["message"], error
+    assert "Input should" not in error["message"] and "\n" not in error["message"]
     assert set(error) == {"message", "type", "param", "code"} and (param is None or error["param"] == param)
     assert not served.engine.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/v1/completions", {"prompt": 5}, "prompt", "prompt: 5 is not served; text is expected"),
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt.1", "5 is not served; text is expected"),
+        ("/v1/completions", {"prompt": []}, "prompt", "prompt: is empty"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt", "prompt: is empty"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens", "0 needs echo: true"),
+        ("/v1/completions", {"prompt": "a", "echo": True, "stream": True}, "echo", "not served with stream: true"),
+        ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of", "3 is not served; choose from: 1"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", '"b" is not served; null is expected'),
+        # a key of the other endpoint is not proposed
+        ("/v1/completions", {"prompt": "a", "max_completion_tokns": 1}, "max_completion_tokns", "unknown key"),
+        ("/tokenize", {"text": "a"}, "prompt", "prompt: is missing"),
+        ("/tokenize", {"messages": USER, "prmpt": "a"}, "prmpt", "unknown key"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens.0", '"a" is not served; a whole number is expected'),
+    ],
+)  # fmt: skip
+def test_what_other_endpoints_refuse(served: Served, path: str, body: dict[str, Any], param: str, message: str) -> None:
+    error = served.http.post(path, json=body).json()["error"]
+    assert error["param"] == param and message in error["message"] and "Input should" not in error["message"], error
+    assert "max_completion_tokens" not in error["message"] and error["type"] == "invalid_request_error"
 
 
 def test_errors_in_the_shape_of_openai(served: Served) -> None:
@@ -307,6 +351,11 @@ def test_errors_in_the_shape_of_openai(served: Served) -> None:
     for content, header in ((b"{", "application/json"), (b"{}", "text/plain"), (b"[1]", "application/json")):
         answer = served.http.post("/v1/chat/completions", content=content, headers={"Content-Type": header})
         assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    for body in ({"prompt": "a", "\ud800": 1}, {"prompt": "\ud800"}, {"prompt": "a", "model": "\ud800"}):
+        content = json.dumps(body).encode()  # escaped: no UTF-8 can say it
+        answer = served.http.post("/tokenize", content=content, headers={"Content-Type": "application/json"})
+        said = answer.json()["error"]["message"]
+        assert answer.status_code in (400, 404) and ("lone surrogate" in said or r"\ud800" in said)
     for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)):
         answer = served.http.request(method, path)
         assert answer.status_code == status and path in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Requests and responses of the OpenAI API, with what vLLM adds to it, as far as they are served.
+"""Requests of the OpenAI API, with what vLLM adds to them, as far as they are served.
 
 Names are those of OpenAI's reference and of vLLM's `entrypoints/openai/*/protocol.py`. A key that is not known here is
 refused, and so is one that would change the answer and is not served; at the value that changes nothing it is accepted.
@@ -10,7 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from nemo_runspec.errors import did_you_mean
 
 MAX_LOGPROBS = 20
 
@@ -240,16 +242,23 @@ class ChatRequest(Conversation, Generation):
     thinking_token_budget: int | None = Field(None, ge=-1)
     nvext: NvExt | None = None
 
-    @model_validator(mode="after")
-    def _tools_are_declared(self) -> ChatRequest:
-        names = [tool.function.name for tool in self.tools or ()]
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r} in tools")
-        if self.tool_choice == "required" and not names:
-            raise ValueError("tool_choice: required, and there are no tools")
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs: needs logprobs: true")
-        return self
+    @field_validator("tool_choice")
+    @classmethod
+    def _tools_are_declared(cls, choice: str | NamedTool | None, before: ValidationInfo) -> str | NamedTool | None:
+        names = [tool.function.name for tool in before.data.get("tools") or ()]
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            hint = did_you_mean(choice.function.name, names)
+            raise ValueError(f"no tool {choice.function.name!r} in tools" + (f"; {hint}" if hint else ""))
+        if choice == "required" and not names:
+            raise ValueError("required, and there are no tools")
+        return choice
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _logprobs_are_wanted(cls, number: int | None, before: ValidationInfo) -> int | None:
+        if number and not before.data.get("logprobs"):
+            raise ValueError(f"{number} needs logprobs: true")
+        return number
 
     @property
     def thinking_budget(self) -> int | None:
@@ -280,22 +289,33 @@ class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = False
     max_tokens: int | None = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    echo: bool | None = False
     response_format: ResponseFormat | None = None
     suffix: None = None
     best_of: Literal[1] | None = None
 
-    @model_validator(mode="after")
-    def _some_text(self) -> CompletionRequest:
-        if not self.prompt or any(not prompt for prompt in self.prompts()):
-            raise ValueError("prompt: empty")
-        if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 needs echo: true")
-        if self.echo and self.stream:
-            raise ValueError("echo: not with stream: true")
-        return self
+    @field_validator("prompt")
+    @classmethod
+    def _some_text(cls, prompt: Any) -> Any:
+        if not prompt or any(not each for each in prompt if not isinstance(each, int)):
+            raise ValueError("is empty")
+        return prompt
+
+    @field_validator("echo")
+    @classmethod
+    def _is_whole(cls, echo: bool | None, before: ValidationInfo) -> bool | None:
+        if echo and before.data.get("stream"):
+            raise ValueError("true is not served with stream: true")
+        return echo
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _something_is_asked(cls, number: int | None, before: ValidationInfo) -> int | None:
+        if number == 0 and not before.data.get("echo"):
+            raise ValueError("0 needs echo: true")
+        return number
 
     def prompts(self) -> Sequence[str | list[int]]:
         """The prompts one by one, each as text or as tokens."""
@@ -326,133 +346,3 @@ class DetokenizeRequest(Request):
     """POST /detokenize."""
 
     tokens: list[int]
-
-
-def only_if_given() -> Any:
-    """A field of a response that is left out where it is None: OpenAI's own are null then, vLLM's additions are not."""
-    return Field(default=None, exclude_if=lambda value: value is None)
-
-
-class TokenLogprob(BaseModel):
-    """A token and its log-probability; `bytes` is null where the token is a part of a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprobs(TokenLogprob):
-    """The token that was drawn, and the likeliest ones in its place."""
-
-    top_logprobs: list[TokenLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """Of the tokens of an answer, reasoning and the token that ended it included."""
-
-    content: list[TokenLogprobs]
-
-
-class CompletionLogprobs(BaseModel):
-    """The same for a completion; null for the first token of an echoed prompt."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CalledFunction(BaseModel):
-    """`arguments`: JSON of an object."""
-
-    name: str
-    arguments: str
-
-
-class Call(BaseModel):
-    """A tool call of an answer, whole; `index` in streams."""
-
-    index: int | None = only_if_given()
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class AnswerMessage(BaseModel):
-    """A message of the assistant. The reasoning goes by both names that clients know."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Call] | None = only_if_given()
-
-
-class AnswerDelta(BaseModel):
-    """What is new in it."""
-
-    role: Literal["assistant"] | None = only_if_given()
-    content: str | None = only_if_given()
-    reasoning_content: str | None = only_if_given()
-    reasoning: str | None = only_if_given()
-    tool_calls: list[Call] | None = only_if_given()
-
-
-class _Choice(BaseModel):
-    index: int
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
-    stop_reason: str | int | None = None
-    token_ids: list[int] | None = only_if_given()
-
-
-class ChatChoice(_Choice):
-    """One answer."""
-
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-
-
-class ChatChunkChoice(_Choice):
-    """A piece of one answer."""
-
-    delta: AnswerDelta
-    logprobs: ChatLogprobs | None = None
-
-
-class CompletionChoice(_Choice):
-    """A completion, or in a stream a piece of it. `prompt_token_ids`: of its prompt, in a stream with the first one."""
-
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    prompt_token_ids: list[int] | None = only_if_given()
-
-
-class Usage(BaseModel):
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-    completion_tokens_details: dict[str, int]
-
-
-class _Response(BaseModel):
-    id: str
-    object: str
-    created: int
-    model: str
-    usage: Usage | None = only_if_given()
-
-
-class ChatResponse(_Response):
-    """What POST /v1/chat/completions answers; in a stream, a chunk."""
-
-    choices: Sequence[ChatChoice | ChatChunkChoice]
-    prompt_token_ids: list[int] | None = only_if_given()
-
-
-class CompletionResponse(_Response):
-    """What POST /v1/completions answers, also in a stream."""
-
-    choices: Sequence[CompletionChoice]

@@ -9,6 +9,8 @@ SHELL     := /bin/sh
 VENV      := .venv
 SKYPILOT  := .venv-skypilot
 GYM       := .venv-gym
+VERIFIERS := .venv-verifiers
+EVALUATOR := .venv-evaluator
 BIN       := $(VENV)/bin
 TESTED    := src/nemotron/constraints.txt
 TESTED_CLUSTER := src/nemotron/constraints-cluster.txt
@@ -29,7 +31,7 @@ help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
-	@echo "make test-ecosystem   tests on the real NeMo Gym, which it installs (1.4 GB); wants a Python 3.12 or 3.13"
+	@echo "make test-ecosystem   tests on NeMo Gym, verifiers and NeMo Evaluator, which it installs (3.3 GB); a Python 3.12 or 3.13"
 	@echo "make contracts   the published-size scripts and configs against the sources of the libraries that they call"
 	@echo "make docs      the documentation as a site, in build/site;  make docs-serve  on http://127.0.0.1:8000, while you write"
 	@echo "make lint      ruff, mypy, import directions, command files;  make format  let ruff rewrite"
@@ -50,7 +52,7 @@ test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	@sh tests/cluster/install-engines.sh
 	$(BIN)/python -m pytest -m cluster tests/cluster tests/e2e $(PYTEST_FLAGS)
 
-test-ecosystem: $(VENV)/installed-dev $(GYM)/installed
+test-ecosystem: $(VENV)/installed-dev $(GYM)/installed $(VERIFIERS)/installed $(EVALUATOR)/installed
 	$(BIN)/python -m pytest tests/ecosystem $(PYTEST_FLAGS)
 
 # Fetches wheels once, and reads them; nothing of them is installed.
@@ -127,6 +129,21 @@ $(GYM)/installed:
 	@$(GYM)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) nemo-gym==0.4.0
 	@touch $@
 
+# uv: verifiers starts the program of a rollout with it.
+$(VERIFIERS)/installed: | $(VENV)/created
+	@echo "installing verifiers in $(VERIFIERS) (700 MB)"
+	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) verifiers==0.4.0 uv==0.13.9
+	@touch $@
+
+# lm-eval and this project: the harness of examples/ecosystem/evaluator.
+$(EVALUATOR)/installed: | $(VENV)/created
+	@echo "installing NeMo Evaluator in $(EVALUATOR) (1.2 GB)"
+	@$(PYTHON) -m venv $(EVALUATOR)
+	@$(EVALUATOR)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) \
+	  nemo-evaluator-launcher==0.2.6 nemo-evaluator==0.2.8 'lm-eval[api]==0.4.13' -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(SKYPILOT) $(GYM) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SKYPILOT) $(GYM) $(VERIFIERS) $(EVALUATOR) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from nemotron.stack.environments.gym import messages_of
+from nemotron.stack.environments.gym import conversation_of
 from nemotron.stack.environments.gym_client import GymRollout
 
 
@@ -12,8 +12,8 @@ class GymServer:
     def tasks(self):
         with Path(os.environ["GYM_RECORDS"]).open(encoding="utf-8") as lines:
             for record in map(json.loads, lines):
-                tools = record["responses_create_params"].get("tools", [])
-                yield {"messages": messages_of(record), "tools": tools, "spec": {"record": record}}
+                messages, tools = conversation_of(record)
+                yield {"messages": messages, "tools": tools, "spec": {"record": record}}
 
     def open_episode(self, spec):
         return GymRollout(os.environ["GYM_URL"], spec["record"]) if "tools" in spec else None

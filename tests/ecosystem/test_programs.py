@@ -1,9 +1,8 @@
 """Real programs of the ecosystem on a CPU, as far as they go: what our scripts and examples hand over is taken.
 
-Each lives in an environment of its own, made with `python3.12 -m venv .venv-NAME`, and is skipped without:
+Each lives in an environment of its own, and is skipped without. `make test-ecosystem` makes .venv-evaluator and
+.venv-gym; the others are made with `python3.12 -m venv .venv-NAME`:
 
-    .venv-evaluator   nemo-evaluator-launcher==0.2.6
-    .venv-gym         nemo-gym==0.4.0
     .venv-automodel   nemo-automodel==0.7.0
     .venv-designer    data-designer==0.9.7 'typer<0.26'
 """

@@ -10,6 +10,7 @@ import typer
 from nemo_runspec.cli import VERSION, run_app
 from nemo_runspec.errors import run_main
 from nemotron.cli.commands.artifacts import artifacts
+from nemotron.cli.commands.bench import bench
 from nemotron.cli.commands.env import env
 from nemotron.cli.commands.fork import fork
 from nemotron.cli.commands.lm_eval import lm_eval
@@ -46,6 +47,7 @@ app.command("plan")(plan)
 app.command("serve")(serve)
 app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lm_eval)
 app.command("fork")(fork)
+app.add_typer(bench, name="bench")
 app.add_typer(env, name="env")
 app.add_typer(artifacts, name="artifacts")
 app.add_typer(runs, name="runs")

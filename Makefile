@@ -129,17 +129,17 @@ $(GYM)/installed:
 	@$(GYM)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) nemo-gym==0.4.0
 	@touch $@
 
-# uv: verifiers starts the program of a rollout with it.
-$(VERIFIERS)/installed: | $(VENV)/created
+# uv: verifiers starts the program of a rollout with it. This one and the next are made with the Python of Gym's.
+$(VERIFIERS)/installed: | $(GYM)/installed
 	@echo "installing verifiers in $(VERIFIERS) (700 MB)"
-	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(GYM)/bin/python -m venv $(VERIFIERS)
 	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) verifiers==0.4.0 uv==0.13.9
 	@touch $@
 
 # lm-eval and this project: the harness of examples/ecosystem/evaluator.
-$(EVALUATOR)/installed: | $(VENV)/created
+$(EVALUATOR)/installed: | $(GYM)/installed
 	@echo "installing NeMo Evaluator in $(EVALUATOR) (1.2 GB)"
-	@$(PYTHON) -m venv $(EVALUATOR)
+	@$(GYM)/bin/python -m venv $(EVALUATOR)
 	@$(EVALUATOR)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) \
 	  nemo-evaluator-launcher==0.2.6 nemo-evaluator==0.2.8 'lm-eval[api]==0.4.13' -e .
 	@touch $@

@@ -11,7 +11,10 @@ import signal
 import time
 
 import pytest
+import torch
 from safetensors.torch import load_file
+
+from nemotron.stack.training.precision import multiplies_bf16
 
 from .house import NANO3, TORCHRUN, House
 
@@ -149,8 +152,9 @@ def test_two_processes_train_as_one(
     assert f"resumed at step {stopped_at}" in said
     alone, together = losses(house, f"unbroken-{stage}"), losses(house, output)
     assert sorted(together) == sorted(alone)
-    # The same tokens in the same steps; only the order of the sums over them differs.
-    assert [together[step] for step in range(1, 11)] == pytest.approx([alone[step] for step in range(1, 11)], rel=1e-5)
+    # The same tokens in the same steps; only the order of the sums over them differs, and in bf16 what is rounded.
+    rel = 3e-4 if multiplies_bf16(torch.device("cpu")) else 1e-5
+    assert [together[step] for step in range(1, 11)] == pytest.approx([alone[step] for step in range(1, 11)], rel=rel)
     assert together[steps] == pytest.approx(alone[steps], rel=1e-2)
 
 

@@ -210,12 +210,14 @@ def test_a_check_runs_all_lines_again(
         check(tmp_path, 1)
 
 
-@pytest.mark.skipif(not (RESEARCH / bench_research.LEADERBOARD).exists(), reason="no entry has been recorded yet")
 def test_the_leaderboard_is_what_its_scores_say() -> None:
     rows = read_leaderboard(RESEARCH)
     assert rows[0].entry == "baseline.py" and len(rows[0].scores) >= 10
     assert {row.entry for row in rows} == {path.name for path in RESEARCH.glob("*.py")}
+    guide = (ROOT / "docs/guides/research.md").read_text(encoding="utf-8")
     for before, row in zip([None, *rows[:-1]], rows, strict=True):
+        shown = f"{row.bits_per_byte:.4f} | {len(row.seeds)} | {row.tokens / 1e6:.2f} M | {row.changed} |"
+        assert f"[{row.entry}](../../examples/research/{row.entry}) | {shown}" in guide
         assert bench_research.check_entry(RESEARCH / row.entry) == row.sha256, row.entry
         assert len(row.seeds) == len(row.scores) == len(set(row.seeds)) >= 3
         assert row.bits_per_byte == pytest.approx(statistics.fmean(row.scores), abs=1e-5)

@@ -300,13 +300,15 @@ def check(folder: Path, num_seeds: int) -> dict[str, Any]:
     return {"confirmed": all(line["confirmed"] for line in lines), "lines": lines} | machine(text)
 
 
-def main(options: Options) -> int:
+def main(options: Options) -> None:
     """Run an entry, or all of the leaderboard. The last line on stdout is JSON."""
     entry, folder = Path(options.entry), Path(options.entry).parent
     if options.check:
         found = check(folder, options.seeds)
         print(json.dumps(found))
-        return 0 if found["confirmed"] else 1
+        if not found["confirmed"]:
+            raise RunFailed(f"{folder / LEADERBOARD}: not every line is confirmed")
+        return
     check_entry(entry)
     rows = read_leaderboard(folder) if (folder / LEADERBOARD).exists() else []
     least = MIN_SEEDS if rows else BASELINE_SEEDS
@@ -326,7 +328,6 @@ def main(options: Options) -> int:
                 f"no improvement: a gain of {verdict['gain']} bits per byte, needed are {verdict['needed']}"
             )
         write_row(row, folder)
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,9 @@ def test_a_leaderboard_is_written_as_it_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_check_runs_all_lines_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processor: str, scores: dict[str, float], confirmed: list[bool]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    processor: str, scores: dict[str, float], confirmed: list[bool],
+) -> None:  # fmt: skip
     for name, of_line in (("a.py", [1.99, 2.01] * 5), ("b.py", [1.9] * 3)):
         (tmp_path / name).write_text(ENTRY)
         write_row(line(name, of_line, sha256=bench_research.check_entry(tmp_path / name)), tmp_path)
@@ -203,8 +205,12 @@ def test_a_check_runs_all_lines_again(
     monkeypatch.setattr(bench_research, "read_text", lambda: TEXT)
     monkeypatch.setattr(bench_research, "machine", lambda text: {"text": text.digest, "processor": processor})
     found = check(tmp_path, 1)
-    assert [each["confirmed"] for each in found["lines"]] == confirmed and found["confirmed"] == all(confirmed)
+    assert [each["confirmed"] for each in found["lines"]] == confirmed
     assert ran == [("a.py", 0, 300), ("b.py", 0, 300)]
+    options = Options(str(tmp_path / "a.py"), seed=1, seeds=1, budget=300, record=None, check=True)
+    with nullcontext() if all(confirmed) else pytest.raises(RunFailed, match="not every line is confirmed"):
+        main(options)
+    assert json.loads(capsys.readouterr().out)["confirmed"] == all(confirmed)
     (tmp_path / "b.py").write_text(ENTRY + "# another\n")
     with pytest.raises(UserError, match=r"b\.py is not the file that was scored"):
         check(tmp_path, 1)

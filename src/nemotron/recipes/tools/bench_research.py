@@ -25,7 +25,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -43,6 +42,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.execution.local import die_with_parent
 from nemotron.data_prep.sources import stdlib
+from nemotron.kit.environment import describe_environment
 from nemotron.recipes.tools import bench_research_entry
 from nemotron.recipes.tools.bench_research_entry import DOCUMENTS, FACTS, MODEL
 from nemotron.recipes.tools.options import run_tool
@@ -197,12 +197,10 @@ def bits_per_byte(model: torch.nn.Module, tokenizer: Tokenizer, seq_len: int, do
 
 def machine(text: Text) -> dict[str, str]:
     """What a score depends on besides its entry and seed."""
-    processor = platform.processor() or platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0] if names else processor
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    return {"text": text.digest, "processor": processor, **versions}
+    here = describe_environment()
+    return {
+        "text": text.digest, "processor": here["cpu"], "python": here["python"], "torch": here["torch"]["version"]
+    }  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------- leaderboard

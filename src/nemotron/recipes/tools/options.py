@@ -15,10 +15,8 @@ from nemotron.kit.commands import command_hint
 Options = TypeVar("Options")
 
 
-def run_tool(main: Callable[[Options], int | None], options: type[Options]) -> int:
+def run_tool(main: Callable[[Options], None], options: type[Options]) -> int:
     """Call `main` with the options that stand on the command line as one JSON object, and return the exit code.
-
-    `main` returns None or 0 for done, or an exit code.
 
     Their defaults and limits stand in the command's file. Whoever starts a script by hand gives all of them:
     python data_inspect.py '{"path": "my-folder", "samples": 3, "as_json": false}'

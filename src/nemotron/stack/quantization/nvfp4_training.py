@@ -228,9 +228,8 @@ class LowPrecisionExperts(Experts):
             return super().forward(x_TD, weights_TK, chosen_TK)
         dtype = torch.get_autocast_dtype(device)
         rows = dispatch(chosen_TK, len(self.up_proj))
-        x_SD = F.embedding(rows.token_S, at_least_fp32(x_TD)).to(
-            dtype
-        )  # whose gradient adds up a token's choices in fp32
+        # The gradient of `embedding` adds up a token's choices in fp32.
+        x_SD = F.embedding(rows.token_S, at_least_fp32(x_TD)).to(dtype)
         up, down, out = self.up_proj.unbind(), self.down_proj.unbind(), []
         counts = [each.stop - each.start for _, each in rows.slices]
         for (expert, _), x_RD in zip(rows.slices, x_SD.split(counts), strict=True):

@@ -254,11 +254,12 @@ def prepare_moe(mixer: MoE, experts: ExpertStep) -> Step:
 def prepare_experts(experts: Experts) -> ExpertStep:
     """sum_k weights[t, k] down[e] relu(up[e] x[t])^2 with e = chosen[t, k]."""
     up_EFD, down_EDF = (weight.to(compute_dtype(weight)) for weight in (experts.up_proj, experts.down_proj))
+    ups_FD, downs_DF = up_EFD.unbind(), down_EDF.unbind()
     round_input, round_active = experts.round_input, experts.round_active
 
     def one(x_1D: Tensor, expert: int) -> Tensor:
-        active_1F = F.linear(x_1D, up_EFD[expert]).relu_().square_()
-        return F.linear(rounded(active_1F, round_active), down_EDF[expert])
+        active_1F = F.linear(x_1D, ups_FD[expert]).relu_().square_()
+        return F.linear(rounded(active_1F, round_active), downs_DF[expert])
 
     def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         x_TD, num_experts = rounded(x_TD, round_input).to(up_EFD.dtype), len(up_EFD)

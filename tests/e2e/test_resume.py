@@ -131,7 +131,7 @@ def test_another_config_starts_fresh_and_cannot_resume_there(house: House) -> No
 
 @pytest.fixture(scope="module")
 def exact(house: House) -> dict[str, list[object]]:
-    """Commands in fp32, run once each as `exact-STAGE`: in bf16 halves of a batch are rounded otherwise than a whole."""
+    """Commands in fp32, run once each as `exact-STAGE`: bf16 rounds halves of a batch otherwise than a whole."""
     sft = [*SFT, "run.model=nano3-pretrain-model-tiny:1"]
     commands = {stage: [*command, "mixed_precision=fp32"] for stage, command in (("pretrain", PRETRAIN), ("sft", sft))}
     for stage, command in commands.items():

@@ -76,11 +76,17 @@ class DrainingServer(uvicorn.Server):
     """Where a signal asks to leave, the engine takes nothing more and ends what is left after `drain` seconds.
 
     The answers are ended by the engine and not by uvicorn, which would cancel them: a client reads why.
+    `greeting` is said once requests are accepted, so that who waits for it may send one.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, drain: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain: float, greeting: str) -> None:
         super().__init__(config)
-        self.engine, self.drain = engine, drain
+        self.engine, self.drain, self.greeting = engine, drain, greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say where."""
+        await super().startup(sockets)
+        print(self.greeting, file=sys.stderr, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and wait for what is at work."""
@@ -144,10 +150,10 @@ def listen(engine: Engine, served: ServedModel, options: Options, taken: socket.
     host, port = taken.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     what = "to complete text (the model has no chat template)" if served.template is None else "to chat in"
-    print(f"{served.name} at {where}/v1, a page {what} at {where}/", file=sys.stderr, flush=True)
+    greeting = f"{served.name} at {where}/v1, a page {what} at {where}/"
     engine.start()
     try:
-        DrainingServer(config, engine, options.drain).run(sockets=[taken])
+        DrainingServer(config, engine, options.drain, greeting).run(sockets=[taken])
     finally:
         engine.stop(drain_seconds=0)  # requests at work have had their time, or a second signal takes it
 

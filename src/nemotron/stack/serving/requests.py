@@ -28,6 +28,8 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 def _as_list(stop: Any) -> Any:
+    if stop is not None and not isinstance(stop, str | list):
+        raise ValueError(f"{json.dumps(stop)} is not served; text or a list of texts is expected")
     return [stop] if isinstance(stop, str) else stop or []
 
 

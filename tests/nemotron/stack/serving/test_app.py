@@ -301,6 +301,7 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "reasoning_effort": "hihg"}, 400, "reasoning_effort", "did you mean high?"),
         ({"messages": USER, "ignore_eos": True}, 400, "ignore_eos", "true is not served; choose from: false"),
         ({"messages": USER, "n": "two"}, 400, "n", 'n: "two" is not served; a whole number is expected'),
+        ({"messages": USER, "stop": 5}, 400, "stop", "stop: 5 is not served; text or a list of texts is expected"),
         ({"messages": USER, "stream": "maybe"}, 400, "stream", "true or false is expected"),
         ({"messages": USER, "temperature": {"a": 1}}, 400, "temperature", '{"a": 1} is not served; a number'),
         ({"messages": USER, "logit_bias": {"5": "x" * 99}}, 400, "logit_bias.5", "x… is not served; a number"),

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.kernels.linear import Linear
-from nemotron.stack.models.layers import at_least_fp32
 
 # Shapes: B batch, L length, D hidden, A query heads, J key/value heads, X head_dim.
 
 
 @dataclass
 class AttentionCache:
-    """What decoding needs of the tokens so far: keys and values, [B, num_key_value_heads, capacity, head_dim]."""
+    """What decoding needs of the tokens so far: keys and values, [B, num_key_value_heads, capacity, head_dim].
+
+    They are kept in the dtype in which they are read at every step, `attention_dtype`.
+    """
 
     k: Tensor
     v: Tensor
@@ -64,12 +66,17 @@ class Attention(nn.Module):
         return self.o_proj(out_BALX.transpose(1, 2).flatten(-2))
 
 
-def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) -> Tensor:
-    """`scaled_dot_product_attention` [B, A, L, X], causal without a mask. On a CPU bf16 becomes fp32.
+def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which attention to keys of `dtype` is computed. On a CPU bf16 becomes fp32.
 
-    PyTorch 2.13's gradient in bf16 takes three times as long there.
+    There PyTorch 2.13 takes up to twice as long in bf16 for one query a row, and three times as long for the gradient.
     """
-    q, k, v = (at_least_fp32(t) if t.device.type == "cpu" else t for t in (q_BALX, k_BJLX, v_BJLX))
+    return torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
+
+
+def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) -> Tensor:
+    """`scaled_dot_product_attention` [B, A, L, X], causal without a mask."""
+    q, k, v = (t.to(attention_dtype(t.dtype, t.device)) for t in (q_BALX, k_BJLX, v_BJLX))
     with torch.autocast("cpu", enabled=False):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import AttentionCache
+from nemotron.stack.models.attention import AttentionCache, attention_dtype
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.mamba2 import MambaCache
 
@@ -39,11 +39,8 @@ class Cache:
         for symbol in config.hybrid_override_pattern:
             if symbol == "*":
                 shape = (batch_size, config.num_key_value_heads, capacity, config.head_dim)
-                layers.append(
-                    AttentionCache(
-                        torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
-                    )
-                )
+                k, v = (torch.zeros(shape, dtype=attention_dtype(dtype, device), device=device) for _ in range(2))
+                layers.append(AttentionCache(k, v))
             elif symbol == "M":
                 conv = [
                     torch.zeros(batch_size, config.mamba_conv_size, dtype=dtype, device=device)

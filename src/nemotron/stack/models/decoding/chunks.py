@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention, AttentionCache
+from nemotron.stack.models.attention import Attention, AttentionCache, attend
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.kernels.cuda import causal_conv_silu, scan_kernel
@@ -66,10 +65,7 @@ def _read_attention(
         state.k[:, :, start:end], state.v[:, :, start:end] = k_BJTX[this, :, :count], v_BJTX[this, :, :count]
         if start:
             mask_TS = torch.ones(count, end, dtype=torch.bool, device=x_BTD.device).tril(start)
-        out_BATX[this, :, :count] = F.scaled_dot_product_attention(
-            q_BATX[this, :, :count], state.k[:, :, :end], state.v[:, :, :end],
-            attn_mask=mask_TS, is_causal=mask_TS is None, enable_gqa=True,
-        )  # fmt: skip
+        out_BATX[this, :, :count] = attend(q_BATX[this, :, :count], state.k[:, :, :end], state.v[:, :, :end], mask_TS)
     return mixer.o_proj(out_BATX.transpose(1, 2).flatten(-2))
 
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention, AttentionCache, packing_mask
+from nemotron.stack.models.attention import Attention, AttentionCache, attention_dtype, packing_mask
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import Cache
@@ -78,7 +78,7 @@ class CachedStack:
         end at capacity + T."""
         weight, most_pending = next(self.blocks[0].parameters()), self.most_pending
         seen_QS = torch.ones(most_pending, capacity + most_pending, dtype=torch.bool, device=weight.device)
-        self.scores_QS = torch.zeros_like(seen_QS, dtype=compute_dtype(weight))
+        self.scores_QS = torch.zeros_like(seen_QS, dtype=attention_dtype(compute_dtype(weight), weight.device))
         self.scores_QS.masked_fill_(~seen_QS.tril(capacity), float("-inf"))
 
     def read(self, x_BLD: Tensor) -> Tensor:
@@ -232,7 +232,10 @@ def prepare_attention(mixer: Attention, state: AttentionCache, stack: CachedStac
             mask = mask.repeat(*[1] * (mask.dim() - 2), group, 1)
         q_BJaTX = q.view(-1, num_tokens, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         out_BJRX = F.scaled_dot_product_attention(
-            q_BJaTX.flatten(2, 3), state.k[:, :, : window.num_slots], state.v[:, :, : window.num_slots], attn_mask=mask
+            q_BJaTX.flatten(2, 3).to(state.k.dtype),
+            state.k[:, :, : window.num_slots],
+            state.v[:, :, : window.num_slots],
+            attn_mask=mask,
         )
         out_BTJaX = out_BJRX.unflatten(2, (group, num_tokens)).permute(0, 3, 1, 2, 4)
         return o_proj(out_BTJaX.reshape(-1, heads * head_dim))

@@ -214,7 +214,7 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
         state.v[:, :, slot] = rounded(v, mixer.v_proj.round_output).view(-1, kv_heads, head_dim)
         mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, : slot + 1]
         out_BJaX = F.scaled_dot_product_attention(
-            q.view(-1, kv_heads, heads // kv_heads, head_dim),
+            q.view(-1, kv_heads, heads // kv_heads, head_dim).to(state.k.dtype),
             state.k[:, :, : slot + 1],
             state.v[:, :, : slot + 1],
             attn_mask=mask,

@@ -221,6 +221,18 @@ def test_an_environment(fork: Fork) -> None:
 
 
 @pytest.mark.slow
+def test_a_reward(fork: Fork) -> None:
+    printed = fork.do("A reward for all environments")
+    assert {Path(name).name for name in fork.changed()} == {"schema.py", "rlvr.py"}
+    runs = fork.work.glob("output/nano3/rl/*/metrics.jsonl")
+    first = sorted(json.loads(run.read_text().splitlines()[1])["reward"] for run in runs)
+    shown = "\n".join(printed.values())
+    # Both runs draw the same answers in their first step. The longest of them lose half.
+    assert len(first) == 2 and first[1] / 2 <= first[0] < first[1], shown
+    lint(fork)
+
+
+@pytest.mark.slow
 def test_another_launcher_for_one_command(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     """The submission goes to `sky`, and what that starts on a machine trains and publishes where this one looks."""
     bin_folder = fork.project.with_name("bin")

@@ -205,14 +205,14 @@ def count_rollouts(
 def rollout_rates(sums: Mapping[str, float], families: Sequence[str]) -> dict[str, float]:
     """The rates of a step: `sums` are what `count_rollouts` counted, summed over all ranks.
 
-    reward: mean over the completions with a verdict, all together and of each family. entropy: nats a token.
+    reward: mean over the completions with a verdict, of all and of each family that has some. entropy: nats a token.
     completion_tokens: mean number of sampled tokens. truncated: share of the completions. avg_turns_per_sample:
     messages of the policy in a completion. invalid_tool_call_rate and malformed_thinking_rate: shares of those.
     """
     verdicts = {family: sums[f"verdicts_{family}"] for family in families}
     return {
         "reward": sum(sums[f"reward_{family}"] for family in families) / max(sum(verdicts.values()), 1),
-        **{f"reward_{family}": sums[f"reward_{family}"] / max(count, 1) for family, count in verdicts.items()},
+        **{f"reward_{family}": sums[f"reward_{family}"] / count for family, count in verdicts.items() if count},
         "entropy": sums["entropy"] / max(sums["tokens"], 1),
         "completion_tokens": sums["tokens"] / max(sums["completions"], 1),
         "truncated": sums["truncated"] / max(sums["completions"], 1),

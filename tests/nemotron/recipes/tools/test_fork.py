@@ -26,7 +26,7 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 
 
 def test_every_family_can_be_forked() -> None:
-    assert families() == ["lightning35", "nano2", "nano3", "super3"]
+    assert {"lightning35", "nano2", "nano3", "super3"} <= set(families())
 
 
 @pytest.mark.parametrize("family", families())

@@ -155,7 +155,10 @@ def open_data(cfg: MTPHealingConfig, ranks: Ranks) -> Data:
     shares = dict.fromkeys(read_prompts(prompts.train_path), 1.0)
     size, count = cfg.boosting.num_prompts_per_step, cfg.boosting.val_prompts_per_family
     if len(shares) > size:
-        raise UserError(f"boosting.num_prompts_per_step {size} is below the number of families, {len(shares)}")
+        raise UserError(
+            f"boosting.num_prompts_per_step {size} is below the number of families in {prompts.ref}, {len(shares)}",
+            f"boosting.num_prompts_per_step={len(shares)} or more; a step has prompts of every family",
+        )
     source = PromptSource(prompts.train_path, shares, size, cfg.seed)
     valid = [task for pool in read_prompts(prompts.valid_path).values() for task in pool[:count]]
     stop_ids = stop_token_ids(initial.path, template)

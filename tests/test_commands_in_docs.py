@@ -220,7 +220,7 @@ def published_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stage in ("pretrain", "sft", "rl", "genrm", "rlhf", "final")
         for kind in ("data", "model", "results")
     ]
-    of_steps = [f"{kind}-{config}" for kind in kinds for config in ("tiny", "small")]
+    of_steps = [f"{kind}-{config}" for kind in kinds for config in ("smoke", "tiny", "small")]
     for name in of_steps:
         (payload / "content").write_text(name)
         for _ in range(2):  # examples name versions 1 and 2

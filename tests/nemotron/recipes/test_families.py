@@ -58,7 +58,7 @@ def test_the_report_names_the_step_that_made_each_model_of_the_evaluation(family
     evaluation = run_of(steps["eval"], size)
     evaluated = {role: evaluation.get(role) for role in models if evaluation.get(role)}
     assert evaluated == {role: run_of(steps[models[role]["stage"]], size)["output"] for role in evaluated}
-    assert len(evaluated) > 1
+    assert len(evaluated) >= (5 if family in ("lightning35", "nano3", "super3") else 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -177,7 +177,7 @@ def engine_options(engine: str, given: dict[str, tuple[str, object]]) -> list[st
             continue
         if name not in THEIR_NAMES[engine]:
             ours = ", ".join(f"--{known.replace('_', '-')}" for known in THEIR_NAMES[engine])
-            raise UserError(f"{option} {value}: not an option of {engine}", f"beside address and key it takes {ours}")
+            raise UserError(f"{option} {value}: not an option of {engine}", f"beside the address it takes {ours}")
         words += [THEIR_NAMES[engine][name], str(value)]
     return words
 

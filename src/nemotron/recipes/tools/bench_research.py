@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import RunFailed, UserError
@@ -140,11 +139,11 @@ def run_entry(entry: Path, seed: int, budget: float, text: Text) -> dict[str, An
             facts = json.loads((folder / FACTS).read_text("utf-8"))
             model, tokenizer = NemotronH.from_pretrained(folder / MODEL), load_tokenizer(folder / MODEL)
             score = bits_per_byte(model, tokenizer, facts["seq_len"], text.held_out)
-        except (UserError, OSError, KeyError, ValueError) as error:
+        except (UserError, OSError, LookupError, ValueError, TypeError, RuntimeError) as error:
             raise RunFailed(f"{entry}: what it wrote cannot be scored: {error}") from error
     total, active = model.num_parameters()
     return {
-        "bits_per_byte": round(score, 5), "seconds": round(seconds, 1), "seed": seed, "budget": budget, **facts,
+        **facts, "bits_per_byte": round(score, 5), "seconds": round(seconds, 1), "seed": seed, "budget": budget,
         "parameters": total, "active_parameters": active, "entry": str(entry), "sha256": digest,
     } | machine(text)  # fmt: skip
 
@@ -171,11 +170,13 @@ def _train(entry: Path, seed: int, budget: float, folder: Path) -> float:
     return seconds
 
 
-def bits_per_byte(model: torch.nn.Module, tokenizer: Tokenizer, seq_len: int, documents: Sequence[str]) -> float:
+def bits_per_byte(model: NemotronH, tokenizer: Tokenizer, seq_len: int, documents: Sequence[str]) -> float:
     """Bits for each byte of the documents, in windows of `seq_len` tokens.
 
-    ValueError: the tokenizer loses something, or the score is no number.
+    ValueError: the tokenizer loses something or has tokens that the model has not, or the score is no number.
     """
+    if tokenizer.get_vocab_size() > model.config.vocab_size:
+        raise ValueError(f"its tokenizer has {tokenizer.get_vocab_size()} tokens, its model {model.config.vocab_size}")
     end = tokenizer.token_to_id(END)
     if end is None or not 1 < seq_len <= MAX_SEQ_LEN:
         raise ValueError(f"a token {END} and windows of 2 to {MAX_SEQ_LEN} tokens expected, found {end} and {seq_len}")
@@ -257,24 +258,26 @@ def standard_error(rows: Sequence[Row], first: int, second: int) -> float:
 
 
 def same_machine(row: Row, here: dict[str, Any]) -> bool:
-    """Whether a line's scores are of the same text and kind of processor: others do not compare."""
-    return (row.text, row.processor) == (here["text"], here["processor"])
+    """Whether a line's scores are of the same text, kind of processor and PyTorch: others do not compare."""
+    return all(getattr(row, name) == here[name] for name in ("text", "processor", "torch"))
 
 
 def judge(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """Whether an entry is better than the best line by more than noise; both in bits per byte."""
+    """Whether an entry is better than the best line by more than noise; nothing, where the two do not compare."""
     best = min(rows, key=lambda each: each.bits_per_byte)
+    if not same_machine(best, asdict(row)):
+        return {}
     gain = best.bits_per_byte - row.bits_per_byte
     needed = NEEDED * standard_error(rows, len(row.scores), len(best.scores))
-    improves = gain > needed and len(row.scores) >= MIN_SEEDS and same_machine(best, asdict(row))
+    improves = gain > needed and len(row.scores) >= MIN_SEEDS
     return {"record": best.bits_per_byte, "gain": round(gain, 5), "needed": round(needed, 5), "improves": improves}
 
 
 def check(folder: Path, num_seeds: int) -> dict[str, Any]:
     """Run the entries of a leaderboard again, each with the first of its seeds.
 
-    Where text and processor are those of a line, its scores have to come again, within noise. Elsewhere no line may be
-    worse than the one before it by more than noise.
+    Where text, processor and PyTorch are those of a line, its scores have to come again, within noise. Elsewhere no
+    line may be worse than the one before it by more than noise, and of the first nothing is asked.
     """
     rows, lines, before = read_leaderboard(folder), list[dict[str, Any]](), math.inf
     for row in rows:
@@ -287,7 +290,8 @@ def check(folder: Path, num_seeds: int) -> dict[str, Any]:
         same = same_machine(row, machine(text))
         allowed = ALLOWED * standard_error(rows, len(scores), len(row.scores) if same else len(scores))
         confirmed = abs(mean - row.bits_per_byte) <= allowed if same else mean <= before + allowed
-        wanted = f"within {allowed:.4f}" if same else f"another machine: {allowed:.4f} above the line before at most"
+        limit = f", {allowed:.4f} above the line before at most" if lines else ""
+        wanted = f"within {allowed:.4f}" if same else f"another machine{limit}"
         verdict = "confirmed" if confirmed else "NOT CONFIRMED"
         print(f"{row.entry}: {mean:.4f}, recorded {row.bits_per_byte:.4f} ({wanted}): {verdict}", file=sys.stderr)
         lines.append(
@@ -302,6 +306,8 @@ def main(options: Options) -> None:
     """Run an entry, or all of the leaderboard. The last line on stdout is JSON."""
     entry, folder = Path(options.entry), Path(options.entry).parent
     if options.check:
+        if (options.seed, options.budget, options.record) != (1, BUDGET, None):
+            raise UserError("--check runs each line as it was recorded: of the other options it takes --seeds alone")
         found = check(folder, options.seeds)
         print(json.dumps(found))
         if not found["confirmed"]:
@@ -313,6 +319,12 @@ def main(options: Options) -> None:
     if options.record is not None and (options.budget != BUDGET or options.seeds < least):
         raise UserError(f"a line of the leaderboard is of {BUDGET:g} s and at least {least} seeds")
     runs, text = [], read_text()
+    if options.record is not None and rows and not same_machine(rows[-1], machine(text)):
+        raise UserError(
+            f"{folder / LEADERBOARD} is of {rows[-1].processor}, torch {rows[-1].torch} and text {rows[-1].text}: "
+            "scores from here do not compare",
+            "record a baseline of your own: copy the folder without its leaderboard",
+        )
     for seed in range(options.seed, options.seed + options.seeds):
         runs.append(run_entry(entry, seed, options.budget, text))
         if options.seeds > 1:

@@ -78,7 +78,8 @@ def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) 
     """`scaled_dot_product_attention` [B, A, L, X], causal without a mask."""
     q, k, v = (t.to(attention_dtype(t.dtype, t.device)) for t in (q_BALX, k_BJLX, v_BJLX))
     with torch.autocast("cpu", enabled=False):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        out_BALX = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    return out_BALX.to(q_BALX.dtype)
 
 
 def packing_mask(seq_idx_BL: Tensor, shared_prompt: bool = False) -> Tensor:

@@ -244,6 +244,14 @@ class ChatRequest(Conversation, Generation):
     thinking_token_budget: int | None = Field(None, ge=-1)
     nvext: NvExt | None = None
 
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _is_served(cls, choice: Any) -> Any:
+        if not isinstance(choice, str | dict | None):
+            named = '{"type": "function", "function": {"name": …}}'
+            raise ValueError(f"{json.dumps(choice)} is not served; none, auto, required or {named} is expected")
+        return choice
+
     @field_validator("tool_choice")
     @classmethod
     def _tools_are_declared(cls, choice: str | NamedTool | None, before: ValidationInfo) -> str | NamedTool | None:
@@ -297,6 +305,23 @@ class CompletionRequest(Generation):
     response_format: ResponseFormat | None = None
     suffix: None = None
     best_of: Literal[1] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _is_served(cls, prompt: Any) -> Any:
+        """Said here, since pydantic says what is wrong in each form of a union, and no form is meant the most."""
+
+        def all_are(kind: type, values: Any) -> bool:
+            return isinstance(values, list) and all(type(each) is kind for each in values)
+
+        if not (
+            isinstance(prompt, str)
+            or all_are(str, prompt)
+            or all_are(int, prompt)
+            or (all_are(list, prompt) and all(all_are(int, each) for each in prompt))
+        ):
+            raise ValueError("text, a list of texts, a list of token ids, or a list of such lists is expected")
+        return prompt
 
     @field_validator("prompt")
     @classmethod

@@ -126,6 +126,11 @@ class Checkpoints:
         self.last = path
         return restored
 
+    def latest_state(self) -> Mapping[str, Any]:
+        """The `state` of the newest complete checkpoint, on rank 0; empty where there is none, and on other ranks."""
+        latest = latest_checkpoint(self.root) if self._writes else None
+        return _read_record(latest)["state"] if latest else {}
+
     @property
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written in the background just now."""

@@ -132,7 +132,7 @@ def decoding_bytes(needs: Needs, bf16: bool) -> int:
     """Bytes of the completions that are sampled together: keys and values, convolution and SSM states, and a step's
     logits with what is computed from them: probabilities, and their sums in float64. A judge's, where they are more."""
     config, width = needs.config, 1 if bf16 else 2  # in units of bf16, which the two functions count
-    per_token = width * kv_cache_bytes_per_token(config)
+    per_token = 2 * kv_cache_bytes_per_token(config)  # `attention_dtype`: fp32
     states = ssm_state_bytes(config) + width * conv_state_bytes(config)
     own = needs.completions * (needs.completion_tokens * per_token + states + 24 * config.vocab_size)
     return max(own, decoding_bytes(needs.judge, bf16) if needs.judge else 0)
@@ -141,7 +141,8 @@ def decoding_bytes(needs: Needs, bf16: bool) -> int:
 def activation_bytes_per_token(config: NemotronHConfig, settings: TrainedModelConfig | None, bf16: bool) -> int:
     """Bytes that one token's forward pass keeps for the backward pass, summed over the blocks and the head.
 
-    Under `bf16` mixed precision Mamba-2, whose scan is in fp32, and the head keep fp32 values.
+    Under `bf16` mixed precision the head and Mamba-2, whose scan is in fp32, keep fp32 values. Attention keeps queries,
+    keys and values in both; experts get rows that stay empty, so that all have equally many.
 
     A block that is recomputed keeps its input; while its turn comes in the backward pass it has the rest as well, one
     block at a time.
@@ -149,7 +150,7 @@ def activation_bytes_per_token(config: NemotronHConfig, settings: TrainedModelCo
     granularity = settings.recompute_granularity if settings else None
     kept, largest_recomputed = 4 * (config.vocab_size + 2 * config.hidden_size), 0
     for symbol in config.hybrid_override_pattern:
-        width = 2 if bf16 and symbol != "M" else 4
+        width = {"M": 4, "*": 3, "E": 3, "-": 2}[symbol] if bf16 else 4
         block = width * block_values(config, symbol)
         selected = settings is not None and _MODULES[symbol] in settings.recompute_modules
         if granularity == "full" or (granularity == "selective" and selected):

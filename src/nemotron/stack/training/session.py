@@ -35,7 +35,7 @@ from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.kit.trackers import open_mirrors
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
-from nemotron.stack.training.distributed import Ranks, any_rank, start_distributed
+from nemotron.stack.training.distributed import Ranks, any_rank, from_rank_0, start_distributed
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.precision import multiplies_bf16
 from nemotron.stack.training.threads import Threads, fix_order_of_sums, has_fixed_gradients
@@ -63,12 +63,25 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
         StopFlag() as stop,
         Checkpoints(run.dir / "checkpoints", run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
-        bf16 = cfg.mixed_precision != "fp32" and (cfg.mixed_precision != "auto" or multiplies_bf16(ranks.device))
+        bf16 = uses_bf16(cfg.mixed_precision, ranks.device, checkpoints if run.resumed else None)
         session = Session(ranks, run, stop, checkpoints, settings.save_interval, bf16)
         try:
             yield session
         finally:
             session.threads.end()
+
+
+def uses_bf16(mixed_precision: str, device: torch.device, begun: Checkpoints | None = None) -> bool:
+    """Whether mixed precision is on; all ranks call it. `auto`: where the processors of all ranks multiply bf16.
+
+    A run that began with `auto` goes on in the precision that it had, that of its checkpoints in `begun`, whatever
+    these processors have.
+    """
+    if mixed_precision != "auto":
+        return mixed_precision != "fp32"
+    everywhere = not any_rank(not multiplies_bf16(device), device)
+    state = begun.latest_state() if begun else {}
+    return bool(from_rank_0(int(state.get("bf16", everywhere))))
 
 
 @dataclass
@@ -111,13 +124,9 @@ class Session:
         They are what later checkpoints save; `steps` is the last step, unless the stopped run chose another one with
         `end_at`. What was logged after that checkpoint is dropped from all logs: those steps are done again. None
         where there is nothing to resume: a fresh run, or one that was killed before its first checkpoint.
-
-        A run that began with `mixed_precision: auto` goes on in the precision that it had, whatever this processor has.
         """
         self.model, self.optimizer = model, optimizer
         restored = self.checkpoints.load_latest(model, optimizer) if self.run.resumed else None
-        if restored is not None:
-            self.bf16 = restored.state.get("bf16", self.bf16)
         for index, log in enumerate(self.logs):
             log.truncate(restored.state["num_records"][index] if restored else 0)
         self.last_step = restored.state["last_step"] if restored else steps

@@ -72,6 +72,10 @@ def test_a_tokenizer_cannot_leave_anything_out(uniform: NemotronH, of_bytes: Tok
         bits_per_byte(uniform, lossy, 16, DOCUMENTS)
     with pytest.raises(ValueError, match="windows of 2 to"):
         bits_per_byte(uniform, of_bytes, 100_000, DOCUMENTS)
+    of_bytes = Tokenizer.from_str(of_bytes.to_str())
+    of_bytes.add_tokens(["def f"])
+    with pytest.raises(ValueError, match="its tokenizer has 273 tokens, its model 272"):
+        bits_per_byte(uniform, of_bytes, 16, DOCUMENTS)
 
 
 def test_a_score_that_is_no_number_is_refused(small_model: Callable[..., NemotronH], of_bytes: Tokenizer) -> None:
@@ -148,6 +152,22 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: s
 # -------------------------------------------------------------------------------------------------- leaderboard
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"record": "x", "seeds": 3}, r"leaderboard\.csv is of p, torch 2 and text 0: scores from here do not compare"),
+        ({"record": "x"}, "at least 3 seeds"),
+        ({"check": True, "budget": 60}, "--seeds alone"),
+    ],
+)
+def test_what_would_not_count_is_refused_before_a_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "entry.py").write_text(ENTRY)
+    write_row(line("entry.py", [2.0, 2.1]), tmp_path)
+    options = Options(str(tmp_path / "entry.py"), seed=1, seeds=1, budget=300, record=None, check=False)
+    with pytest.raises(UserError, match=message):
+        main(replace(options, **changes))
+
+
 def line(entry: str, scores: list[float], **changes: Any) -> Row:
     run = {"entry": entry, "tokens": 10, "sha256": "", "text": "0", "processor": "p", "python": "3", "torch": "2"}
     return replace(row_of([run | {"bits_per_byte": score, "seed": i} for i, score in enumerate(scores)], ""), **changes)
@@ -162,7 +182,8 @@ def test_an_improvement_is_two_standard_errors() -> None:
     assert judge(line("b.py", [1.988] * 4), rows)["improves"]
     assert not judge(line("b.py", [1.989] * 4), rows)["improves"]
     assert not judge(line("b.py", [1.5] * 2), rows)["improves"]  # too few seeds
-    assert not judge(line("b.py", [1.5] * 4, processor="q"), rows)["improves"]
+    for other in ({"processor": "q"}, {"text": "1"}, {"torch": "3"}):
+        assert judge(line("b.py", [1.5] * 4, **other), rows) == {}
     # The record is the best line; the noise is that of the first.
     rows.append(line("b.py", [1.9] * 4))
     assert not judge(line("c.py", [1.98] * 4), rows)["improves"]
@@ -184,7 +205,7 @@ def test_a_leaderboard_is_written_as_it_is_read(tmp_path: Path) -> None:
     [
         ("p", {"a.py": 2.005, "b.py": 1.895}, [True, True]),
         ("p", {"a.py": 2.040, "b.py": 1.900}, [False, True]),  # 3 x 0.0105 x sqrt(1 + 1/10) = 0.033
-        ("q", {"a.py": 1.500, "b.py": 1.400}, [True, True]),  # a faster one: only the order counts
+        ("q", {"a.py": 1.500, "b.py": 1.400}, [True, True]),  # a faster one: only the order counts, not the first line
         ("q", {"a.py": 1.500, "b.py": 1.510}, [True, True]),  # within noise: 3 x 0.0105 x sqrt(1 + 1) = 0.045
         ("q", {"a.py": 1.500, "b.py": 1.550}, [True, False]),
     ],
@@ -204,7 +225,9 @@ def test_a_check_runs_all_lines_again(
 
     monkeypatch.setattr(bench_research, "run_entry", run)
     monkeypatch.setattr(bench_research, "read_text", lambda: TEXT)
-    monkeypatch.setattr(bench_research, "machine", lambda text: {"text": text.digest, "processor": processor})
+    monkeypatch.setattr(
+        bench_research, "machine", lambda text: {"text": text.digest, "processor": processor, "torch": "2"}
+    )
     found = check(tmp_path, 1)
     assert [each["confirmed"] for each in found["lines"]] == confirmed
     assert ran == [("a.py", 0, 300), ("b.py", 0, 300)]

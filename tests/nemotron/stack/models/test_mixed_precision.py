@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding.generate import generate
 
 
 def loss_of(model: NemotronH, bf16: bool) -> Tensor:
@@ -48,3 +49,14 @@ def test_router_scores_and_choices_are_fp32_under_autocast(make_model: Callable[
     torch.testing.assert_close(scores, expected_scores)
     assert torch.equal(chosen, expected_chosen)
     torch.testing.assert_close(weights, expected_weights)
+
+
+def test_weights_in_bf16_need_no_autocast(make_model: Callable[..., NemotronH]) -> None:
+    """As `from_pretrained(folder, torch.bfloat16)` has them, and an exported folder: forward, gradient and decoding."""
+    model = make_model("M*E-").bfloat16()
+    ids = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(4))
+    logits = model(ids).logits
+    logits.float().sum().backward()
+    assert logits.dtype == torch.bfloat16 and all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    (tokens,) = generate(model, ids[:1].tolist(), 3, temperature=0, stop_token_ids=()).tokens
+    assert tokens[0] == int(model(ids[:1]).logits[0, -1].argmax())

@@ -16,7 +16,14 @@ from nemotron.kit.schemas.rl import ClippedPGLossConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.rl.losses import grpo_loss
-from nemotron.stack.rl.rollouts import MicroBatch, Rollout, collect_rollouts, count_rollouts, pack_rollouts
+from nemotron.stack.rl.rollouts import (
+    MicroBatch,
+    Rollout,
+    collect_rollouts,
+    count_rollouts,
+    pack_rollouts,
+    rollout_rates,
+)
 from nemotron.stack.rl.shaping import Message
 
 ROW_LEN = 24
@@ -233,11 +240,17 @@ def test_counts_leave_out_what_has_no_verdict() -> None:
         rollout(0, 3, 0.5, False, 1.0), rollout(0, 1, 1.0, True, None), rollout(1, 2, 0.25, False, 0.0),
         rollout(1, 2, 0.75, False, 1.0),
     ]  # fmt: skip
-    assert count_rollouts(rollouts, ["math", "choice"], ["math", "choice", "text"]) == {
+    counts = count_rollouts(rollouts, ["math", "choice"], ["math", "choice", "text"])
+    assert counts == {
         "completions": 4, "tokens": 8, "entropy": 3 * 0.5 + 1.0 + 2 * 0.25 + 2 * 0.75, "truncated": 1,
         "messages": 4, "invalid_tool_calls": 1, "malformed_thinking": 2,
         "reward_math": 1.0, "verdicts_math": 1, "reward_choice": 1.0, "verdicts_choice": 2,
         "reward_text": 0, "verdicts_text": 0,
+    }  # fmt: skip
+    rates = rollout_rates({name: float(count) for name, count in counts.items()}, ["math", "choice", "text"])
+    assert rates == {
+        "reward": 2 / 3, "reward_math": 1.0, "reward_choice": 0.5, "entropy": 4.5 / 8, "completion_tokens": 2.0,
+        "truncated": 0.25, "avg_turns_per_sample": 1.0, "invalid_tool_call_rate": 0.25, "malformed_thinking_rate": 0.5,
     }  # fmt: skip
 
 

@@ -301,6 +301,7 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "reasoning_effort": "hihg"}, 400, "reasoning_effort", "did you mean high?"),
         ({"messages": USER, "ignore_eos": True}, 400, "ignore_eos", "true is not served; choose from: false"),
         ({"messages": USER, "n": "two"}, 400, "n", 'n: "two" is not served; a whole number is expected'),
+        ({"messages": USER, "tool_choice": 5}, 400, "tool_choice", "5 is not served; none, auto, required or"),
         ({"messages": USER, "stop": 5}, 400, "stop", "stop: 5 is not served; text or a list of texts is expected"),
         ({"messages": USER, "stream": "maybe"}, 400, "stream", "true or false is expected"),
         ({"messages": USER, "temperature": {"a": 1}}, 400, "temperature", '{"a": 1} is not served; a number'),
@@ -321,8 +322,9 @@ def test_what_is_refused(served: Served, body: dict[str, Any], status: int, para
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
-        ("/v1/completions", {"prompt": 5}, "prompt", "prompt: 5 is not served; text is expected"),
-        ("/v1/completions", {"prompt": ["a", 5]}, "prompt.1", "5 is not served; text is expected"),
+        ("/v1/completions", {"prompt": 5}, "prompt", "prompt: text, a list of texts, a list of token ids, or"),
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt", "prompt: text, a list of texts, a list of token"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "prompt", "prompt: text, a list of texts, a list of token ids, or"),
         ("/v1/completions", {"prompt": []}, "prompt", "prompt: is empty"),
         ("/v1/completions", {"prompt": ["a", ""]}, "prompt", "prompt: is empty"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens", "0 needs echo: true"),

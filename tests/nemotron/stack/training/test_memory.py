@@ -47,12 +47,12 @@ def kept_bytes_per_token(model: NemotronH, length: int, bf16: bool) -> float:
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("pattern", ["MEM*EME", "MMM", "M-M-*"])
+@pytest.mark.parametrize("pattern", ["MEM*EME", "MMM", "M-M-*", "***", "EEE"])
 def test_the_estimate_is_close_to_what_autograd_keeps(small_model: Any, pattern: str, bf16: bool) -> None:
     sizes = {"hidden_size": 128, "mamba_num_heads": 8, "mamba_head_dim": 32, "chunk_size": 64, "vocab_size": 1024}
     model = small_model(pattern, **sizes, moe_intermediate_size=128, intermediate_size=512)
     estimate = activation_bytes_per_token(model.config, None, bf16)
-    assert 0.6 < estimate / kept_bytes_per_token(model, 256, bf16) < 1.1
+    assert 0.75 < estimate / kept_bytes_per_token(model, 256, bf16) < 1.35
 
 
 def test_a_recomputed_block_keeps_its_input() -> None:
@@ -85,7 +85,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_begins(monkeypatch: pytest
     monkeypatch.setattr(memory, "available_bytes", lambda: needed)
     check_memory(session, needs, "train.micro_batch_size")
     monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
-    with pytest.raises(UserError, match=r"training needs about 1.22 TB of memory \(1.14 TB of weights") as refused:
+    with pytest.raises(UserError, match=r"training needs about 1.23 TB of memory \(1.14 TB of weights") as refused:
         check_memory(session, needs, "train.micro_batch_size")
     assert "a smaller train.micro_batch_size needs less" in str(refused.value.hint)
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 * state - 1)
@@ -98,7 +98,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_begins(monkeypatch: pytest
     check_memory(session, needs, "train.micro_batch_size")
     # Another machine has less: this one refuses, too, and says what the other has.
     monkeypatch.setattr(memory, "least_of_ranks", lambda margin: margin - 2**30)
-    with pytest.raises(UserError, match=r"about 608 GB of memory .* 606 GB are available"):
+    with pytest.raises(UserError, match=r"about 614 GB of memory .* 613 GB are available"):
         check_memory(session, needs, "train.micro_batch_size")
     session.ranks.device = torch.device("cuda")  # which refuses by itself
     check_memory(session, needs, "train.micro_batch_size")

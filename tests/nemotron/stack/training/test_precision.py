@@ -1,4 +1,4 @@
-"""`mixed_precision: auto` is bf16 where the processor has instructions for it, and what was asked for elsewhere."""
+"""Whether a processor multiplies bf16; `test_session.py` has what follows for `mixed_precision: auto`."""
 
 from __future__ import annotations
 

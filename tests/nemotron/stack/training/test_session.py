@@ -20,7 +20,7 @@ from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import ALONE
 from nemotron.stack.training.optim import build_optimizer
-from nemotron.stack.training.session import Session
+from nemotron.stack.training.session import Session, uses_bf16
 
 
 def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) -> Session:
@@ -100,14 +100,27 @@ def test_a_resumed_run_ends_where_the_stopped_one_was_going_to(tmp_path: Path) -
     assert again.last_step == again.progress.total == 7
 
 
-def test_a_resumed_run_keeps_its_precision_on_a_processor_that_has_another(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_precision_on_a_processor_that_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = make_session(tmp_path)
     with session.head_of_step(4, {}):
         pass
-    again = make_session(tmp_path, resumed=True)
-    again.bf16 = True  # what `mixed_precision: auto` means there
-    again.begin("test", 10, again.model, again.optimizer)
-    assert not again.bf16 and json.loads((tmp_path / "state.json").read_text())["precision"] == "fp32"
+    monkeypatch.setattr("nemotron.stack.training.session.multiplies_bf16", lambda device: True)
+    assert uses_bf16("auto", torch.device("cpu")) and not uses_bf16("auto", torch.device("cpu"), session.checkpoints)
+    assert uses_bf16("bf16_mixed", torch.device("cpu"), session.checkpoints)  # what a config says is another run
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_auto_is_bf16_where_the_processor_multiplies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplies: bool
+) -> None:
+    monkeypatch.setattr("nemotron.stack.training.session.multiplies_bf16", lambda device: multiplies)
+    empty = Checkpoints(tmp_path, "abc")  # a run that was killed before its first
+    for begun in (None, empty):
+        assert uses_bf16("auto", torch.device("cpu"), begun) is multiplies
+        assert uses_bf16("bf16_with_nvfp4_mixed", torch.device("cpu"), begun)
+        assert not uses_bf16("fp32", torch.device("cpu"), begun)
 
 
 def test_every_log_goes_back_to_the_checkpoint(tmp_path: Path) -> None:

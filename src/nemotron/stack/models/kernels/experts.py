@@ -3,7 +3,8 @@
     for t, k: out[t] += weights[t, k] * down[chosen[t, k]] @ relu(up[chosen[t, k]] @ x[t]) ** 2
 
 Choices are sorted by expert, so that each expert multiplies its tokens at once. Where one batched product is several
-times as fast as one for each expert (bf16 through oneDNN on a CPU), all experts get equally many rows.
+times as fast as one for each expert (on a CPU bf16 through oneDNN, and the few rows of a decoding step), all experts
+get equally many rows.
 
 Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices, S rows sorted by
 expert; a matrix is [O, I].
@@ -28,8 +29,8 @@ BATCHED_MULTIPLE, MAX_PADDING = 16, 3
 class RoutedExperts(torch.autograd.Function):
     """out[t] = sum_k weights[t, k] * down[e] relu(up[e] x[t])^2 with e = chosen[t, k].
 
-    Rows are sorted by expert, so each expert is two plain matmuls on a contiguous slice. Autograd over that loop would
-    record thousands of small slices; the gradient is short enough to write down:
+    Rows are sorted by expert, so each expert is two plain matmuls on a contiguous slice, or all are two batched ones.
+    Autograd over that would record thousands of small slices; the gradient is short enough to write down:
 
         a = relu(x up^T)^2, y = a down^T      da = w g down      dpre = da * 2 relu(x up^T)
         d down = (w g)^T a    d up = dpre^T x    dx = dpre up    dw = g . y
@@ -142,7 +143,7 @@ def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int = 1, batched: bo
     counts_E = torch.bincount(expert_R, minlength=num_experts)
     padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
     capacity = int(padded_E.max()) if batched else 0
-    if capacity * num_experts > MAX_PADDING * int(padded_E.sum()):
+    if batched and capacity * num_experts > MAX_PADDING * int(padded_E.sum()):
         capacity = 0
     if capacity:
         padded_E = torch.full_like(counts_E, capacity)

@@ -135,8 +135,8 @@ def _defined(statement: ast.stmt) -> Iterator[str]:
 
 def _names(node: ast.AST) -> set[str]:
     """The names that the code of a node uses, `dataclasses` of `dataclasses.field` included."""
-    used = {below.id for below in ast.walk(node) if isinstance(below, ast.Name)}
-    return used | {below.attr for below in ast.walk(node) if isinstance(below, ast.Attribute)}
+    loaded = (below for below in ast.walk(node) if isinstance(below, ast.Name) and isinstance(below.ctx, ast.Load))
+    return {name.id for name in loaded} | {below.attr for below in ast.walk(node) if isinstance(below, ast.Attribute)}
 
 
 def _comments(node: ast.ClassDef, text: str) -> dict[str, str]:

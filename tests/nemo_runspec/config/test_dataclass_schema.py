@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os.path
 import a_library_that_takes_seconds
+from a_library_that_takes_seconds import width  # a field of this name does not use it
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal

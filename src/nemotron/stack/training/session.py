@@ -63,32 +63,32 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
         StopFlag() as stop,
         Checkpoints(run.dir / "checkpoints", run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
-        bf16 = uses_bf16(cfg.mixed_precision, ranks.device, checkpoints if run.resumed else None)
-        session = Session(ranks, run, stop, checkpoints, settings.save_interval, bf16)
+        precision = chosen_precision(cfg.mixed_precision, ranks.device, checkpoints if run.resumed else None)
+        session = Session(ranks, run, stop, checkpoints, settings.save_interval, precision)
         try:
             yield session
         finally:
             session.threads.end()
 
 
-def uses_bf16(mixed_precision: str, device: torch.device, begun: Checkpoints | None = None) -> bool:
-    """Whether mixed precision is on; all ranks call it. `auto`: where the processors of all ranks multiply bf16.
+def chosen_precision(mixed_precision: str, device: torch.device, begun: Checkpoints | None = None) -> str:
+    """`mixed_precision`; of "auto" what it means: "bf16_mixed" where the processors of all ranks multiply bf16.
 
-    A run that began with `auto` goes on in the precision that it had, that of its checkpoints in `begun`, whatever
-    these processors have.
+    All ranks call it. A run that began with "auto" goes on in the precision that it had, that of its checkpoints in
+    `begun`, whatever these processors have.
     """
     if mixed_precision != "auto":
-        return mixed_precision != "fp32"
+        return mixed_precision
     everywhere = not any_rank(not multiplies_bf16(device), device)
     state = begun.latest_state() if begun else {}
-    return bool(from_rank_0(int(state.get("bf16", everywhere))))
+    return "bf16_mixed" if from_rank_0(int(state.get("bf16", everywhere))) else "fp32"
 
 
 @dataclass
 class Session:
     """One training run as this rank sees it. From `begin` on it also has what is trained, and for how long.
 
-    last_step: the number of updates after which training ends. bf16: mixed precision is on, FP8 and NVFP4 included.
+    last_step: the number of updates after which training ends. precision: `mixed_precision` without "auto".
     """
 
     ranks: Ranks
@@ -96,7 +96,7 @@ class Session:
     stop: StopFlag
     checkpoints: Checkpoints
     save_interval: int
-    bf16: bool
+    precision: str
     model: NemotronH = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     last_step: int = field(init=False)
@@ -107,6 +107,11 @@ class Session:
     def __post_init__(self) -> None:
         self.logs = [self.run.metrics]
         self.threads = Threads(1)  # no choice, until `choose_threads`
+
+    @property
+    def bf16(self) -> bool:
+        """Whether mixed precision is on, FP8 and NVFP4 included."""
+        return self.precision != "fp32"
 
     @property
     def autocast(self) -> torch.autocast:
@@ -173,8 +178,7 @@ class Session:
 
     def _note_state(self) -> None:
         if self.ranks.is_main:
-            precision = "bf16" if self.bf16 else "fp32"
-            self.run.write_state("running", last_step=self.last_step, precision=precision)
+            self.run.write_state("running", last_step=self.last_step, precision=self.precision)
 
     @contextlib.contextmanager
     def head_of_step(

@@ -63,7 +63,7 @@ def train(run: dict[str, Any], out: Path, ranks: Ranks) -> None:
     )  # fmt: skip
     with Checkpoints(out / run["name"] / "checkpoints", "the same run") as checkpoints:
         stop = StopAfter(metrics, run.get("stop_after"))
-        session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, bf16=False)
+        session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, precision="fp32")
         try:
             model, _ = script.train(cfg, session, inputs)
         except StopRequested:

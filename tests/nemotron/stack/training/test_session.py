@@ -20,7 +20,9 @@ from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import ALONE
 from nemotron.stack.training.optim import build_optimizer
-from nemotron.stack.training.session import Session, uses_bf16
+from nemotron.stack.training.session import Session, chosen_precision
+
+CPU = torch.device("cpu")
 
 
 def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) -> Session:
@@ -33,7 +35,9 @@ def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) ->
     run: Any = SimpleNamespace(
         dir=folder, resumed=resumed, metrics=open_log("metrics"), open_log=open_log, write_state=write_state, config={}
     )
-    session = Session(ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", "abc"), save_interval, bf16=False)
+    session = Session(
+        ALONE, run, StopFlag(), Checkpoints(folder / "checkpoints", "abc"), save_interval, precision="fp32"
+    )
     model: Any = torch.nn.Linear(2, 1)
     session.model, session.last_step, session.progress = model, 10, Progress(10)
     session.optimizer = build_optimizer(session.model, AdamWConfig(lr=0.1, adam_beta2=0.95, weight_decay=0.1))
@@ -107,8 +111,8 @@ def test_a_resumed_run_keeps_its_precision_on_a_processor_that_has_another(
     with session.head_of_step(4, {}):
         pass
     monkeypatch.setattr("nemotron.stack.training.session.multiplies_bf16", lambda device: True)
-    assert uses_bf16("auto", torch.device("cpu")) and not uses_bf16("auto", torch.device("cpu"), session.checkpoints)
-    assert uses_bf16("bf16_mixed", torch.device("cpu"), session.checkpoints)  # what a config says is another run
+    assert chosen_precision("auto", CPU) == "bf16_mixed"
+    assert chosen_precision("auto", CPU, session.checkpoints) == "fp32"
 
 
 @pytest.mark.parametrize("multiplies", [True, False])
@@ -118,9 +122,9 @@ def test_auto_is_bf16_where_the_processor_multiplies_it(
     monkeypatch.setattr("nemotron.stack.training.session.multiplies_bf16", lambda device: multiplies)
     empty = Checkpoints(tmp_path, "abc")  # a run that was killed before its first
     for begun in (None, empty):
-        assert uses_bf16("auto", torch.device("cpu"), begun) is multiplies
-        assert uses_bf16("bf16_with_nvfp4_mixed", torch.device("cpu"), begun)
-        assert not uses_bf16("fp32", torch.device("cpu"), begun)
+        assert chosen_precision("auto", CPU, begun) == ("bf16_mixed" if multiplies else "fp32")
+        assert chosen_precision("bf16_with_nvfp4_mixed", CPU, begun) == "bf16_with_nvfp4_mixed"
+        assert chosen_precision("fp32", CPU, begun) == "fp32"
 
 
 def test_every_log_goes_back_to_the_checkpoint(tmp_path: Path) -> None:

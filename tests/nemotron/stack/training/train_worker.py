@@ -82,7 +82,7 @@ def train(run: dict[str, Any], data: Path, out: Path, ranks: Ranks) -> None:
     )
     with Checkpoints(directory / "checkpoints", "the same run", cfg.checkpoint.keep_last) as checkpoints:
         stop = StopAfter(metrics, run.get("stop_after"))
-        session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, bf16=False)
+        session = Session(ranks, opened, stop, checkpoints, cfg.checkpoint.save_interval, precision="fp32")
         try:
             model, _ = script.train(cfg, session, inputs)
         except StopRequested:

@@ -161,7 +161,7 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
     elif cfg.mixed_precision == "bf16_with_nvfp4_mixed":
         train_in_nvfp4(model, nvfp4, cfg.model.quant_recipe, *bf16_blocks)
     # FP8 and NVFP4 round the fp32 weights: sharded ones travel as they are.
-    bf16 = session.bf16 and cfg.mixed_precision in ("auto", "bf16_mixed")
+    bf16 = session.precision == "bf16_mixed"
     place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=bf16)
     optimizer = build_optimizer(model, cfg.optimizer)
     if data.base is not None and cfg.checkpoint.load_optim:

@@ -4,8 +4,8 @@
     python benchmarks/linear.py
     python benchmarks/linear.py --threads 1
 
-A second table has the products of 16 experts of 128 x 128 (`kernels/experts.py`): in fp32 one by one, as `ExpertRows`
-multiplies them there, and in bf16 at once, operands given in bf16.
+A second table has the products of 16 experts of 128 x 128 (`kernels/experts.py`): in fp32 one by one, and at once, in
+bf16 with operands given in bf16, or in fp32 with the few rows of a decoding step.
 
 T tokens, K inputs, N outputs: y = x W^T, dx = dy W, dW = dy^T x. The two are interleaved; the best of all rounds is
 printed, as GFLOP/s, because the question is what each library can do. A last line says what a new shape costs.
@@ -63,17 +63,20 @@ def main() -> None:
             own_rate, onednn_rate = (2 * tokens * inner * outer / value / 1e9 for value in best)
             line += f"{f'{own_rate:.0f} {onednn_rate:.0f} {onednn_rate / own_rate:.2f}x':>24s}"
         print(line)
-    print(f"\n{'rows an expert':>16s}{'fp32 one by one, us':>24s}{'bf16 at once, us':>24s}{'ratio':>12s}")
-    for rows in (256, 128, 64, 32, 16):
+    print(f"\n{'rows an expert':>16s}{'fp32 one by one, us':>24s}{'at once, us':>24s}{'ratio':>12s}")
+    for rows in (256, 128, 64, 32, 16, 8, 2):
+        dtype = torch.bfloat16 if rows >= 16 else torch.float32  # as training and decoding have them
         x, weight = torch.randn(EXPERTS * rows, WIDTH), torch.randn(EXPERTS, WIDTH, WIDTH)
         chosen = torch.arange(EXPERTS).repeat_interleave(rows).unsqueeze(1)  # every expert gets as many
         singly = dispatch(chosen, EXPERTS, *row_padding(x, rows))
-        batched = dispatch(chosen, EXPERTS, *row_padding(x.bfloat16(), rows))
-        calls = (partial(singly.products, x, weight), partial(batched.products, x.bfloat16(), weight.bfloat16()))
+        multiple, _ = row_padding(x.to(dtype), rows)
+        batched = dispatch(chosen, EXPERTS, multiple, batched=True)
+        calls = (partial(singly.products, x, weight), partial(batched.products, x.to(dtype), weight.to(dtype)))
         best = [float("inf"), float("inf")]
         for _ in range(40):
             best = [min(so_far, seconds(call)) for so_far, call in zip(best, calls, strict=True)]
-        print(f"{rows:16d}{best[0] * 1e6:24.0f}{best[1] * 1e6:24.0f}{best[0] / best[1]:11.2f}x")
+        precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+        print(f"{rows:16d}{best[0] * 1e6:24.0f}{best[1] * 1e6:19.0f} {precision}{best[0] / best[1]:11.2f}x")
     x, weight = torch.randn(4096, 128), torch.randn(128, 128)
     first = [seconds(partial(matmul_nt, x[:rows], weight)) for rows in range(1000, 1100)]
     again = [seconds(partial(matmul_nt, x[:rows], weight)) for rows in range(1000, 1100)]

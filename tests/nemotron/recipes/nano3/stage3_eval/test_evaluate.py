@@ -73,6 +73,7 @@ def evaluate_with(environment: dict[str, str], config: str, *words: str) -> subp
     return run_forked(OF_MODELS, [str(SCRIPT), "--config", config, *words], Path.cwd(), environment)
 
 
+@pytest.mark.slow
 def test_untrained_models_are_published_and_outside_the_bands(environment: dict[str, str]) -> None:
     done = evaluate(environment, "tasks.reasoning_budgets=[1, 2]", "tasks.max_new_tokens=7")
     assert done.returncode == 1, done.stderr

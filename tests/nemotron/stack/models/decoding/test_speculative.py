@@ -241,7 +241,8 @@ def test_sampled_tokens_are_distributed_as_the_model_says(
     assert chi2 < freedom + 5 * (2 * freedom) ** 0.5, (chi2, freedom)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_several_rounds_at_temperature_1_are_distributed_as_plain_sampling(
     make_model: Callable[..., NemotronH], seed: int
 ) -> None:

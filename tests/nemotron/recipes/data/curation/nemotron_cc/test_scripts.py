@@ -74,6 +74,7 @@ def documents_of(version: Version) -> dict[str, dict[str, Any]]:
     return {d["id"]: d for path in list_documents(version.path) for d in read_documents(path)}
 
 
+@pytest.mark.slow
 def test_quality_learns_from_a_part_measures_on_the_other_and_high_quality_is_spared(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     rows = documents(400)

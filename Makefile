@@ -42,7 +42,7 @@ demo: $(VENV)/installed
 
 # worksteal: each worker begins with one half (of two) of the files, so most fixtures of a module are made once.
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not cluster" $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not whole and not cluster" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

@@ -87,9 +87,9 @@ def weighted_sum(y_SD: Tensor, slot_TK: Tensor, weights_TK: Tensor) -> Tensor:
 class ExpertRows:
     """The rows of all choices, sorted by expert, as matrix products take them.
 
-    slot_TK: the row of each choice. token_S: the token of each row. slices: the rows of every expert that has some.
-    capacity: rows of every expert, where all have equally many and are multiplied at once, else 0. onednn: who
-    multiplies them one by one.
+    slot_TK: the row of each choice. token_S: the token of each row. capacity: rows of every expert, where all have
+    equally many and are multiplied at once, else 0. slices: the rows of every expert that has some, where they are
+    multiplied one by one, through oneDNN or not.
     """
 
     num_experts: int
@@ -137,25 +137,43 @@ def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int = 1, batched: bo
 
     `batched`: all to the rows of the expert with most, unless most of the rows would be padding.
     """
-    num_choices, top_k = chosen_TK.numel(), chosen_TK.shape[1]
+    rows = equal_rows(chosen_TK, num_experts, multiple) if batched else None
+    return rows or sorted_rows(chosen_TK, num_experts, multiple, multiple > 1 and not batched)
+
+
+def equal_rows(chosen_TK: Tensor, num_experts: int, multiple: int) -> ExpertRows | None:
+    """Rows of which every expert has as many as the one with most; None where most of them would be padding."""
+    expert_1R = chosen_TK.reshape(1, -1)
+    is_chosen_ER = expert_1R == torch.arange(num_experts, device=chosen_TK.device).unsqueeze(1)
+    counts_ER = is_chosen_ER.cumsum(1)  # how many of an expert's choices there are up to each choice
+    padded = [-(-count // multiple) * multiple for count in counts_ER[:, -1].tolist()]
+    capacity = max(padded)
+    if capacity * num_experts > MAX_PADDING * sum(padded):
+        return None
+    slot_R = (expert_1R * capacity).add_(counts_ER.gather(0, expert_1R)).sub_(1).squeeze(0)
+    return ExpertRows(num_experts, *_slots(slot_R, num_experts * capacity, chosen_TK), [], capacity, onednn=False)
+
+
+def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, onednn: bool) -> ExpertRows:
+    """Rows sorted by expert, one's behind another's."""
     expert_R = chosen_TK.flatten()
     order_R = expert_R.argsort(stable=True)
     counts_E = torch.bincount(expert_R, minlength=num_experts)
     padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
-    capacity = int(padded_E.max()) if batched else 0
-    if batched and capacity * num_experts > MAX_PADDING * int(padded_E.sum()):
-        capacity = 0
-    if capacity:
-        padded_E = torch.full_like(counts_E, capacity)
     # How far padding has moved an expert's first row.
     moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
     slot_R = torch.empty_like(order_R)
-    slot_R[order_R] = torch.arange(num_choices, device=order_R.device) + moved_E[expert_R[order_R]]
+    slot_R[order_R] = torch.arange(len(order_R), device=order_R.device) + moved_E[expert_R[order_R]]
     slices, start = [], 0
     for expert, count in enumerate(padded_E.tolist()):
         if count:
             slices.append((expert, slice(start, start + count)))
         start += count
-    token_S = order_R.new_zeros(start)
-    token_S[slot_R] = torch.arange(num_choices, device=order_R.device).div(top_k, rounding_mode="floor")
-    return ExpertRows(num_experts, slot_R.view(-1, top_k), token_S, slices, capacity, multiple > 1 and not batched)
+    return ExpertRows(num_experts, *_slots(slot_R, start, chosen_TK), slices, 0, onednn)
+
+
+def _slots(slot_R: Tensor, num_rows: int, chosen_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """slot_TK and token_S of the rows; padding is of token 0."""
+    token_S = slot_R.new_zeros(num_rows)
+    token_S[slot_R] = torch.arange(len(slot_R), device=slot_R.device) // chosen_TK.shape[1]
+    return slot_R.view_as(chosen_TK), token_S

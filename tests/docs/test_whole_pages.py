@@ -20,7 +20,7 @@ from nemo_runspec.artifacts import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL_BLOCK = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# What is said once for the lines that follow in its block.
+# What is said once for the lines that follow on its page.
 SETTING = re.compile(r"(?:export |cd |[A-Z_]+=\S*$|TASKS=)")
 NOT_DONE = {
     r"pip |make |source |enroot |srun ": "tests/test_installation_lines.py, or an engine",
@@ -30,25 +30,30 @@ NOT_DONE = {
     ),
     r".*(\btheirs\b|GYM_URL)": "asks a server: tests/examples",
     r".* (--run|--batch)\b": "submits: tests/cluster",
-    r".*(-c|model|data)[ -](small|default|published|base|judged|long_context|phase2)\b": "the published size",
+    r".*(-c|model|data)[ -](small|default|published|base|judged|long_context|phase2|lora)\b": (
+        "the published size, or a GPU"
+    ),
     r".*(hf://|arc_easy)": "asks the Hub",
-    r".*wandb_project": "an extra: tests/nemotron/kit/test_trackers.py",
+    r".*(wandb_project|rollout_workers)": "an extra: tests/nemotron/kit/test_trackers.py, tests/cluster",
     r".*bench research(?!.*--budget 60)": "five minutes a seed, by examples/research/program.md",
     r"automodel|data-designer|docker|ray |nemo-runspec run": "another program's, or a schema",
-    r".*\b(NAME|CONFIG|FAMILY|MODEL|STEP)\b": "a schema",
+    r".*(\b(NAME|CONFIG|FAMILY|MODEL|STEP)\b|\.\./my-data)": "a schema",
 }
-FIRST = ("README.md", "docs/tutorial.md")
-PAGES = [
-    *FIRST,
-    *(f"docs/guides/{name}.md" for name in ("own-text", "own-conversations", "environments", "evaluation", "publish")),
-    "docs/questions.md",
-    "docs/guides/runs-and-artifacts.md",
-    "docs/guides/research.md",
-    "src/nemotron/recipes/nano3/README.md",
-    "src/nemotron/recipes/nano2/README.md",
-    "src/nemotron/recipes/super3/README.md",
-    "docs/guides/quantization.md",
-]
+# In the order in which a reader needs them, after one command.
+PAGES = {
+    "nemotron nano3 pipe -c tiny": [  # make demo; its bands hold
+        "README.md",
+        *(f"docs/guides/{name}.md" for name in ("own-text", "own-conversations", "environments", "evaluation")),
+        "docs/guides/publish.md",
+        "src/nemotron/recipes/nano3/README.md",
+        "src/nemotron/recipes/super3/README.md",
+        "docs/guides/quantization.md",
+        "docs/guides/research.md",
+        "docs/questions.md",
+        "docs/guides/runs-and-artifacts.md",
+    ],
+    "true": ["docs/tutorial.md", "src/nemotron/recipes/nano2/README.md"],
+}
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(3 * 3600)]
 
 
@@ -57,7 +62,6 @@ class Reader:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.done: set[str] = set()
         for name in ("src", "examples"):  # some pages work in there
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         self._write_files()
@@ -65,7 +69,7 @@ class Reader:
     def _write_files(self) -> None:
         plots = range(400)
         told = "In plot {} of the garden they planted {} rows of beans, most of which came up before the rain in May."
-        asked = [(f"How many rows of beans are in plot {plot}?", f"{plot % 9 + 1} rows.") for plot in plots]
+        asked = [(f"How many rows of beans are in plot {plot}?", f"{plot % 9 + 1} rows") for plot in plots]
         chats = [
             {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
             | {"difficulty": "hard" if plot % 5 == 0 else "easy"}
@@ -100,25 +104,27 @@ class Reader:
         """Run a command line; what is wrong, where it fails."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNSPEC_")}
         environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+        asked = f"{command} <<< 'What is 728+654?'" if re.fullmatch(r".* chat [^\"]*", command) else command
         done = subprocess.run(
-            ["bash", "-ceo", "pipefail", command],
-            cwd=self.root, env=environment, input="What is 728+654?\n", capture_output=True, text=True, check=False,
+            ["bash", "-ceo", "pipefail", asked],
+            cwd=self.root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return f"{command}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}" if done.returncode else None
 
     def read(self, page: str) -> list[str]:
-        """Do what a page says, what an earlier page said as well left out; what went wrong."""
-        wrong = []
+        """Do what a page says, a command that it repeats once; what went wrong."""
+        wrong: list[str] = []
+        settings: list[str] = []
+        done: set[str] = set()
         for block in SHELL_BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
-            settings: list[str] = []
             for line in re.sub(r" *\\\n\s*", " ", block).splitlines():
                 command = re.split(r"(?:^|\s+)# ", line, maxsplit=1)[0].strip()
                 if not command or any(re.match(pattern, command) for pattern in NOT_DONE):
                     continue
                 if SETTING.match(command):
                     settings.append(command)
-                elif (whole := "\n".join([*settings, command])) not in self.done:
-                    self.done.add(whole)
+                elif (whole := "\n".join([*settings, command])) not in done:
+                    done.add(whole)
                     self.prepare(command)
                     wrong += filter(None, [self.run(whole)])
         return wrong
@@ -129,19 +135,19 @@ class Reader:
         if "my-model" in command and "export" not in command and not (self.root / "my-model").exists():
             assert not self.run("nemotron nano3 model export nano3-rl-model-tiny -o my-model")
         if "my-tokenizer" in command and not (self.root / "my-tokenizer").exists():
-            (self.root / "my-tokenizer").mkdir()
-            tokenizer = made.resolve("nano3-pretrain-data-tiny").path / "tokenizer.json"
-            shutil.copy(tokenizer, self.root / "my-tokenizer/tokenizer.json")
+            shutil.copytree(made.resolve("nano3-pretrain-data-tiny").path / "tokenizer", self.root / "my-tokenizer")
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """After `make demo`, whose bands hold."""
+def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """In a new folder, after the command."""
     reader = Reader(tmp_path_factory.mktemp("reader"))
-    assert reader.run("nemotron nano3 pipe -c tiny") is None
+    assert reader.run(request.param) is None
     return reader
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    ("reader", "page"), [(first, page) for first, pages in PAGES.items() for page in pages], indirect=["reader"]
+)
 def test_a_page_done_whole(page: str, reader: Reader) -> None:
     assert reader.read(page) == []

@@ -64,7 +64,10 @@ def score_ruler(
         def fits(sample: Sample, room: int = length - settings.max_new_tokens) -> bool:
             return tokens_of(sample) <= room
 
-        samples = make_samples(task, material, settings.per_task, settings.seed, fits)
+        try:
+            samples = make_samples(task, material, settings.per_task, settings.seed, fits)
+        except UserError as error:
+            raise error.at(f"ruler.lengths, {length}") from None
         completions = generate([prompt_of(sample) for sample in samples], temperature=0.0, seed=settings.seed)
         texts = [completion.text for completion in completions]
         answers = texts if template is None else [answer_of(text, thinking) for text in texts]

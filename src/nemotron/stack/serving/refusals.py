@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
 from nemo_runspec.errors import did_you_mean, nearest
+from nemotron.stack.serving.requests import shown
 
-LONGEST_VALUE = 60  # characters of a value that are shown
 # Kinds of pydantic's errors -> what is expected in place of the value, with what the error says of it.
 _EXPECTED = {
     "string_type": "text",
@@ -96,11 +95,9 @@ def _sentence(problem: Mapping[str, Any], place: Sequence[str | int], body: type
     if kind == "string_unicode":
         return "has a lone surrogate, which no UTF-8 can say"
     value = problem["input"]
-    shown = json.dumps(value, ensure_ascii=False, default=str)
-    shown = shown if len(shown) <= LONGEST_VALUE else f"{shown[: LONGEST_VALUE - 1]}…"
     if kind == "literal_error":
         choices = [word.strip("'").replace("False", "false") for word in re.split(r", | or ", about["expected"])]
-        return f"{shown} is not served; {did_you_mean(str(value), choices)}"
+        return f"{shown(value)} is not served; {did_you_mean(str(value), choices)}"
     marks = body.model_fields[str(place[0])].metadata if len(place) == 1 and place[0] in body.model_fields else ()
     if bounds := [bound for bound in _BOUNDS if bound in about]:
         limits = {bound: getattr(mark, bound) for mark in marks for bound in _BOUNDS if hasattr(mark, bound)}
@@ -110,7 +107,7 @@ def _sentence(problem: Mapping[str, Any], place: Sequence[str | int], body: type
             served = f"{least} to {most} is" if least < most else f"only {least} is, which changes nothing"
         else:
             served = f"{' and '.join(f'{_BOUNDS[name]} {limits[name]}' for name in limits)} is"
-        return f"{shown} is not served; {served}"
+        return f"{shown(value)} is not served; {served}"
     if kind not in _EXPECTED:
-        return f"{shown} is not served: {problem['msg']}"
-    return f"{shown} is not served; {_EXPECTED[kind].format(**about)} is expected"
+        return f"{shown(value)} is not served: {problem['msg']}"
+    return f"{shown(value)} is not served; {_EXPECTED[kind].format(**about)} is expected"

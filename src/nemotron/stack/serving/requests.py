@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from nemo_runspec.errors import did_you_mean
 
 MAX_LOGPROBS = 20
+LONGEST_VALUE = 60  # characters of a value that a refusal shows
 
 
 class Request(BaseModel):
@@ -27,9 +28,15 @@ class Request(BaseModel):
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def shown(value: Any) -> str:
+    """A value as JSON, for a refusal: cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
 def _as_list(stop: Any) -> Any:
     if stop is not None and not isinstance(stop, str | list):
-        raise ValueError(f"{json.dumps(stop)} is not served; text or a list of texts is expected")
+        raise ValueError(f"{shown(stop)} is not served; text or a list of texts is expected")
     return [stop] if isinstance(stop, str) else stop or []
 
 
@@ -249,7 +256,7 @@ class ChatRequest(Conversation, Generation):
     def _is_served(cls, choice: Any) -> Any:
         if not isinstance(choice, str | dict | None):
             named = '{"type": "function", "function": {"name": …}}'
-            raise ValueError(f"{json.dumps(choice)} is not served; none, auto, required or {named} is expected")
+            raise ValueError(f"{shown(choice)} is not served; none, auto, required or {named} is expected")
         return choice
 
     @field_validator("tool_choice")

@@ -303,6 +303,7 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "n": "two"}, 400, "n", 'n: "two" is not served; a whole number is expected'),
         ({"messages": USER, "tool_choice": 5}, 400, "tool_choice", "5 is not served; none, auto, required or"),
         ({"messages": USER, "stop": 5}, 400, "stop", "stop: 5 is not served; text or a list of texts is expected"),
+        ({"messages": USER, "stop": {"a": "x " * 500}}, 400, "stop", "x … is not served; text or a list"),
         ({"messages": USER, "stream": "maybe"}, 400, "stream", "true or false is expected"),
         ({"messages": USER, "temperature": {"a": 1}}, 400, "temperature", '{"a": 1} is not served; a number'),
         ({"messages": USER, "logit_bias": {"5": "x" * 99}}, 400, "logit_bias.5", "x… is not served; a number"),

@@ -123,7 +123,8 @@ def _longest(make: Callable[[int], Sample], fits: Callable[[Sample], bool], most
     """The sample with most filler that fits, `most` at most, found by doubling and halving."""
     best, filler, step = make(0), 0, 1
     if not fits(best):
-        raise UserError(f"RULER's {task} does not fit", "ask for longer ones in ruler.lengths, or leave it out of ruler.tasks")
+        hint = "ask for longer ones in ruler.lengths, or leave it out of ruler.tasks"
+        raise UserError(f"RULER's {task} does not fit", hint)
     while filler + step <= most and fits(sample := make(filler + step)):
         best, filler, step = sample, filler + step, 2 * step
     while step > 1:

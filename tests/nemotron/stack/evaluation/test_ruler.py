@@ -177,7 +177,7 @@ def test_scores_are_of_what_the_model_says(
     assert max(lengths[:16]) <= 384 < min(lengths[16:]) and max(lengths) <= 784
     assert all(prompt.endswith("is" if template is None else "<think>\n") for prompt in prompts)
     short = config.model_copy(update={"lengths": [300], "tasks": ["frequent_words"], "max_new_tokens": 250})
-    with pytest.raises(UserError, match="ruler.lengths, 300: RULER's frequent_words does not fit"):
+    with pytest.raises(UserError, match=r"ruler\.lengths, 300: RULER's frequent_words does not fit"):
         score_ruler(small_model("M"), tmp_path, [], short, template=template, thinking=True)
 
 

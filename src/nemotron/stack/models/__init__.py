@@ -1,6 +1,6 @@
 """Nemotron-H in plain PyTorch: the hybrid Mamba-2 / attention / mixture-of-experts model.
 
-Nine files are the model, in this reading order; each is a few pages and ends where the next begins:
+Ten files are the model, in this reading order; each is a few pages and ends where the next begins:
 
     config.py       pattern and dimensions
     layers.py       RMSNorm, squared ReLU, the dense MLP block `-`
@@ -8,6 +8,7 @@ Nine files are the model, in this reading order; each is a few pages and ends wh
     mamba2.py       the Mamba-2 block `M`: projections, convolution, gate
     ssd.py          its scan over a sequence, and the gradient of that
     moe.py          the mixture-of-experts block `E`: router, experts, load balancing
+    shared_prompt.py  rows of a prompt with several continuations, for RL
     block.py        a block with its norm and residual
     mtp.py          multi-token prediction, for models that have it
     nemotron_h.py   the whole model: embedding, blocks, output head

@@ -54,7 +54,7 @@ class EvalRunConfig(RunConfig):
         if self.models and any((*stages, *data)) and is_named_after_config:
             raise ValueError(
                 f"{self.results} is for the stages of config {self.config} alone; name what run.models is part of: "
-                "run.results=my-comparison, or take -c default, which evaluates run.models alone"
+                "run.results=my-comparison, or take -c own, which evaluates run.models alone"
             )
         return self
 

@@ -43,6 +43,7 @@ class Block(nn.Module):
         attention_mask: Tensor | None = None,
         state: AttentionCache | MambaCache | None = None,
         prompts: SharedPrompts | None = None,
+        counts_BL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Whole sequences. Returns the block's output [B, L, D] and the load-balancing loss of an `E` block, else None.
 
@@ -52,11 +53,12 @@ class Block(nn.Module):
             attention_mask: bool [B, 1, L, L] for `*` blocks (`packing_mask`), None = plain causal.
             state: of an `M` or `*` block, filled with what decoding goes on from.
             prompts: of rows whose documents all go on from the first one; the mask says so to `*` blocks.
+            counts_BL: how often each token counts in the load of experts; None: once.
         """
         if not (self.recompute and state is None and torch.is_grad_enabled()):
-            return self._run(x_BLD, seq_idx_BL, attention_mask, state, prompts)
+            return self._run(x_BLD, seq_idx_BL, attention_mask, state, prompts, counts_BL)
         out_BLD, balance = checkpoint(
-            self._run, x_BLD, seq_idx_BL, attention_mask, state, prompts, use_reentrant=False,
+            self._run, x_BLD, seq_idx_BL, attention_mask, state, prompts, counts_BL, use_reentrant=False,
             preserve_rng_state=False,  # nothing here is random
             early_stop=False,  # sharded weights are freed when all modules of the block have run
             context_fn=lambda: (nullcontext(), self._second_pass()),
@@ -81,6 +83,7 @@ class Block(nn.Module):
         attention_mask: Tensor | None,
         state: AttentionCache | MambaCache | None,
         prompts: SharedPrompts | None,
+        counts_BL: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         normed, mixer, balance = self.norm(x_BLD), self.mixer, None
         if isinstance(mixer, Mamba2):
@@ -89,7 +92,7 @@ class Block(nn.Module):
         elif isinstance(mixer, Attention):
             out = mixer(normed, attention_mask, state)
         elif isinstance(mixer, MoE):
-            out, balance = mixer(normed, None if prompts is None else prompts.counts_BL)
+            out, balance = mixer(normed, counts_BL)
         else:
             out = mixer(normed)
         return x_BLD + out, balance

@@ -73,6 +73,7 @@ class MTP(nn.Module):
         embedding: nn.Embedding,
         num_depths: int,
         seq_idx_BL: Tensor | None = None,
+        counts_BL: Tensor | None = None,
         detach: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Hidden states of the depths 1 .. num_depths, and the load-balancing losses of every `E` block at every depth.
@@ -82,6 +83,7 @@ class MTP(nn.Module):
             hidden_BLD: the trunk's output after its final norm.
             embedding: the trunk's embedding.
             seq_idx_BL: document index of packed rows; no depth looks into another document.
+            counts_BL: how often each token counts in the load of experts, 0 for padding; None: once.
             detach: no gradient reaches trunk and embedding (`mtp_detach_heads`): the block learns, the model stays.
 
         Returns:
@@ -97,7 +99,7 @@ class MTP(nn.Module):
             embedded_BLD = embedding(shift_left(input_ids_BL, depth, seq_idx_BL, fill=0))
             x_BLD = self.merge(embedded_BLD.detach() if detach else embedded_BLD, hidden_BLD)
             for block in self.blocks():
-                x_BLD, balance = block(x_BLD, seq_idx_BL, mask)
+                x_BLD, balance = block(x_BLD, seq_idx_BL, mask, counts_BL=counts_BL)
                 if balance is not None:
                     balances.append(balance)
             hidden_BLD = self.finish(x_BLD)
@@ -122,9 +124,9 @@ class MTP(nn.Module):
             next_embedded_BLD: the embedding of token t+1 at position t; anything where there is none.
             hidden_BLD: the trunk's output after its final norm.
             sources_NBL: int64 [N, B, L], of step k = 1 .. N from 0 to k-1.
-            seq_idx_BL: document index of packed rows.
+            seq_idx_BL: document index of packed rows; -1 is padding, which does not count in the load of experts.
         """
-        mask = packing_mask(seq_idx_BL)
+        mask, counts_BL = packing_mask(seq_idx_BL), (seq_idx_BL >= 0).long()
         is_first_BL1 = torch.ones_like(seq_idx_BL, dtype=torch.bool).unsqueeze(-1)
         is_first_BL1[:, 1:, 0] = seq_idx_BL[:, 1:] != seq_idx_BL[:, :-1]
         states, hiddens = [hidden_BLD], list[Tensor]()
@@ -133,7 +135,7 @@ class MTP(nn.Module):
             x_BLD = torch.stack(states, dim=2).take_along_dim(chosen_BL11, dim=2).squeeze(2)
             x_BLD = self.merge(next_embedded_BLD, x_BLD)
             for block in self.blocks():
-                x_BLD, _ = block(x_BLD, seq_idx_BL, mask)
+                x_BLD, _ = block(x_BLD, seq_idx_BL, mask, counts_BL=counts_BL)
             hiddens.append(self.finish(x_BLD))
             states.append(torch.where(is_first_BL1, hidden_BLD, F.pad(hiddens[-1][:, :-1], (0, 0, 1, 0))))
         return hiddens

@@ -98,6 +98,7 @@ class NemotronH(nn.Module):
         if mtp_depths is None:
             mtp_depths = self.config.mtp_num_layers if self.training else 0
         if self.mtp is not None and mtp_depths > 0:
+            counts_BL: Tensor | None = None
             if shared_prompt:
                 # What a depth reads at the end of a prompt is the continuation: there is nothing to share.
                 if seq_idx_BL is None or select_BL is None:
@@ -105,8 +106,9 @@ class NemotronH(nn.Module):
                 rows = SeparateRows.of(seq_idx_BL)
                 input_ids_BL, hidden_BLD = rows.take(input_ids_BL, 0), rows.take(hidden_BLD, 0)
                 select_BL, seq_idx_BL = rows.take(select_BL, False), rows.seq_idx_RM
+                counts_BL = (rows.seq_idx_RM == 0).long()
             hiddens, mtp_balances = self.mtp(
-                input_ids_BL, hidden_BLD, self.backbone.embeddings, mtp_depths, seq_idx_BL, detach_mtp
+                input_ids_BL, hidden_BLD, self.backbone.embeddings, mtp_depths, seq_idx_BL, counts_BL, detach_mtp
             )
             balances += mtp_balances
             for depth, hidden in enumerate(hiddens, start=1):
@@ -130,13 +132,16 @@ class NemotronH(nn.Module):
         """
         mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL, shared_prompt)
         prompts: SharedPrompts | None = None
+        counts_BL: Tensor | None = None
         if shared_prompt:
             assert seq_idx_BL is not None and states is None
             prompts = SharedPrompts.find(seq_idx_BL, self.config.conv_kernel)
+            counts_BL = prompts.counts_BL
         x_BLD = self.backbone.embeddings(input_ids_BL)
         balances: list[Tensor] = []
         for index, block in enumerate(self.blocks()):
-            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, states[index] if states is not None else None, prompts)
+            state = states[index] if states is not None else None
+            x_BLD, balance = block(x_BLD, seq_idx_BL, mask, state, prompts, counts_BL)
             if balance is not None:
                 balances.append(balance)
         return self.backbone.norm_f(x_BLD), balances

@@ -81,7 +81,11 @@ Candidates = dict[str, dict[QuantAlgo, Quantization]]
 def candidates(
     model: NemotronH, groups: Sequence[Group], algorithms: Sequence[QuantAlgo], amax: Amax, scales: WeightScales
 ) -> Candidates:
-    """Every group in every format, by the group's name; `amax` and `scales` as for `quantize`."""
+    """Every group in every format, by the group's name; `amax` and `scales` as for `quantize`.
+
+    Keys and values stay as they are: their format is not chosen.
+    """
+    amax = Amax(amax.inputs, {})
     return {
         group.name: {
             algorithm: quantize(model, dict.fromkeys(group.matrices, algorithm), amax, scales, ssm_state="FP32")

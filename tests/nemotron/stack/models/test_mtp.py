@@ -382,6 +382,15 @@ def test_expert_loads_and_balance_count_every_application(make_model: Callable[.
     assert not torch.equal(shared.gate.e_score_correction_bias, before) and shared.gate.expert_load.sum() == 0
 
 
+def test_padding_behind_a_shared_prompt_is_no_load_of_an_expert(make_model: Callable[..., NemotronH]) -> None:
+    model = make_model("E", **WITH_MTP).train()
+    documents = torch.tensor([[0] * 4 + [1] * 3 + [2] * 6 + [-1] * 2, [0] * 5 + [1] * 2 + [-1] * 8])
+    model(tokens(2, 15), documents, select_BL=documents > 0, shared_prompt=True)
+    trunk, shared = (int(moe.gate.expert_load.sum()) for moe in model.moe_blocks())
+    per_pass = (4 + 3 + 4 + 6 + 5 + 2) * model.config.num_experts_per_tok  # a prompt once for each continuation
+    assert (trunk, shared) == (per_pass, 2 * per_pass)
+
+
 def test_a_stored_block_that_training_leaves_alone(make_model: Callable[..., NemotronH]) -> None:
     """`mtp_num_layers: 0`, which Super's RL sets."""
     model = make_model("M", **(WITH_MTP | {"mtp_num_layers": 0})).train()

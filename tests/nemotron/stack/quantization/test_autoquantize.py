@@ -46,7 +46,8 @@ def names_of(model: NemotronH) -> list[str]:
 
 
 def scores_of(model: NemotronH, groups: list[Group]) -> dict[str, dict[str, float]]:
-    amax = Amax({name: AMAX.item() for name in names_of(model)}, {})
+    kept = {name: AMAX.item() for name in names_of(model) if name.endswith(("k_proj", "v_proj"))}
+    amax = Amax({name: AMAX.item() for name in names_of(model)}, kv=kept)
     ids = torch.randint(61, (3, 2, 20), generator=torch.Generator().manual_seed(0))
     return fisher_scores(model, groups, candidates(model, groups, ["NVFP4", "FP8"], amax, "max"), ids, loss_of(model))
 

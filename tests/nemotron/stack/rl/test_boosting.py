@@ -72,9 +72,14 @@ def test_steps_go_on_from_the_states_that_were_drawn(
     hidden, _ = model.hidden_states(rows.input_ids_BL, rows.seq_idx_BL)
     next_ids = torch.zeros_like(rows.input_ids_BL)
     next_ids[:, :-1] = rows.input_ids_BL[:, 1:]
+    model.train()
     steps = model.mtp.rehearse(
         model.backbone.embeddings(next_ids), hidden, rows.sources_NBL, rows.seq_idx_BL
     )  # fmt: skip
+    loads = [int(moe.gate.expert_load.sum()) for moe in model.moe_blocks()]
+    real = int((rows.seq_idx_BL >= 0).sum()) * model.config.num_experts_per_tok
+    assert "E" not in mtp_pattern or loads[-1] == 5 * real
+    model.eval()
     compared = 0
     for b, t in {(int(b), int(i)) for b, i in zip(*torch.where(rows.seq_idx_BL >= 0), strict=True)}:
         document = rows.seq_idx_BL[b] == rows.seq_idx_BL[b, t]

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.rl import CurriculumConfig
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import Environment, Task, prompt_tools, runs_programs, verifiable_families
 from nemotron.stack.environments.sandbox import sandbox_failure
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.rl.curriculum import Curriculum
 from nemotron.stack.training.checkpoint import Restored
 from nemotron.stack.training.distributed import gather_bytes
@@ -91,15 +93,18 @@ class PromptSource:
         total = sum(curriculum.pass_rate(step) for curriculum in self.curricula.values())
         return {"prompt_pass_rate": total / sum(self.counts.values())} if self.curricula else {}
 
-    def check_single_responses(self) -> None:
-        """UserError where what answers a prompt may be several responses: a judge compares single ones."""
-        for family in self.counts:
-            for task in self.pools[family]:
-                if prompt_tools(task) or getattr(task.environment, "open_episode", None) is not None:
-                    raise UserError(
-                        f"env.families: {family} has tasks of several turns; a judge compares single responses",
-                        f"one of them is {task.prompt[:80]!r}",
-                    )
+    def tasks(self) -> list[Task]:
+        """All that a step may draw."""
+        return [task for family in self.counts for task in self.pools[family]]
+
+    def check_single_responses(self, reason: str) -> None:
+        """UserError, which says the reason, where what answers a prompt may be several responses."""
+        for task in self.tasks():
+            if prompt_tools(task) or getattr(task.environment, "open_episode", None) is not None:
+                raise UserError(
+                    f"env.families: {task.family} has tasks of several turns; {reason}",
+                    f"one of them is {task.prompt[:80]!r}",
+                )
 
 
 def verifiable_shares(shares: Mapping[str, float], sandbox: Sandbox) -> dict[str, float]:
@@ -135,8 +140,29 @@ def read_prompts(path: Path, environments: Mapping[str, Environment] = MappingPr
     """The tasks of a prompt file by family, in file order; those of a family in `environments` belong to it."""
     by_family: dict[str, list[Task]] = {}
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            task = Task.from_dict(json.loads(line)["task"])
+        for number, line in enumerate(lines, start=1):
+            record = json.loads(line)
+            if "task" not in record:
+                raise UserError(
+                    f"{path}:{number} has no task", "records of NeMo Gym are for train_nemo_rl.py; name other RLPrompts"
+                )
+            task = Task.from_dict(record["task"])
             environment = environments.get(task.family)
             by_family.setdefault(task.family, []).append(replace(task, environment=environment))
     return by_family
+
+
+def encode_prompts(
+    tasks: Sequence[Task], tokenizer: Tokenizer, template: str, thinking: bool, *, max_new_tokens: int, max_length: int
+) -> list[list[int]]:
+    """The prompts of tasks in tokens; UserError where one of them and a whole response are longer than `max_length`."""
+    texts = [prompt_text(task, template, thinking) for task in tasks]
+    prompts = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    longest = max(prompts, key=len, default=[])
+    if len(longest) + max_new_tokens > max_length:
+        raise UserError(
+            f"policy.max_total_sequence_length {max_length} has no room for a prompt of {len(longest)} tokens and "
+            f"{max_new_tokens} new ones (policy.generation.max_new_tokens)",
+            f"the prompt begins {tokenizer.decode(longest)[:60]!r}",
+        )
+    return prompts

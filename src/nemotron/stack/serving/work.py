@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nemotron.stack.serving.answer import Writing, calls_of, chat_logprobs, completion_logprobs, usage_of
+from nemotron.stack.serving.answer import Writing, calls_of, chat_logprobs, completion_logprobs, shown, usage_of
 from nemotron.stack.serving.engine import Answer, Engine, EngineStopped, QueueFull
 from nemotron.stack.serving.metrics import Metrics
 from nemotron.stack.serving.prompt import Prompt, ServedModel
@@ -249,7 +249,8 @@ async def streamed_answer(work: Work) -> AsyncIterator[BaseModel]:
             text_logprobs = None
             if work.num_logged and used:
                 text_logprobs = completion_logprobs(tokenizer, used, as_ids, offsets[index])
-            offsets[index] += len(delta.content)
+            # As in a whole response, of the tokens and not of the text, of which a part may be held back.
+            offsets[index] += sum(len(shown(tokenizer, token.id, as_id=False)) for token in used)
             with_prompt = prompt if first and body.return_token_ids else None
             yield work.response(
                 [CompletionChoice(text=delta.content, logprobs=text_logprobs, prompt_token_ids=with_prompt, **common)]

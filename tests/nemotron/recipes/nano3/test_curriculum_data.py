@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.errors import run_main
+from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, RLPrompts
 from nemotron.kit.commands import command_hint
@@ -23,7 +23,7 @@ from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import turns
 from nemotron.stack.models.decoding.generate import Generation
-from nemotron.stack.rl.prompts import PromptSource
+from nemotron.stack.rl.prompts import PromptSource, read_prompts
 from nemotron.stack.training.distributed import ALONE
 
 TASKS = [task for family in ("math", "multiple_choice") for task in generate_tasks(family, "train", 12, distinct=True)]
@@ -99,6 +99,38 @@ def test_rlvr_draws_by_the_rates_where_its_config_says_so(registry: Registry) ->
     easy, hard = rates(curriculum={"start_mean": 1.0, "end_mean": 0.0, "std": 0.05, "drop_pass_rate": 2.0})
     assert easy.count(1.0) == 2 and easy.count(0.0) < 2 <= hard.count(0.0) and sum(hard) < sum(easy)
     assert rates() == rates(curriculum=None) != [easy, hard]
+
+
+def test_rlvr_refuses_what_it_could_not_train_on_before_it_begins(registry: Registry, tmp_path: Path) -> None:
+    rlvr = importlib.import_module("nemotron.recipes.nano3.stage2_rl.rlvr")
+
+    def begin(path: Path, family: str = "math", **policy: int) -> None:
+        settings = {
+            "run": {"model": "start", "data": "prompts"}, "data": {"path": path},
+            "policy": {"model_name": registry.resolve("start").path, "generation": {"max_new_tokens": 8}, **policy},
+            "grpo": {"max_num_steps": 2, "num_prompts_per_step": 6, "max_rollout_turns": 2},
+            "env": {"families": {family: 1}},
+        }  # fmt: skip
+        rlvr.open_data(RLConfig.model_validate(settings), ALONE)
+
+    math = registry.resolve("prompts").path
+    begin(math, max_total_sequence_length=256)
+    with pytest.raises(UserError, match=r"sequence_length 20 has no room for a prompt of \d+ tokens and 8 new ones"):
+        begin(math, max_total_sequence_length=20)
+    lines = [json.dumps({"task": task.to_dict()}) for task in generate_tasks("workplace_assistant", "train", 2)]
+    calls = tmp_path / "calls" / "train.jsonl"
+    calls.parent.mkdir()
+    calls.write_text("\n".join(lines))
+    RLPrompts(path=calls.parent, num_examples=2, train_path=calls).save("calls")
+    begin(registry.resolve("calls").path, "workplace_assistant", max_total_sequence_length=4096)
+    tokenizer = train_tokenizer([task.prompt for task in TASKS], 400, "nano2")
+    save_tokenizer(tokenizer, tmp_path / "model", model_max_length=256, template="nano2")
+    Model(path=tmp_path / "model", num_steps=1, chat_template="nano2").save("start")
+    with pytest.raises(UserError, match="tasks of several turns; the template of start:2 tells earlier turns anew"):
+        begin(registry.resolve("calls").path, "workplace_assistant", max_total_sequence_length=4096)
+    calls.write_text('{"responses_create_params": {}}')
+    with pytest.raises(UserError, match=r"train\.jsonl:1 has no task\nrecords of NeMo Gym are for train_nemo_rl"):
+        read_prompts(calls)
 
 
 def test_only_the_first_prompts_of_each_family_are_measured(registry: Registry) -> None:

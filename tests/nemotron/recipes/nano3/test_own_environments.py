@@ -63,10 +63,10 @@ def test_tasks_of_an_own_environment_are_prompts_that_it_verifies(
     assert len(train.read_text().splitlines()) == 100  # 1 % of num_tasks: as many as of a family
     environments = load_environments(REFERENCES)
     source = PromptSource(train, {"halves": 1.0}, 16, 0, environments)
-    source.check_single_responses()
-    with pytest.raises(UserError, match="halves has tasks of several turns; a judge compares single responses"):
+    source.check_single_responses("why")
+    with pytest.raises(UserError, match="halves has tasks of several turns; why"):
         episodes: Any = SimpleNamespace(open_episode=lambda spec: None)
-        PromptSource(train, {"halves": 1.0}, 16, 0, {"halves": episodes}).check_single_responses()
+        PromptSource(train, {"halves": 1.0}, 16, 0, {"halves": episodes}).check_single_responses("why")
     tasks = source.batch(0)
     assert len(tasks) == 16 and len(read_prompts(valid, environments)["halves"]) > 0
     for task in tasks:

@@ -122,6 +122,16 @@ def test_tasks_of_several_turns_are_not_compared(schema: Any, name: str) -> None
         schema.model_validate({**values, "env": {"families": {"math": 1, "workplace_assistant": 1}}})
 
 
+def test_rlhf_without_samples_has_nothing_to_compare() -> None:
+    values = read("stage2_rl", "rlhf/tiny")
+    del values["run"]["processes"]
+    values["evaluation"] = {**values["evaluation"], "samples": 0}
+    with pytest.raises(ValidationError, match=r"evaluation\.samples is 0: a judge compares samples"):
+        RLHFConfig.model_validate(values)
+    values["evaluation"]["tasks_per_family"] = 0
+    RLHFConfig.model_validate(values)
+
+
 @pytest.mark.parametrize("name", ["tiny", "small", "tiny-final", "curriculum"])
 def test_families_on_the_command_line_of_rlvr_are_all_that_it_draws(name: str) -> None:
     folder = NANO3 / "stage2_rl" / "config"

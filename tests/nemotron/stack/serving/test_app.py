@@ -233,6 +233,16 @@ def test_completions(served: Served) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_offsets_in_a_stream_are_those_of_a_whole_response(served: Served) -> None:
+    """The text of `f` and `o` is held back while it may begin the stop string; a character takes several tokens."""
+    served.says("foam é", end="</s>")
+    ask = {"model": "tiny", "prompt": "a", "logprobs": 1, "stop": ["foobar"], "max_tokens": 99}
+    whole = served.client.completions.create(**ask).choices[0]
+    chunks = [chunk.choices[0].logprobs for chunk in served.client.completions.create(**ask, stream=True)]
+    streamed = [offset for logprobs in chunks if logprobs for offset in logprobs.text_offset]
+    assert whole.text == "foam é" and streamed == whole.logprobs.text_offset
+
+
 def test_an_echoed_prompt_has_log_probabilities(served: Served) -> None:
     served.says("c", end="</s>")
     choice = served.client.completions.create(model="tiny", prompt="ab", echo=True, logprobs=1, max_tokens=1).choices[0]

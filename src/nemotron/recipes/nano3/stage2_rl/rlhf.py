@@ -56,11 +56,11 @@ from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
 from nemotron.kit.chat import THINK
 from nemotron.kit.commands import command_hint
-from nemotron.stack.environments import load_environments, verifiable_families, verify_all
+from nemotron.stack.environments import Task, load_environments, verifiable_families, verify_all
 from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.intervals import bootstrap_interval
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, stop_token_ids
-from nemotron.stack.evaluation.scoring import Evaluation, prompt_text
+from nemotron.stack.evaluation.scoring import Evaluation
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.dialogue import Dialogue
@@ -76,7 +76,7 @@ from nemotron.stack.rl.grpo import (
 )
 from nemotron.stack.rl.judging import Judge, judged_rewards, wins
 from nemotron.stack.rl.policy import warmed_up_lr
-from nemotron.stack.rl.prompts import PromptSource, check_same_families, verifiable_shares
+from nemotron.stack.rl.prompts import PromptSource, check_same_families, encode_prompts, verifiable_shares
 from nemotron.stack.rl.rollouts import collect_rollouts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.flops import training_flops_per_token
@@ -126,6 +126,13 @@ class Data:
     source: PromptSource
     judge: Judge
 
+    def encode(self, tasks: list[Task], cfg: RLHFConfig) -> list[list[int]]:
+        """The prompts of tasks in tokens; UserError where one leaves no room for a response."""
+        return encode_prompts(
+            tasks, self.tokenizer, self.template, cfg.env.enable_thinking,
+            max_new_tokens=cfg.policy.generation.max_new_tokens, max_length=cfg.policy.max_total_sequence_length,
+        )  # fmt: skip
+
 
 def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
     """Model, judge and prompts. Which prompts a step draws is a function of the seed and the step."""
@@ -139,10 +146,12 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
         raise UserError(f"{prompts.ref} has no training prompts")
     yours = load_environments(cfg.env.environments)
     source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, yours)
-    source.check_single_responses()
+    source.check_single_responses("a judge compares single responses")
     stop_ids = stop_token_ids(initial.path, template)
     judge = open_judge(cfg, cfg.judge.model_path, ranks.device)
-    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, judge)
+    data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, judge)
+    data.encode(source.tasks(), cfg)  # what has no room is refused now
+    return data
 
 
 def open_judge(cfg: RLHFConfig, folder: Path, device: torch.device) -> Judge:
@@ -226,8 +235,7 @@ def draw_rollouts(
     """N completions for each of this rank's prompts with their rewards, and what is measured of them, as sums."""
     ranks, thinking, generation = session.ranks, cfg.env.enable_thinking, cfg.policy.generation
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
-    texts = [prompt_text(task, data.template, thinking) for task in tasks]
-    prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
+    prompts = data.encode(tasks, cfg)
     sampling_seed, judge_seed = np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(2).tolist()
     groups: dict[int, list[Response]] = {}
     scores: list[float] = []  # of the answers that could be verified

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemo_runspec.config.inputs import FieldOfArtifact
 from nemotron.kit.schemas import rl
@@ -62,3 +62,11 @@ class RLHFConfig(JudgedConfig):
     reward: rl.GenRMRewardConfig = Field(default_factory=rl.GenRMRewardConfig)
     judge: JudgeConfig
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @model_validator(mode="after")
+    def _has_samples_to_compare(self) -> RLHFConfig:
+        if self.evaluation.tasks_per_family and not self.evaluation.samples:
+            raise ValueError(
+                "evaluation.samples is 0: a judge compares samples; 1 or more, or evaluation.tasks_per_family=0"
+            )
+        return self

@@ -62,11 +62,11 @@ from tokenizers import Tokenizer
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
+from nemotron.kit.chat_template import load_template
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import Task, load_environments, runs_programs, verifiable_families
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
-from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.calls import RolloutSettings, cut_into_calls, draw_call, merge_calls
@@ -80,7 +80,13 @@ from nemotron.stack.rl.grpo import (
     update,
 )
 from nemotron.stack.rl.policy import warmed_up_lr
-from nemotron.stack.rl.prompts import PromptSource, check_same_families, read_prompts, verifiable_shares
+from nemotron.stack.rl.prompts import (
+    PromptSource,
+    check_same_families,
+    encode_prompts,
+    read_prompts,
+    verifiable_shares,
+)
 from nemotron.stack.rl.ray_workers import Job, RayWorkers, open_workers
 from nemotron.stack.rl.rollout_buffer import RolloutBuffer
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
@@ -141,6 +147,13 @@ class Data:
         """This rank's share of the prompts of a step."""
         return self.source.batch(step)[self.ranks.rank :: self.ranks.world_size]
 
+    def encode(self, tasks: list[Task], cfg: RLConfig) -> list[list[int]]:
+        """The prompts of tasks in tokens; UserError where one leaves no room for a response."""
+        return encode_prompts(
+            tasks, self.tokenizer, self.template, cfg.env.enable_thinking,
+            max_new_tokens=cfg.policy.generation.max_new_tokens, max_length=cfg.policy.max_total_sequence_length,
+        )  # fmt: skip
+
     def settings(self, cfg: RLConfig) -> RolloutSettings:
         """What holds for all rollouts."""
         return RolloutSettings(
@@ -168,7 +181,13 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     stop_ids = stop_token_ids(initial.path, template)
-    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, ranks)
+    if cfg.grpo.max_rollout_turns > 1 and not load_template(template).keeps_turns:
+        source.check_single_responses(
+            f"the template of {initial.ref} tells earlier turns anew, and a policy is trained on what it wrote"
+        )
+    data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, ranks)
+    data.encode(source.tasks(), cfg)  # what has no room is refused now
+    return data
 
 
 def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
@@ -261,9 +280,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
 def draw_rollouts(cfg: RLConfig, data: Data, model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
     """N completions for each of this rank's prompts of a step, sampled from `model`, and their rewards."""
     tasks = data.tasks(step)
-    texts = [prompt_text(task, data.template, cfg.env.enable_thinking) for task in tasks]
-    prompts = [encoding.ids for encoding in data.tokenizer.encode_batch(texts, add_special_tokens=False)]
-    calls = cut_into_calls(tasks, prompts, prompts_per_call(cfg), [cfg.seed, step, data.ranks.rank])
+    calls = cut_into_calls(tasks, data.encode(tasks, cfg), prompts_per_call(cfg), [cfg.seed, step, data.ranks.rank])
     # The precision is that of the trainer, and there is no temperature: otherwise they would be two policies.
     if data.workers:
         of_calls = data.workers.draw(model, calls, poll)

@@ -59,7 +59,6 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
-from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import generate_speculative
@@ -67,7 +66,7 @@ from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.boosting import Response, boosting_loss_sum, pack_responses
 from nemotron.stack.rl.calls import cut_into_calls
 from nemotron.stack.rl.policy import step_policy, warmed_up_lr
-from nemotron.stack.rl.prompts import PromptSource, read_prompts
+from nemotron.stack.rl.prompts import PromptSource, encode_prompts, read_prompts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
 from nemotron.stack.training.flops import forward_flops_per_token, mtp_flops_per_token
 from nemotron.stack.training.memory import Needs, check_memory
@@ -127,15 +126,10 @@ class Data:
 
     def encode(self, tasks: list[Task], cfg: MTPHealingConfig) -> list[list[int]]:
         """The prompts of tasks in tokens; UserError where one leaves no room for a response."""
-        texts = [prompt_text(task, self.template, cfg.env.enable_thinking) for task in tasks]
-        prompts = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
-        longest = max(map(len, prompts), default=0)
-        if longest + cfg.policy.generation.max_new_tokens > cfg.policy.max_total_sequence_length:
-            raise UserError(
-                f"policy.max_total_sequence_length {cfg.policy.max_total_sequence_length} has no room for a prompt of "
-                f"{longest} tokens and {cfg.policy.generation.max_new_tokens} new ones"
-            )
-        return prompts
+        return encode_prompts(
+            tasks, self.tokenizer, self.template, cfg.env.enable_thinking,
+            max_new_tokens=cfg.policy.generation.max_new_tokens, max_length=cfg.policy.max_total_sequence_length,
+        )  # fmt: skip
 
 
 def open_data(cfg: MTPHealingConfig, ranks: Ranks) -> Data:
@@ -162,7 +156,9 @@ def open_data(cfg: MTPHealingConfig, ranks: Ranks) -> Data:
     source = PromptSource(prompts.train_path, shares, size, cfg.seed)
     valid = [task for pool in read_prompts(prompts.valid_path).values() for task in pool[:count]]
     stop_ids = stop_token_ids(initial.path, template)
-    return Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)
+    data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)
+    data.encode([*source.tasks(), *valid], cfg)  # what has no room is refused now
+    return data
 
 
 def train(cfg: MTPHealingConfig, session: Session, data: Data) -> tuple[NemotronH, dict[str, dict[str, float]]]:

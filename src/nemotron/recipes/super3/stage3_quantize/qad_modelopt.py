@@ -120,7 +120,8 @@ def distilled(cfg: QADConfig, full: Path, rows_BL: torch.Tensor) -> Distillation
 def calibrate(model: torch.nn.Module, rows_BL: torch.Tensor) -> None:
     """One forward pass a row, each replica with its own rows, as many as any other; maxima are agreed on at the end."""
     replicas, context = parallel_state.get_data_parallel_world_size(), parallel_state.get_context_parallel_group()
-    whole = len(rows_BL) // replicas * replicas
+    if (whole := len(rows_BL) // replicas * replicas) == 0:
+        raise UserError(f"calibration.calib_size {len(rows_BL)} is below the number of replicas, {replicas}")
     for row_L in rows_BL[:whole][parallel_state.get_data_parallel_rank() :: replicas]:
         ids_BL, positions_BL = row_L[None].cuda(), None
         if parallel_state.get_context_parallel_world_size() > 1:

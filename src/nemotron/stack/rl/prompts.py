@@ -16,7 +16,6 @@ from nemotron.kit.schemas.rl import CurriculumConfig
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import Environment, Task, prompt_tools, runs_programs, verifiable_families
 from nemotron.stack.environments.sandbox import sandbox_failure
-from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.rl.curriculum import Curriculum
 from nemotron.stack.training.checkpoint import Restored
 from nemotron.stack.training.distributed import gather_bytes
@@ -153,10 +152,9 @@ def read_prompts(path: Path, environments: Mapping[str, Environment] = MappingPr
 
 
 def encode_prompts(
-    tasks: Sequence[Task], tokenizer: Tokenizer, template: str, thinking: bool, *, max_new_tokens: int, max_length: int
+    texts: Sequence[str], tokenizer: Tokenizer, *, max_new_tokens: int, max_length: int
 ) -> list[list[int]]:
-    """The prompts of tasks in tokens; UserError where one of them and a whole response are longer than `max_length`."""
-    texts = [prompt_text(task, template, thinking) for task in tasks]
+    """Prompts in tokens; UserError where one of them and a whole response are longer than `max_length`."""
     prompts = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
     longest = max(prompts, key=len, default=[])
     if len(longest) + max_new_tokens > max_length:

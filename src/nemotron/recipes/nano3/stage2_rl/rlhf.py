@@ -60,7 +60,7 @@ from nemotron.stack.environments import Task, load_environments, verifiable_fami
 from nemotron.stack.evaluation.comparison import compare
 from nemotron.stack.evaluation.intervals import bootstrap_interval
 from nemotron.stack.evaluation.model import evaluate_model, held_out_tasks, load_tokenizer, stop_token_ids
-from nemotron.stack.evaluation.scoring import Evaluation
+from nemotron.stack.evaluation.scoring import Evaluation, prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.dialogue import Dialogue
@@ -128,10 +128,9 @@ class Data:
 
     def encode(self, tasks: list[Task], cfg: RLHFConfig) -> list[list[int]]:
         """The prompts of tasks in tokens; UserError where one leaves no room for a response."""
-        return encode_prompts(
-            tasks, self.tokenizer, self.template, cfg.env.enable_thinking,
-            max_new_tokens=cfg.policy.generation.max_new_tokens, max_length=cfg.policy.max_total_sequence_length,
-        )  # fmt: skip
+        texts = [prompt_text(task, self.template, cfg.env.enable_thinking) for task in tasks]
+        new, most = cfg.policy.generation.max_new_tokens, cfg.policy.max_total_sequence_length
+        return encode_prompts(texts, self.tokenizer, max_new_tokens=new, max_length=most)
 
 
 def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:

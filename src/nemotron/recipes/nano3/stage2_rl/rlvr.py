@@ -67,6 +67,7 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.stack.environments import Task, load_environments, runs_programs, verifiable_families
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer, score_tasks, stop_token_ids
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.calls import RolloutSettings, cut_into_calls, draw_call, merge_calls
@@ -149,10 +150,9 @@ class Data:
 
     def encode(self, tasks: list[Task], cfg: RLConfig) -> list[list[int]]:
         """The prompts of tasks in tokens; UserError where one leaves no room for a response."""
-        return encode_prompts(
-            tasks, self.tokenizer, self.template, cfg.env.enable_thinking,
-            max_new_tokens=cfg.policy.generation.max_new_tokens, max_length=cfg.policy.max_total_sequence_length,
-        )  # fmt: skip
+        texts = [prompt_text(task, self.template, cfg.env.enable_thinking) for task in tasks]
+        new, most = cfg.policy.generation.max_new_tokens, cfg.policy.max_total_sequence_length
+        return encode_prompts(texts, self.tokenizer, max_new_tokens=new, max_length=most)
 
     def settings(self, cfg: RLConfig) -> RolloutSettings:
         """What holds for all rollouts."""

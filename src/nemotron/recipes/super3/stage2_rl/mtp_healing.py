@@ -59,6 +59,7 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
+from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import generate_speculative
@@ -126,10 +127,9 @@ class Data:
 
     def encode(self, tasks: list[Task], cfg: MTPHealingConfig) -> list[list[int]]:
         """The prompts of tasks in tokens; UserError where one leaves no room for a response."""
-        return encode_prompts(
-            tasks, self.tokenizer, self.template, cfg.env.enable_thinking,
-            max_new_tokens=cfg.policy.generation.max_new_tokens, max_length=cfg.policy.max_total_sequence_length,
-        )  # fmt: skip
+        texts = [prompt_text(task, self.template, cfg.env.enable_thinking) for task in tasks]
+        new, most = cfg.policy.generation.max_new_tokens, cfg.policy.max_total_sequence_length
+        return encode_prompts(texts, self.tokenizer, max_new_tokens=new, max_length=most)
 
 
 def open_data(cfg: MTPHealingConfig, ranks: Ranks) -> Data:

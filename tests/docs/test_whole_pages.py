@@ -132,6 +132,8 @@ class Reader:
 
     def prepare(self, command: str) -> None:
         """What a page expects from an earlier one, or from the reader."""
+        if exported := re.search(r" export .* -o (\S+)", command):  # which replaces nothing
+            shutil.rmtree(self.root / exported[1], ignore_errors=True)
         made = Registry(self.root / "output" / "artifacts")
         if "my-model" in command and "export" not in command and not (self.root / "my-model").exists():
             assert not self.run("nemotron nano3 model export nano3-rl-model-tiny -o my-model")

@@ -66,7 +66,9 @@ def test_every_choice_has_a_row_among_those_of_its_expert() -> None:
     chosen = choices(100)
     for multiple, batched in ((1, False), (64, False), (16, True)):
         rows = dispatch(chosen, EXPERTS, multiple, batched)
-        expert_S = torch.arange(len(rows.token_S)) // (rows.capacity or len(rows.token_S))
+        expert_S = torch.full((len(rows.token_S),), -1)
+        if rows.capacity:
+            expert_S = torch.arange(len(rows.token_S)) // rows.capacity
         for expert, of_expert in rows.slices:
             assert (of_expert.stop - of_expert.start) % multiple == 0
             expert_S[of_expert] = expert
@@ -74,7 +76,7 @@ def test_every_choice_has_a_row_among_those_of_its_expert() -> None:
         assert torch.equal(rows.token_S[rows.slot_TK], torch.arange(TOKENS).unsqueeze(1).expand(-1, 2))
         assert len(rows.slot_TK.unique()) == chosen.numel()
     assert rows.capacity == 160  # of the 156 rows of expert 1
-    assert len(rows.token_S) == 160 * EXPERTS
+    assert len(rows.token_S) == 160 * EXPERTS and rows.slices == []
 
 
 def test_crowded_experts_are_multiplied_one_by_one() -> None:

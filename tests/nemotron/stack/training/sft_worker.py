@@ -7,6 +7,7 @@ data and the model to begin with, `base`, are there before.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from pathlib import Path
@@ -74,6 +75,7 @@ def train(run: dict[str, Any], out: Path, ranks: Ranks) -> None:
 
 def main() -> None:
     """All runs of the file."""
+    faulthandler.dump_traceback_later(240, exit=True)  # where it hangs
     torch.set_default_dtype(torch.float64)
     read = NemotronH.from_pretrained
     script.NemotronH.from_pretrained = lambda path, *_: read(path, torch.float64)  # type: ignore[assignment,method-assign]

@@ -6,10 +6,7 @@ The loop is that of the script, on a hybrid of every kind of block with multi-to
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.training.loaders import PackedLoader
 
 WORKER = Path(__file__).with_name("sft_worker.py")
-SOURCE_ROOT = Path(__file__).resolve().parents[4] / "src"
 CONFIG = NemotronHConfig(
     "ME*-", vocab_size=48, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8, mamba_num_heads=2,
     mamba_head_dim=8, ssm_state_size=4, n_groups=1, chunk_size=8, n_routed_experts=5, moe_intermediate_size=8,
@@ -88,28 +84,8 @@ def write_packing(folder: Path, rows: list[list[int]], weights: dict[int, float]
     pq.write_table(pa.table(table), folder / "rows.parquet")
 
 
-def launch(folder: Path, runs: list[dict[str, Any]], processes: int) -> None:
-    """Do `runs` in `processes` processes that know each other as torchrun's would."""
-    todo = folder / "runs.json"
-    todo.write_text(json.dumps(runs))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    started = []
-    for rank in range(processes):
-        env = os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        if processes > 1:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        started.append(
-            subprocess.Popen([sys.executable, str(WORKER), str(todo)], env=env, stderr=subprocess.PIPE, text=True)
-        )
-    outputs = [process.communicate(timeout=280)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * processes, "\n".join(outputs)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, launch_worker: Callable[..., str]) -> Path:
     """All runs, of both reductions."""
     out = tmp_path_factory.mktemp("sft")
     torch.manual_seed(0)
@@ -131,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if processes == 1:
             stopped = {"name": "lora resumed", "packing": "four rows", "config": lora}
             runs += [{**stopped, "stop_after": 3}, {**stopped, "resume": True}]
-        launch(out, runs, processes)
+        launch_worker(WORKER, out, runs, processes)
     return out
 
 

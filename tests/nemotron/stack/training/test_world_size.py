@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,33 +26,12 @@ from nemotron.stack.training.loaders import BlendLoader
 pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).with_name("train_worker.py")
-SOURCE_ROOT = Path(__file__).resolve().parents[4] / "src"
 FSDP2 = {"dist.use_torch_fsdp2": True}
 # Depths 1 and 2 of one block with experts, which is applied twice; every fourth step is of sequences of a quarter.
 MTP = {"model.num_nextn_predict_layers": 1, "model.mtp_hybrid_override_pattern": "*E", "model.mtp_num_layers": 2,
        "model.mtp_loss_scaling_factor": 0.3, "model.moe_latent_size": 8}  # fmt: skip
 SHORT = {"dataset.short": {"seq_length": 5, "share": 0.25}}
 HALF = 10  # of 20 steps; a validation is due there, which the signal cuts short
-
-
-def launch(folder: Path, runs: Sequence[dict[str, Any]], processes: int) -> list[int]:
-    """Do `runs` in `processes` processes that know each other as torchrun's would; the steps at which some resumed."""
-    todo = folder / "runs.json"
-    todo.write_text(json.dumps(runs))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    started = []
-    for rank in range(processes):
-        env = os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        if processes > 1:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, str(WORKER), str(todo)]
-        started.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
-    outputs = [process.communicate(timeout=280)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * processes, "\n".join(outputs)
-    return [int(step) for step in re.findall(r"^resumed at step (\d+)", outputs[0], re.MULTILINE)]
 
 
 @dataclass
@@ -82,10 +57,16 @@ class Launches:
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
+def launches(tmp_path_factory: pytest.TempPathFactory, launch_worker: Callable[..., str]) -> Launches:
     """All runs. A resumed one works in a copy of the directory of the run that was stopped."""
     folder = tmp_path_factory.mktemp("launches")
-    launch(folder, [
+
+    def launch(runs: list[dict[str, Any]], processes: int) -> list[int]:
+        """Do `runs` in `processes` processes; the steps at which some resumed."""
+        output = launch_worker(WORKER, folder, runs, processes)
+        return [int(step) for step in re.findall(r"^resumed at step (\d+)", output, re.MULTILINE)]
+
+    launch([
         {"name": "one"},
         {"name": "micro-batch of 8", "config": {"train.micro_batch_size": 8}},
         {"name": "micro-batch of 3", "config": {"train.micro_batch_size": 3}},
@@ -102,7 +83,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
     ], 1)  # fmt: skip
     shutil.copytree(folder / "one stopped", folder / "one -> one")
     shutil.copytree(folder / "one stopped", folder / "one -> fsdp2")
-    resumed_at = launch(folder, [
+    resumed_at = launch([
         {"name": "ddp"},
         {"name": "fsdp2", "config": FSDP2},
         {"name": "fsdp2 recompute", "config": {**FSDP2, "model.recompute_granularity": "full"}, "stop_after": HALF},
@@ -121,7 +102,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
     ], 2)  # fmt: skip
     assert resumed_at == [HALF, HALF, HALF, 6, HALF]
     runs = [{"name": name, "resume": True} for name in ("one -> one", "fsdp2 -> ddp -> one")]
-    assert launch(folder, runs, 1) == [HALF, 13]
+    assert launch(runs, 1) == [HALF, 13]
     return Launches(folder)
 
 

@@ -7,6 +7,7 @@ All is written beside RUNS.json: the data before the first run, the metrics of e
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 import sys
@@ -110,6 +111,7 @@ def write_data(folder: Path) -> None:
 
 def main() -> None:
     """All runs of the file."""
+    faulthandler.dump_traceback_later(240, exit=True)  # where it hangs
     path = Path(sys.argv[1])
     module.measure_peak_flops = lambda *_: 1.0
     ranks = start_distributed()

@@ -5,14 +5,16 @@
     python benchmarks/rl_step_speed.py
     python benchmarks/rl_step_speed.py --models 14M --rounds 15
 
-Four prompts of 24 to 48 tokens, 16 completions each, no stop token, fp32 on the CPU; the reward is the share of even
-tokens. Both sides generate, decode, score, and take one step of AdamW on the same loss. That it is the same is checked
-first: from the completions of TRL's first step, our gradient has to be TRL's up to 1e-5 of its norm.
+Four prompts of 24 to 48 tokens, 16 completions each, no stop token, on the CPU; the reward is the share of even tokens.
+Both sides generate, decode, score, and take one step of AdamW on the same loss. That it is the same is checked first:
+from the completions of TRL's first step, in fp32, our gradient has to be TRL's up to 1e-5 of its norm.
 
 Short trials then find TRL's fastest setting, by processor time: experts, attention, the cache of its generation, how
-many completions a forward pass of its update holds, and transformers' continuous batching where that runs. With the
-fastest, both sides take turns, and the median of the rounds' ratios is printed with the lowest and the highest: on the
-clock, and in processor time, of which other work on the machine takes less away. vLLM is not among the settings.
+many completions a forward pass of its update holds, bf16, and transformers' continuous batching where that runs. With
+the fastest, both sides take turns, and the median of the rounds' ratios is printed with the lowest and the highest: on
+the clock, and in processor time, of which other work on the machine takes less away. vLLM is not among the settings.
+Once in fp32 alone, and, where the processor multiplies bf16, once with products in bf16 (`mixed_precision: auto`) on
+our side and among TRL's settings.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from nemotron.stack.rl.rollouts import Rollout, collect_rollouts
 from nemotron.stack.rl.shaping import Message
 from nemotron.stack.training.distributed import ALONE
 from nemotron.stack.training.optim import build_optimizer
+from nemotron.stack.training.precision import multiplies_bf16
 
 PROMPT_TOKENS, SAMPLES, NEW_TOKENS = (24, 32, 40, 48), 16, 32
 COMPLETIONS = len(PROMPT_TOKENS) * SAMPLES
@@ -64,10 +67,13 @@ class Setting:
     cache: str | None = None
     rows: int = COMPLETIONS
     continuous_batching: bool = False
+    bf16: bool = False
 
     def __str__(self) -> str:
         generation = "continuous batching" if self.continuous_batching else f"cache {self.cache or 'dynamic'}"
-        return f"experts {self.experts}, attention {self.attention}, {generation}, {self.rows} completions a pass"
+        precision = "bf16" if self.bf16 else "fp32"
+        modules = f"experts {self.experts}, attention {self.attention}"
+        return f"{precision}, {modules}, {generation}, {self.rows} completions a pass"
 
 
 # One thing at a time: what is fastest of the first ones is the start of the next.
@@ -98,7 +104,7 @@ def reward(ids: list[int]) -> float:
 class Ours:
     """This project's side."""
 
-    def __init__(self, model: NemotronH) -> None:
+    def __init__(self, model: NemotronH, bf16: bool = False) -> None:
         policy: dict[str, Any] = {
             "model_name": "model", "max_total_sequence_length": 256, "train_micro_batch_size": 8,
             "freeze_moe_router": False, "moe_router_bias_update_rate": 0.0,
@@ -108,6 +114,7 @@ class Ours:
             {
                 "run": {"model": "model", "data": "data"},
                 "data": {"path": "data"},
+                "env": {"families": {"math": 1}},
                 "policy": policy,
                 "grpo": {
                     "num_prompts_per_step": len(PROMPT_TOKENS), "num_generations_per_prompt": SAMPLES,
@@ -122,22 +129,23 @@ class Ours:
         self.prompts, self.generator = make_prompts(model.config.vocab_size), torch.Generator().manual_seed(0)
         optimizer = build_optimizer(model, AdamWConfig(lr=1e-6, adam_beta2=0.999, weight_decay=0.0))
         self.session: Any = SimpleNamespace(
-            model=model, optimizer=optimizer, ranks=ALONE, autocast=contextlib.nullcontext()
+            model=model, optimizer=optimizer, ranks=ALONE, autocast=torch.autocast("cpu", torch.bfloat16, enabled=bf16)
         )
 
     def step(self) -> None:
         """Completions, rewards, update."""
-        rollouts = collect_rollouts(
-            self.model,
-            self.prompts,
-            lambda index: Dialogue(None, self.tokenizer, "nano3", thinking=False),
-            lambda index, dialogues: [reward(self.tokenizer.encode(d.response).ids) for d in dialogues],
-            samples_per_prompt=SAMPLES,
-            max_new_tokens=NEW_TOKENS,
-            stop_token_ids=(),
-            prompts_per_call=len(self.prompts),
-            generator=self.generator,
-        )
+        with self.session.autocast:
+            rollouts = collect_rollouts(
+                self.model,
+                self.prompts,
+                lambda index: Dialogue(None, self.tokenizer, "nano3", thinking=False),
+                lambda index, dialogues: [reward(self.tokenizer.encode(d.response).ids) for d in dialogues],
+                samples_per_prompt=SAMPLES,
+                max_new_tokens=NEW_TOKENS,
+                stop_token_ids=(),
+                prompts_per_call=len(self.prompts),
+                generator=self.generator,
+            )
         self.train(rollouts)
 
     def train(self, rollouts: list[Rollout]) -> None:
@@ -213,7 +221,7 @@ def run_theirs(name: str, setting: Setting, steps: int, turns: Turns) -> list[li
             max_completion_length=NEW_TOKENS, shuffle_dataset=False, cache_implementation=setting.cache,
             generation_kwargs={"eos_token_id": None}, use_transformers_continuous_batching=setting.continuous_batching,
             loss_type="dapo", scale_rewards="none", beta=0.0, learning_rate=1e-6, lr_scheduler_type="constant",
-            bf16=False, gradient_checkpointing=False, use_cpu=True, save_strategy="no", report_to=[],
+            bf16=setting.bf16, gradient_checkpointing=False, use_cpu=True, save_strategy="no", report_to=[],
             logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
         )  # fmt: skip
         trainer = trl.GRPOTrainer(
@@ -254,18 +262,29 @@ def try_setting(name: str, setting: Setting) -> float:
 
 
 def compare(name: str, rounds: int) -> None:
-    """Print the table of one model."""
+    """Print the tables of one model."""
     print(f"\n{name}: {COMPLETIONS} completions of {NEW_TOKENS} tokens; settings of TRL, the faster of two steps")
     turns = Turns()
     completions = run_theirs(name, Setting(), 1, turns)
     error = check_gradients(Ours(build(name)), turns.gradients, completions)
+    print(f"the gradients of both differ by {error:.0e} of their norm")
     seconds = {setting: try_setting(name, setting) for setting in EXPERTS}
     for change in OTHERS:
         setting = replace(min(seconds, key=seconds.__getitem__), **change)
         seconds[setting] = try_setting(name, setting)
+    take_turns(name, min(seconds, key=seconds.__getitem__), False, rounds)
+    if not multiplies_bf16(torch.device("cpu")):
+        return
     best = min(seconds, key=seconds.__getitem__)
+    for setting in {replace(setting, bf16=True) for setting in (best, *EXPERTS)}:
+        seconds[setting] = try_setting(name, setting)
+    take_turns(name, min(seconds, key=seconds.__getitem__), True, rounds)
 
-    ours, spent = Ours(build(name)), []
+
+def take_turns(name: str, best: Setting, bf16: bool, rounds: int) -> None:
+    """Print a table: ours beside TRL's at its `best`."""
+    print(f"ours in {'bf16' if bf16 else 'fp32'}, TRL's fastest: {best}")
+    ours, spent = Ours(build(name), bf16), []
 
     def our_turn() -> None:
         clock = Clock()
@@ -274,7 +293,6 @@ def compare(name: str, rounds: int) -> None:
 
     turns = Turns(our_turn)
     run_theirs(name, best, rounds + 1, turns)
-    print(f"the gradients of both differ by {error:.0e} of their norm\nTRL's fastest: {best}")
     for unit, mine, theirs in zip(
         ("s on the clock", "s of processor time"),
         zip(*spent[1:], strict=True),

@@ -33,6 +33,7 @@ from nemo_runspec.config.validate import UserLocation
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, ArtifactError, UserError, debugging
+from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.needs import check_needs
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
@@ -222,6 +223,7 @@ def build_job_config(
                 raise missing[0] if missing else error from None
             missing.append(error)
             known[error.name] = None  # as if it were still to come
+    _check_machines(resolved.model, spec, env)
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     for version in versions.values():
         version.registry.check_present(version)
@@ -232,6 +234,27 @@ def build_job_config(
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
     run = RunInfo(job_name(resolved.run["name"]), folder, digits)
     return Job(resolved, run, env, tuple(argv), missing[0] if missing else None)
+
+
+def _check_machines(model: object, spec: Runspec, env: Env) -> None:
+    """Ask the config, an instance of the script's schema, whether it fits the machines that the job gets.
+
+    Raises:
+        UserError: it does not.
+    """
+    check = getattr(model, "check_machines", None)
+    if check is None or env.slurm is None:
+        return
+    try:
+        warnings = check(env.nodes, env.processes_per_node)
+    except ValueError as error:
+        machines = f"{env.nodes} nodes of {env.processes_per_node} processes"
+        raise UserError(
+            f"{spec.name} on {machines}, profile {env.profile}: {error}",
+            "other nodes: run.env.nodes=N, or those of the profile",
+        ) from None
+    for warning in warnings:
+        say(f"warning: {warning}")
 
 
 def _for_another_script(spec: Runspec, config_dir: Path) -> list[str]:

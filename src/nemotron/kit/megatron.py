@@ -20,7 +20,7 @@ from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import Preempted, UserError, did_you_mean
 from nemotron.kit import payloads
 from nemotron.kit.artifact import Checkpoint, PretrainBlend, SFTPack, Source
-from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig, check_replicas
+from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig, check_replicas, warnings_of
 
 METADATA_FILE = ".metadata"  # of a folder of torch_dist files, written last
 TRACKER_FILE = "latest_checkpointed_iteration.txt"  # in a folder of checkpoints, written behind a whole one
@@ -238,10 +238,6 @@ def check_world_size(model: ParallelConfig, train: TrainConfig, world_size: int)
 
 
 def warn_of_context_parallelism(model: ParallelConfig) -> None:
-    """Say on stderr what is known of CP with Mamba, where there is any."""
-    if model.context_parallel_size > 1:
-        print(
-            f"warning: context_parallel_size {model.context_parallel_size} with Mamba: NaN has been reported "
-            "(Megatron-Bridge issue 2914); compare the first losses with those of fewer GPUs a sequence",
-            file=sys.stderr,
-        )
+    """Say on stderr what is known of CP with Mamba, where there is any; a submission has said it, too."""
+    for warning in warnings_of(model):
+        print(f"warning: {warning}", file=sys.stderr)

@@ -12,14 +12,13 @@ from nemotron.cli.main import _run
 from nemotron.kit.commands import command_hint
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "env.example.toml"
-NEMO, NEMO_RL = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano", "nvcr.io/nvidia/nemo-rl:v0.4.0.nemotron_3_nano"
-SUPER = "nvcr.io/nvidia/nemo:26.02.nemotron_3_super"
+NEMO, NEMO_RL = "nvcr.io/nvidia/nemo:26.08", "nvcr.io/nvidia/nemo-rl:v0.7.0"
 # Command: its image, nodes, and lines of the resolved config.
 COMMANDS = {
     "nano3 pretrain": (NEMO, 16, ["expert_model_parallel_size: 8", "train_tokens: 23500000000000", "seq_length: 8192"]),
     "nano3 quantize": (NEMO, 1, ["routed_experts: FP8", "mamba_before_attention: BF16", "calib_size: 1024"]),
     "super3 quantize": (NEMO, 1, ["routed_experts: NVFP4", "fp8_scale_sweep: true", "seq_length: 65536"]),
-    "super3 qad": (SUPER, 16, ["train_tokens: 5000000000", "context_parallel_size: 16", "lr: 1.0e-05"]),
+    "super3 qad": (NEMO, 16, ["train_tokens: 5000000000", "context_parallel_size: 16", "lr: 1.0e-05"]),
     "nano2 compress prune -c 9b": (NEMO, 1, ["hidden_size: 4480", "num_layers: 56"]),
     "nano2 compress distil -c 9b": (NEMO, 16, ["train_tokens: 60000000000", "tensor_model_parallel_size: 4"]),
     "nano3 eval": (NEMO_RL, 1, ["config: benchmarks/gpqa/config.yaml", "num_repeats: 64", "published: 73.04"]),

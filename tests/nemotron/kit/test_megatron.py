@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -18,6 +19,7 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.loader import load_config
 from nemo_runspec.errors import Preempted, UserError
 from nemo_runspec.runspec import parse
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.kit import PretrainBlend
 from nemotron.kit.megatron import (
     MegatronCheckpoint,
@@ -93,6 +95,36 @@ def test_a_phase_has_to_be_named_where_there_are_several(data: PretrainBlend) ->
     with pytest.raises(UserError) as caught:
         megatron_blend(data, "frist")
     assert caught.value.hint == "did you mean first?"
+
+
+def test_the_library_writes_its_indices_where_it_is_told_and_not_into_the_artifact(tmp_path: Path) -> None:
+    """Megatron-Core's own dataset: without `path_to_cache` its shuffled indices would go beside the streams."""
+    datasets = pytest.importorskip("megatron.core.datasets.gpt_dataset")
+    builder = pytest.importorskip("megatron.core.datasets.blended_megatron_dataset_builder")
+    (tmp_path / "data").mkdir()
+    for name in ("web-train", "web-valid"):
+        with IndexedDatasetWriter(tmp_path / "data" / name, np.uint16) as writer:
+            for document in range(50):
+                writer.add_documents(np.full(100, 3 + document), [100])
+    blend_file = {
+        "phases": [{"name": "all", "until": 1.0, "weights": {"web": 1.0}}],
+        "sources": {"web": {"train": ["web-train"], "valid": ["web-valid"]}},
+    }
+    (tmp_path / "data/blend.json").write_text(json.dumps(blend_file))
+    data = PretrainBlend.model_construct(path=tmp_path / "data", tokenizer_path=tmp_path)
+    before = sorted((tmp_path / "data").rglob("*"))
+    blend = megatron_blend(data, None)
+    tokenizer = SimpleNamespace(eod=2, pad=0, unique_identifiers={}, vocab_size=2048)
+    config = datasets.GPTDatasetConfig(
+        random_seed=1, sequence_length=32, blend_per_split=[blend.train, blend.valid, None], tokenizer=tokenizer,
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+        path_to_cache=str(tmp_path / "indices"),
+    )  # fmt: skip
+    train, _, _ = builder.BlendedMegatronDatasetBuilder(
+        datasets.GPTDataset, [40, 8, None], lambda: True, config
+    ).build()
+    assert len(train[0]["tokens"]) == 32 and len(train) >= 40
+    assert sorted((tmp_path / "data").rglob("*")) == before and any((tmp_path / "indices").iterdir())
 
 
 def test_the_newest_whole_checkpoint_counts(tmp_path: Path) -> None:

@@ -117,5 +117,5 @@ def _check_megatron_bridge() -> None:
     try:
         importlib.metadata.distribution("megatron-bridge")
     except importlib.metadata.PackageNotFoundError:
-        hint = "run this in an image that has it, such as nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+        hint = "run this in an image that has it, such as nvcr.io/nvidia/nemo:26.08"
         raise UserError("megatron-bridge, which converts it, is not installed", hint) from None

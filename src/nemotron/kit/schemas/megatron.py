@@ -305,6 +305,12 @@ class MegatronConfig(Group):
         check_layout(self.model, dimensions, self.model.seq_length, "model.")
         return self
 
+    def check_machines(self, nodes: int, processes_per_node: int) -> list[str]:
+        """Before the job is submitted: ValueError where these GPUs do not fit; what to warn of."""
+        batch, micro_batch = self.train.global_batch_size, self.train.micro_batch_size
+        check_replicas(self.model, nodes * processes_per_node, batch, micro_batch, "train.")
+        return warnings_of(self.model)
+
 
 class PretrainRunConfig(MegatronRunConfig):
     """Of a pretraining, which reads a blend."""
@@ -385,6 +391,16 @@ def check_replicas(parallel: ParallelConfig, gpus: int, batch: int, micro_batch:
             f"{group}global_batch_size {batch} is no multiple of {gpus // replica} replicas x {group}micro_batch_size "
             f"{micro_batch}"
         )
+
+
+def warnings_of(parallel: ParallelConfig) -> list[str]:
+    """What is known to go wrong with a layout of a Mamba hybrid."""
+    if parallel.context_parallel_size == 1:
+        return []
+    size = f"context_parallel_size {parallel.context_parallel_size} with Mamba"
+    return [
+        f"{size}: NaN has been reported (Megatron-Bridge issue 2914); compare first losses with those of fewer GPUs"
+    ]
 
 
 def packing_multiple(model: ParallelConfig) -> int:

@@ -16,7 +16,14 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from nemo_runspec.errors import nearest
 from nemotron.kit.schemas.group import Group, RunConfig, Seed
-from nemotron.kit.schemas.megatron import Dimensions, ParallelConfig, check_layout, check_replicas, dimensions_of
+from nemotron.kit.schemas.megatron import (
+    Dimensions,
+    ParallelConfig,
+    check_layout,
+    check_replicas,
+    dimensions_of,
+    warnings_of,
+)
 
 GYM_KINDS = ("resources_servers", "responses_api_models", "responses_api_agents")
 PRECISION = Literal["bfloat16", "float32"]
@@ -534,6 +541,19 @@ class NemoRLConfig(Group):
     checkpointing: CheckpointingConfig
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     cluster: ClusterConfig
+    policy: TrainedPolicyConfig
+
+    def check_machines(self, nodes: int, processes_per_node: int) -> list[str]:
+        """Before the job is submitted: ValueError where it has another number of nodes; what to warn of."""
+        judges = self.judge_nodes()
+        if nodes != self.cluster.num_nodes + judges:
+            of_judges = f" + env.nemo_gym.num_gpu_nodes {judges}" if judges else ""
+            raise ValueError(f"cluster.num_nodes {self.cluster.num_nodes}{of_judges} has to be all nodes of the job")
+        return warnings_of(self.policy.megatron_cfg)
+
+    def judge_nodes(self) -> int:
+        """Nodes of the job beside those of `cluster`."""
+        return 0
 
 
 class GRPOMasterConfig(NemoRLConfig):
@@ -544,6 +564,10 @@ class GRPOMasterConfig(NemoRLConfig):
     policy: GRPOPolicyConfig
     data: GymDataConfig
     env: EnvConfig
+
+    def judge_nodes(self) -> int:
+        """Those of the judges that Gym starts."""
+        return self.env.nemo_gym.num_gpu_nodes
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> Self:

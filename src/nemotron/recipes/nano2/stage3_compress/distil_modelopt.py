@@ -5,7 +5,7 @@
 # [tool.runspec]
 # docs = "Distil the pruned 9B from Nemotron Nano 12B v2 at the published size, on Megatron-Bridge and ModelOpt."
 # name = "nano2/compressed/modelopt"
-# image = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+# image = "nvcr.io/nvidia/nemo:26.08"
 # setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]

@@ -5,7 +5,7 @@
 # [tool.runspec]
 # docs = "Prune Nemotron Nano 12B v2 to the published shape of 9B with ModelOpt's Minitron, on Megatron-Bridge."
 # name = "nano2/pruned/modelopt"
-# image = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+# image = "nvcr.io/nvidia/nemo:26.08"
 # setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]

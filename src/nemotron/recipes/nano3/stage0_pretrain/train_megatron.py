@@ -5,7 +5,7 @@
 # [tool.runspec]
 # docs = "Pretrain Nemotron 3 Nano at the published size on Megatron-Bridge 0.6.2."
 # name = "nano3/pretrain/megatron"
-# image = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+# image = "nvcr.io/nvidia/nemo:26.08"
 # setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
@@ -28,9 +28,8 @@
 
 Reads the token streams of `nemotron data tokenize` (docs/guides/published-size.md); publishes the last checkpoint.
 
-The image has Megatron-Bridge 0.6.2; its tag is that of the library's documentation: look up the newest one. The library
-brings the model, its kernels and the loop; what decides the training is in the config: length, batch, tokens, schedule,
-layout. docs/guides/published-size.md says which line of `train.py` is which option here.
+The library brings the model, its kernels and the loop; what decides the training is in the config: length, batch, tokens,
+schedule, layout. docs/guides/published-size.md says which line of `train.py` is which option here.
 """
 
 from __future__ import annotations
@@ -115,6 +114,7 @@ def build(cfg: PretrainConfig, saves: Path) -> ConfigContainer:
     recipe.dataset.blend, recipe.dataset.split = None, None
     recipe.dataset.blend_per_split = [blend.train, blend.valid, None]
     recipe.dataset.seq_length = cfg.dataset.seq_length
+    recipe.dataset.path_to_cache = str(saves.with_name("indices"))  # else beside the streams, in the artifact
     recipe.dataset.num_workers = cfg.dataset.num_workers
     recipe.tokenizer.tokenizer_type, recipe.tokenizer.tokenizer_model = "HuggingFaceTokenizer", str(blend.tokenizer)
 

@@ -5,7 +5,7 @@
 # [tool.runspec]
 # docs = "Fine-tune Nemotron 3 Nano at the published size on Megatron-Bridge 0.6.2."
 # name = "nano3/sft/megatron"
-# image = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+# image = "nvcr.io/nvidia/nemo:26.08"
 # setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]

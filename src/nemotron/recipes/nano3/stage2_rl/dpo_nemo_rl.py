@@ -28,8 +28,7 @@
 Reads preferences and a Megatron checkpoint, as Megatron-Bridge saves it; publishes the last checkpoint, which is one as
 well. This process runs on the first node of a Ray cluster over all of them, and tells its workers what to do.
 
-The image has NeMo-RL 0.7.0; its tag is that of the library's guide to Nemotron 3 Super: look up the newest one.
-docs/guides/published-size-rl.md says which line of `dpo.py` is which option here.
+The image has NeMo-RL 0.7.0. docs/guides/published-size-rl.md says which line of `dpo.py` is which option here.
 """
 
 from __future__ import annotations

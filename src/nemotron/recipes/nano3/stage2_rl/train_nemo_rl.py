@@ -30,8 +30,7 @@ Reads records of NeMo Gym (`nemotron nano3 data prep rl -c published`) and a Meg
 saves it; publishes the last checkpoint, which is one as well. This process runs on the first node of a Ray cluster over
 all of them, and tells Ray's workers what to do: Megatron-Core trains, vLLM draws responses, Gym's servers verify them.
 
-The image has NeMo-RL 0.7.0; its tag is that of the library's guide to Nemotron 3 Super: look up the newest one.
-docs/guides/published-size-rl.md says which line of `rlvr.py` is which option here.
+The image has NeMo-RL 0.7.0. docs/guides/published-size-rl.md says which line of `rlvr.py` is which option here.
 """
 
 from __future__ import annotations

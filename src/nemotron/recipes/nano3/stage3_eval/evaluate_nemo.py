@@ -3,7 +3,7 @@
 # [tool.runspec]
 # docs = "Score a model on the published benchmarks with NeMo Evaluator (base models) or NeMo-Gym (post-trained ones)."
 # name = "nano3/eval/nemo"
-# image = "nvcr.io/nvidia/nemo-rl:v0.4.0.nemotron_3_nano"
+# image = "nvcr.io/nvidia/nemo-rl:v0.7.0"
 # setup = "nemotron-cookbook"
 #
 # [tool.runspec.run]
@@ -29,7 +29,7 @@ Both are programs in environments of their own, on the PATH: `nemo-gym==0.4.0` (
 submits a job a task, which serves the model and asks it in the container of the task's harness.
 
 Publishes what each of them reports, beside the published score; the same command after a stop goes on with what is
-missing. The image is one that has vLLM: look up the newest tag, and put nemo-gym into it.
+missing. The image has vLLM; put nemo-gym into it.
 """
 
 from __future__ import annotations

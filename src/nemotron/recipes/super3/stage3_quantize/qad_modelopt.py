@@ -5,7 +5,7 @@
 # [tool.runspec]
 # docs = "Distil a model into itself quantised at the published size (QAD), on Megatron-Bridge and ModelOpt."
 # name = "super3/qad/modelopt"
-# image = "nvcr.io/nvidia/nemo:26.02.nemotron_3_super"
+# image = "nvcr.io/nvidia/nemo:26.08"
 # setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]

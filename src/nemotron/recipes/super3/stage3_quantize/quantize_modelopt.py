@@ -5,7 +5,7 @@
 # [tool.runspec]
 # docs = "Quantise Nemotron 3 Nano or Super at the published size with ModelOpt 0.47.0 (PTQ), by a table of formats."
 # name = "super3/quantize/modelopt"
-# image = "nvcr.io/nvidia/nemo:25.11.nemotron_3_nano"
+# image = "nvcr.io/nvidia/nemo:26.08"
 # setup = "nemotron-cookbook[train]"
 #
 # [tool.runspec.run]
@@ -29,8 +29,8 @@
 One process, whose model lies over the GPUs of a node, block after block: 120.6 B parameters in bf16 are 241 GB.
 Publishes a directory that vLLM, SGLang and TensorRT-LLM read; `nemotron super3 eval` measures it.
 
-The image's tag is that of Megatron-Bridge's documentation: look up the newest one that has ModelOpt 0.47.0. The sweep
-of NVFP4 scales needs a GPU; all else here runs on a CPU as well.
+It is checked against ModelOpt 0.47.0; the image may have another version. The sweep of NVFP4 scales needs a GPU; all else
+here runs on a CPU as well.
 
 Simplified against the papers: a row of the pack is one text, whose conversations see each other. The state of Mamba is
 no matter of ModelOpt: its format is noted in config.json, as vLLM reads it.

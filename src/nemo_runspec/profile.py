@@ -69,7 +69,7 @@ class SlurmSettings:
 class Env:
     """One profile with everything it extends, beside the reserved tables that a job needs.
 
-    `venv` is a virtual environment of the cluster, the last of `startup_commands` activates it.
+    `venv` is a virtual environment of the cluster, the last of `startup_commands` activates it; None in a container.
     `ray` is the address of the Ray cluster that jobs are submitted to.
     `variables` are set for the job; `secrets` are names of variables that the job needs and that must be set.
     `output` and `artifacts` are the roots of runs and of the registry as the job sees them (a path or a URL); None for
@@ -163,6 +163,8 @@ def parse_env(
 
     slurm = _slurm(settings, batch, spec) if executor == "slurm" else None
     venv = _venv(settings, slurm)
+    if slurm is not None and slurm.container_image:
+        venv = None  # the container has a Python of its own
     ray = _ray(settings) if executor == "ray" else None
     # The machines of a launcher that is not known here may have none of the folders of this one, as behind ssh.
     ssh = executor not in EXECUTORS or (slurm is not None and slurm.ssh is not None)
@@ -332,9 +334,12 @@ def _slurm(settings: _Settings, batch: bool, spec: Runspec | None) -> SlurmSetti
         job_dir = str(output_root() / "jobs")
     else:
         job_dir = str(located_path(settings.file, job_dir))
+    machines = _machines(settings, spec)
+    if "container_image" in machines and not settings.has("container_image"):
+        machines["container_image"] = _enroot_name(machines["container_image"])
     return SlurmSettings(
         **{key: value for key in _AS_THEY_ARE if (value := get(key)) is not None},
-        **_machines(settings, spec),
+        **machines,
         partition=_partition(settings, "batch_partition" if batch else "run_partition"),
         mounts=tuple(get("mounts", ())),
         launcher=get("launcher", "torchrun"),
@@ -356,6 +361,12 @@ def _machines(settings: _Settings, spec: Runspec | None) -> dict[str, Any]:
     }
     image = get("container_image") if settings.has("container_image") else None if spec is None else spec.image
     return {**machines, "container_image": image} if image else machines
+
+
+def _enroot_name(image: str) -> str:
+    """The image of a script's block as enroot reads it: behind the host of a registry stands "#", not "/"."""
+    host, _, name = image.partition("/")
+    return f"{host}#{name}" if name and host.strip(".") and ("." in host or ":" in host) else image
 
 
 def _partition(settings: _Settings, special: str) -> str | None:

@@ -44,8 +44,13 @@ def needs_of(spec: Runspec, env: Env) -> list[str]:
 
 
 def needs_text(spec: Runspec, env: Env) -> str:
-    """`torch, ray (in the image …)`: the modules, and where they are expected; empty where none is needed."""
-    names = ", ".join(needs_of(spec, env))
+    """`what demo imports, torch (in the image …)`: what a job needs, and where it is expected.
+
+    First stands this package, where the command is Python: its code travels, and what it imports does not. Empty where
+    nothing is needed.
+    """
+    own = own_distribution() if spec.run.cmd.startswith("python") else None
+    names = ", ".join([*([f"what {own.name} imports"] if own else []), *needs_of(spec, env)])
     if not names:
         return ""
     if env.ray is not None:

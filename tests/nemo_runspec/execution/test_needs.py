@@ -72,11 +72,20 @@ job_dir = "/lustre/me"
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [
-        ("plain", "torch, scikit-learn, ray (not checked: the profile names no venv)"),
-        ("image", "torch, scikit-learn, ray (in the image nvcr.io/nvidia/nemo:25.11; not checked)"),
-        ("one", "torch, scikit-learn, gcsfs (not checked: the profile names no venv)"),
-        ("other-scheme", "torch, scikit-learn, s3fs (not checked: the profile names no venv)"),
-        ("head", "torch, scikit-learn (in the environment of the Ray cluster; not checked)"),
+        ("plain", "what nemotron-cookbook imports, torch, scikit-learn, ray (not checked: the profile names no venv)"),
+        (
+            "image",
+            "what nemotron-cookbook imports, torch, scikit-learn, ray (in the image nvcr.io/nvidia/nemo:25.11; not checked)",
+        ),
+        ("one", "what nemotron-cookbook imports, torch, scikit-learn, gcsfs (not checked: the profile names no venv)"),
+        (
+            "other-scheme",
+            "what nemotron-cookbook imports, torch, scikit-learn, s3fs (not checked: the profile names no venv)",
+        ),
+        (
+            "head",
+            "what nemotron-cookbook imports, torch, scikit-learn (in the environment of the Ray cluster; not checked)",
+        ),
     ],
 )
 def test_what_is_not_checked_is_listed(write: Callable[[str, str], Path], profile: str, expected: str) -> None:
@@ -88,7 +97,10 @@ def test_what_is_not_checked_is_listed(write: Callable[[str, str], Path], profil
 def test_an_image_is_not_asked(write: Callable[[str, str], Path]) -> None:
     write("env.toml", PROFILES)
     job = job_of("image")
-    assert "  needs     torch, scikit-learn, ray (in the image" in job_text(job, job.resolved.spec, job.env)
+    assert job.env.venv is None and not job.env.startup_commands  # the container has a Python of its own
+    assert "  needs     what nemotron-cookbook imports, torch, scikit-learn, ray (in the image" in job_text(
+        job, job.resolved.spec, job.env
+    )
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -110,7 +122,10 @@ def test_an_environment_that_lacks_something_is_refused(
     needs._answer.cache_clear()
     write("venv/bin/python", f'#!/bin/sh\nPYTHONPATH={tmp_path}/modules exec {sys.executable} -S "$@"\n')
     job = job_of("venv", dry_run=dry_run)
-    assert f"  needs     torch, scikit-learn, ray (in {venv})" in job_text(job, job.resolved.spec, job.env).splitlines()
+    assert (
+        f"  needs     what nemotron-cookbook imports, torch, scikit-learn, ray (in {venv})"
+        in job_text(job, job.resolved.spec, job.env).splitlines()
+    )
     assert job.env.startup_commands == (f"source {venv}/bin/activate",)
 
 

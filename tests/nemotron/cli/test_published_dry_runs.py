@@ -12,7 +12,7 @@ from nemotron.cli.main import _run
 from nemotron.kit.commands import command_hint
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "env.example.toml"
-NEMO, NEMO_RL = "nvcr.io/nvidia/nemo:26.08", "nvcr.io/nvidia/nemo-rl:v0.7.0"
+NEMO, NEMO_RL = "nvcr.io#nvidia/nemo:26.08", "nvcr.io#nvidia/nemo-rl:v0.7.0"
 # Command: its image, nodes, and lines of the resolved config.
 COMMANDS = {
     "nano3 pretrain": (NEMO, 16, ["expert_model_parallel_size: 8", "train_tokens: 23500000000000", "seq_length: 8192"]),

@@ -12,7 +12,7 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.cli import main as nemotron
 
-IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
+IMAGE = "nvcr.io#nvidia/nemo-rl:v0.7.0"
 PROFILES = """
 [dgx]
 executor = "slurm"

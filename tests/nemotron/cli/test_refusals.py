@@ -15,7 +15,7 @@ REFUSALS = [
     ("nano3 pretrian", "No such command 'pretrian'. Did you mean 'pretrain'?"),
     ("nano3 pretrain", "needs megatron-bridge, which is not installed"),  # the published run is the default
     ("nano3 pretrain -c phase2", "--run PROFILE; or another config, -c small, smoke, smoke-long_context, tiny,"),
-    ("super3 sft run.env.container_image=mine", "the image mine has it"),  # the config's, not the script's
+    ("super3 sft", "the image nvcr.io/nvidia/nemo:26.08 has it"),
     ("nano3 pretrain -c tinny", "did you mean tiny?"),
     ("nano3 pretrain -c tiny --dry-rum", "did you mean --dry-run?"),
     ("nano3 data prep pretrain -c tiny tokenizer.vocab_sise=99", "did you mean tokenizer.vocab_size?"),

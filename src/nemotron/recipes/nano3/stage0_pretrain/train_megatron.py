@@ -28,8 +28,8 @@
 
 Reads the token streams of `nemotron data tokenize` (docs/guides/published-size.md); publishes the last checkpoint.
 
-The library brings the model, its kernels and the loop; what decides the training is in the config: length, batch, tokens,
-schedule, layout. docs/guides/published-size.md says which line of `train.py` is which option here.
+The library brings the model, its kernels and the loop; what decides the training is in the config: length, batch,
+tokens, schedule, layout. docs/guides/published-size.md says which line of `train.py` is which option here.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@
 One process, whose model lies over the GPUs of a node, block after block: 120.6 B parameters in bf16 are 241 GB.
 Publishes a directory that vLLM, SGLang and TensorRT-LLM read; `nemotron super3 eval` measures it.
 
-It is checked against ModelOpt 0.47.0; the image may have another version. The sweep of NVFP4 scales needs a GPU; all else
-here runs on a CPU as well.
+It is checked against ModelOpt 0.47.0; the image may have another version. The sweep of NVFP4 scales needs a GPU; all
+else here runs on a CPU as well.
 
 Simplified against the papers: a row of the pack is one text, whose conversations see each other. The state of Mamba is
 no matter of ModelOpt: its format is noted in config.json, as vLLM reads it.

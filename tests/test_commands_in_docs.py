@@ -49,7 +49,7 @@ BESIDE_THE_PIPE = (
     "long-data-tiny", "sft-data-lora", "sft-model-lora", "pretrain-model-default", "pretrain-data-phase2",
     "sft-model-default", "rl-data-published", "rl-model-default", "rlhf-model-default", "rlhf-data-default",
     "dpo-data-default", "rl-data-rlvr1", "rl-data-rlhf", "rl-model-swe2",
-    "final-model-default", "mtp-healing-model-default", "qad-data-default",
+    "final-model-default", "qad-data-default",
     "pretrain-model-long_context", "pretrain-model-long_context_mixed",
 )  # fmt: skip
 PAGES = [

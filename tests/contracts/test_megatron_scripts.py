@@ -226,9 +226,8 @@ def test_pretraining_of_another_family_hands_on_its_blend_its_precisions_and_wha
     assert given["dataset"]["blend_per_split"] == [
         [[str(data / f"web-{split}")], [1.0]] for split in ("train", "valid")
     ] + [None]
-    assert (
-        Path(given["dataset"]["path_to_cache"]).parent == Path(given["checkpoint"]["save"]).parent
-    )  # the run's folder
+    run_dir = Path(given["checkpoint"]["save"]).parent
+    assert Path(given["dataset"]["path_to_cache"]).parent == run_dir  # and not the artifact
     assert given["checkpoint"]["load"] == str(registry.resolve("base").path)
     assert given["model"]["quant_recipe"]["configs"]["bf16"]["training_recipe"] == {}
     assert given["model"]["mtp_num_layers"] == 2

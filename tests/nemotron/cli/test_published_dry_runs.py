@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_runspec.errors import ArtifactError
+from nemo_runspec.errors import ArtifactError, UserError
 from nemotron.cli.main import _run
 from nemotron.kit.commands import command_hint
 
@@ -50,6 +50,36 @@ def test_all_that_a_cluster_engineer_looks_for_is_in_view(
         *mounts
     }
     assert "export HF_HOME=/lustre/me/hf" in shown and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("nano3 pretrain run.env.nodes=5", "global_batch_size 3072 is no multiple of 40 replicas"),
+        ("nano3 sft run.env.nodes=2", "16 GPUs that train are no multiple of TP x PP x CP = 256"),
+        ("super3 qad run.env.nodes=3", "24 GPUs that train are no multiple of TP x PP x CP ="),
+        ("nano3 rl rlvr run.env.nodes=16", "cluster.num_nodes 32 has to be all nodes of the job"),
+        ("super3 rl rlhf run.env.nodes=96", "cluster.num_nodes 96 + env.nemo_gym.num_gpu_nodes 4 has to be all nodes"),
+    ],
+)
+def test_machines_on_which_the_config_does_not_fit_are_refused_before_they_are_asked_for(
+    command: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(EXAMPLE))
+    monkeypatch.setattr("sys.argv", ["nemotron", *command.split(), "--run", "dgx", "--dry-run"])
+    with pytest.raises(UserError, match=re.escape(problem)):
+        _run()
+
+
+def test_what_a_layout_is_known_for_is_said_before_the_job_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(EXAMPLE))
+    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", "sft", "--run", "dgx", "--dry-run"])
+    _run()
+    assert "warning: context_parallel_size 8 with Mamba: NaN has been reported" in capsys.readouterr().err
 
 
 def test_the_launcher_of_base_evaluations_runs_on_a_login_node_without_gpus(

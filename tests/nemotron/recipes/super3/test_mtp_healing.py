@@ -127,7 +127,7 @@ def test_defaults_are_those_of_ultra() -> None:
     assert cfg.policy.max_total_sequence_length == 8_192
 
 
-@pytest.mark.parametrize("name", ["default", "tiny"])
+@pytest.mark.parametrize("name", ["published", "tiny"])
 def test_configs_keep_the_published_recipe(name: str) -> None:
     text = (Path(SCRIPT.__file__ or "").parent / "config" / "mtp_healing" / f"{name}.yaml").read_text()
     values: Any = OmegaConf.to_container(

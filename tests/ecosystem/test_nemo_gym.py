@@ -2,7 +2,8 @@
 
 `make test-ecosystem` makes the environment, where there is a Python that the package takes. The model server, the
 simple agent, one resources server (mcqa) and the collection of rollouts are Gym's; the other resources server is
-`nemotron env serve`, and behind Gym's model server stands a model of ours in vLLM's place.
+`nemotron env serve`, and `nemotron serve` stands behind Gym's model server, in vLLM's place. Its model has learnt by
+heart what to answer, right or wrong.
 """
 
 from __future__ import annotations
@@ -11,27 +12,21 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
-import torch
-from http_server import serving
 from nemo_rl_rollouts import READ, as_nemo_rl_reads, message_log
-from tokenizers import Tokenizer
+from taught_model import LIMIT, TAUGHT, teach
 
-from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit import RLPrompts
 from nemotron.kit.nemo_rl import check_gym_prompts
-from nemotron.stack.environments import iter_tasks
 from nemotron.stack.environments.gym_server import GymHTTPServer, ResourcesServer, record_of
-from nemotron.stack.models import NemotronH, NemotronHConfig
-from nemotron.stack.models.decoding.generate import generate
 
 PYTHON = Path(__file__).parents[2] / ".venv-gym/bin/python"
 SERVERS = Path(__file__).with_name("gym_servers.py")
@@ -41,45 +36,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.is_file(), reason="NeMo Gym is not here: `make test-ecosystem`"),
 ]
-
-
-class Policy(BaseHTTPRequestHandler):
-    """vLLM's two endpoints that Gym's model server asks. Every second prompt is answered right, others are sampled."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokenizer: Tokenizer = self.server.tokenizer  # type: ignore[attr-defined]
-        prompt = tokenizer.encode(json.dumps(body["messages"])).ids
-        answer = self.tokens(body) if self.path == "/tokenize" else self.completion(body, prompt, tokenizer)
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def tokens(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"tokens": self.server.tokenizer.encode(json.dumps(body["messages"])).ids}  # type: ignore[attr-defined]
-
-    def completion(self, body: dict[str, Any], prompt: list[int], tokenizer: Tokenizer) -> dict[str, Any]:
-        assert body["logprobs"] and body["return_tokens_as_token_ids"] and body["temperature"] == 1.0
-        right = next((text for words, text in self.server.answers.items() if words in str(body["messages"])), None)  # type: ignore[attr-defined]
-        if right is None:
-            drawn = generate(
-                self.server.model, [prompt], max_new_tokens=8, stop_token_ids=(),  # type: ignore[attr-defined]
-                generator=torch.Generator().manual_seed(0),
-            )  # fmt: skip
-            ids, logprobs = drawn.tokens[0], drawn.logprobs[0]
-        else:
-            ids = tokenizer.encode(right).ids
-            logprobs = [-0.5] * len(ids)
-        message = {"role": "assistant", "content": right or tokenizer.decode(ids, skip_special_tokens=False)}
-        tokens = [{"token": f"token_id:{id}", "logprob": value} for id, value in zip(ids, logprobs, strict=True)]
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": tokens}}
-        return {"id": "1", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def free_port() -> int:
@@ -123,8 +79,8 @@ def gym_config(vllm: str, ours: str) -> dict[str, Any]:
 def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        processes.append(subprocess.Popen([PYTHON, SERVERS, "serve", name], env=environment))
+    def start(command: Sequence[str | Path], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen(command, env=environment))
         return processes[-1]
 
     yield start
@@ -147,53 +103,56 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"no server at port {port}")
 
 
+def conversation(question: str, letter: str) -> list[dict[str, str]]:
+    """A question of mcqa, and the letter that the model learns to answer."""
+    answer = {"role": "assistant", "reasoning_content": "One of three.", "content": f"\\boxed{{{letter}}}"}
+    return [{"role": "user", "content": question}, answer]
+
+
 def test_gym_s_own_servers_and_ours_verify_rollouts_of_our_model(
     tmp_path: Path, started: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    tasks = [task for task, _ in zip(iter_tasks("math", "train", 0), range(4), strict=False)]
-    question = "Which number is the largest? A: 3, B: 8, C: 5. Put the letter in a box."
-    choice = {
-        "responses_create_params": {"input": [{"role": "user", "content": question}]},
-        "agent_ref": {"type": "responses_api_agents", "name": "mcqa_simple_agent"},
-        "options": [{"A": "3"}, {"B": "8"}, {"C": "5"}], "expected_answer": "B",
-    }  # fmt: skip
-    sampled = json.loads(json.dumps(choice).replace("largest", "smallest").replace('"B"}', '"A"}'))
+    options = [{"A": "3"}, {"B": "8"}, {"C": "5"}]
+    questions = [
+        f"Which number is the {which}? A: 3, B: 8, C: 5. Put the letter in a box." for which in ("largest", "smallest")
+    ]
+    taught = teach(tmp_path / "taught", [conversation(question, "B") for question in questions])
+    choices = [
+        {
+            "responses_create_params": {"input": [{"role": "user", "content": question}]},
+            "agent_ref": {"type": "responses_api_agents", "name": "mcqa_simple_agent"},
+            "options": options, "expected_answer": answer,
+        }
+        for question, answer in zip(questions, "BA", strict=True)
+    ]  # fmt: skip
     path = tmp_path / "train.jsonl"
-    records = [*map(record_of, tasks), choice, sampled]
+    records = [*map(record_of, taught.tasks["math"]), *choices]
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     check_gym_prompts(RLPrompts.model_construct(path=tmp_path, train_path=path, valid_path=path))
-    rows = as_nemo_rl_reads(path, max_new_tokens=32)
+    rows = as_nemo_rl_reads(path, max_new_tokens=LIMIT, temperature=0.01)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
-    answers = {task.prompt.splitlines()[0]: task.solution.answer for task in tasks[::2]} | {"largest": r"\boxed{B}"}
-    tokenizer = train_tokenizer([task.prompt for task in tasks] * 20, vocab_size=400)
-    torch.manual_seed(0)
-    model = NemotronH(
-        NemotronHConfig(
-            "M*", vocab_size=tokenizer.get_vocab_size(), hidden_size=32, mamba_num_heads=4, mamba_head_dim=16,
-            ssm_state_size=8, n_groups=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        )
-    ).eval()  # fmt: skip
-    with (
-        serving(Policy, tokenizer=tokenizer, model=model, answers=answers) as vllm,
-        GymHTTPServer(ResourcesServer("math")) as ours,
-    ):
+    port = free_port()
+    command = [sys.executable, "-m", "nemotron", "serve", taught.folder, "--port", str(port)]
+    wait_for(port, started(command, os.environ))
+    with GymHTTPServer(ResourcesServer("math")) as ours:
         thread = threading.Thread(target=ours.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        config = gym_config(vllm, ours.url)
+        config = gym_config(f"http://{HOST}:{port}", ours.url)
         environment = {**os.environ, "NEMO_GYM_CONFIG_DICT": json.dumps(config)}
         names = ["policy_model", "mcqa", "mcqa_simple_agent", "math_simple_agent"]
-        processes = {name: started(name, environment) for name in names}
+        processes = {name: started([PYTHON, SERVERS, "serve", name], environment) for name in names}
         for name, process in processes.items():
             ((app,),) = (tuple(kind.values()) for kind in config[name].values())
             wait_for(app["port"], process)
         collected = subprocess.run(
-            [PYTHON, SERVERS, "collect", path], env=environment, capture_output=True, text=True, check=True
+            [PYTHON, SERVERS, "collect", path], env=environment, capture_output=True, text=True, check=False
         )
+        assert collected.returncode == 0, collected.stderr[-4000:]
         ours.shutdown()
         thread.join()
     results = [json.loads(line) for line in collected.stdout.splitlines() if line.startswith("{")]
-    assert [result["reward"] for result in results] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert [result["reward"] for result in results] == [*TAUGHT, 1.0, 0.0]
     for result in results:
         assert set(READ["nemo_gym_result"] + READ["full_result"]) <= set(result)
         user, assistant = message_log(result)

@@ -10,12 +10,14 @@ RECORD = Path(__file__).parents[1] / "contracts/nemo_rl_schema.json"
 READ: dict[str, list[str]] = json.loads(RECORD.read_text(encoding="utf-8"))["rollouts"]
 
 
-def as_nemo_rl_reads(path: Path, max_new_tokens: int) -> list[dict[str, Any]]:
+def as_nemo_rl_reads(path: Path, max_new_tokens: int, temperature: float = 1.0) -> list[dict[str, Any]]:
     """NemoGymDataset and its processor: a row is a line; the rollout adds how responses are drawn."""
     assert READ["datum_dict"] == ["extra_env_info", "task_name"]  # the line, and a name made of the file's
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for number, row in enumerate(rows):
-        row["responses_create_params"] |= {"temperature": 1.0, "top_p": 1.0, "max_output_tokens": max_new_tokens}
+        row["responses_create_params"] |= {
+            "temperature": temperature, "top_p": 1.0, "max_output_tokens": max_new_tokens
+        }  # fmt: skip
         row["_rowidx"] = number
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,14 @@ class Taught:
         return known.greedy_T.tolist(), [answer_of(c.text, thinking=True) for c in known.greedy_completions]
 
 
-def teach(folder: Path) -> Taught:
-    """Twelve conversations are learnt by heart, in ten seconds of a core; the model is saved in `folder`."""
+def teach(folder: Path, others: Sequence[list[dict[str, Any]]] = ()) -> Taught:
+    """Twelve conversations and `others` are learnt by heart, in ten seconds of a core; `folder` has the model."""
     tasks = {family: generate_tasks(family, "eval", len(TAUGHT)) for family in FAMILIES}
     lessons = [
         render_with_mask(lesson(task, number), tools=prompt_tools(task) or None, template=TEMPLATE)
         for family in FAMILIES
         for number, task in enumerate(tasks[family])
-    ]
+    ] + [render_with_mask(messages, template=TEMPLATE) for messages in others]
     tokenizer = train_tokenizer(["".join(text for text, _ in segments) for segments in lessons] * 5, 500)
     save_tokenizer(tokenizer, folder, model_max_length=1024, template=TEMPLATE)
     rows = [

@@ -55,10 +55,10 @@ class ScriptedAnswer:
     def __iter__(self) -> Iterator[list[Token]]:
         raise NotImplementedError
 
-    def cancel(self) -> None:
+    def cancel(self, reason: FinishReason = "cancelled") -> None:
         """End it."""
         if self.finish_reason is None:
-            self._end("cancelled")
+            self._end(reason)
             self.wake()
 
     def wake(self) -> None:

@@ -241,7 +241,7 @@ class Engine:
                 if request in self._waiting:
                     self._waiting.remove(request)
         for request in cancelled:
-            self._end(request, "cancelled")
+            self._end(request, request.answer.cancelled_as or "cancelled")
 
     def _begin(self) -> None:
         """Give rows to requests that wait."""

@@ -89,7 +89,7 @@ def test_a_stop_string_ends_an_answer_and_the_engines_work(served: Served, strea
     text = "".join((chunk.choices[0].delta if stream else chunk.choices[0].message).content or "" for chunk in chunks)
     last = chunks[-1].choices[0]
     assert text == "one" and (last.finish_reason, last.stop_reason) == ("stop", "END")
-    assert served.engine.finished == {"cancelled": 1}
+    assert served.engine.finished == {"stop": 1}
 
 
 def test_a_stop_token_of_the_request_is_named(served: Served) -> None:

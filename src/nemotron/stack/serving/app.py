@@ -102,11 +102,15 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: Tokenizable) -> dict[str, Any]:
         check_model(body.model)
-        if isinstance(body, TokenizeChat):
-            text = render_chat(model, body, add_generation_prompt=body.add_generation_prompt)
-        else:
-            text = body.prompt
-        ids = await asyncio.to_thread(encode, model, text, body.add_special_tokens)
+
+        def tokens() -> list[int]:
+            if isinstance(body, TokenizeChat):
+                text = render_chat(model, body, add_generation_prompt=body.add_generation_prompt)
+            else:
+                text = body.prompt
+            return encode(model, text, body.add_special_tokens)
+
+        ids = await asyncio.to_thread(tokens)
         pieces = [model.tokenizer.id_to_token(token) for token in ids] if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": model.max_length, "tokens": ids, "token_strs": pieces}
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from nemo_runspec.errors import did_you_mean
 
 MAX_LOGPROBS = 20
+MAX_MESSAGES = 10_000  # they are checked on the event loop, for 0.1 s, while nobody else is answered
 LONGEST_VALUE = 60  # characters of a value that a refusal shows
 
 
@@ -30,8 +31,12 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 def shown(value: Any) -> str:
     """A value as JSON, for a refusal: cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        text += piece
+        if len(text) > LONGEST_VALUE:  # of 16 MiB the rest takes a second
+            return f"{text[: LONGEST_VALUE - 1]}…"
+    return text
 
 
 def _as_list(stop: Any) -> Any:
@@ -221,7 +226,7 @@ class NvExt(BaseModel):
 class Conversation(Request):
     """What becomes the prompt of a chat."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None

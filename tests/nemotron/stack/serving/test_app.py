@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -271,6 +272,18 @@ def test_models_and_tokens(served: Served) -> None:
     assert served.http.get("/health").status_code == 200
 
 
+def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(*args: Any, **kwargs: Any) -> str:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return "text"
+
+    for module in ("app", "prompt"):
+        monkeypatch.setattr(f"nemotron.stack.serving.{module}.render_chat", render)
+    for path in ("/tokenize", "/v1/chat/completions"):
+        assert served.http.post(path, json={"messages": USER}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param", "message"),
     [
@@ -278,6 +291,7 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "temperature": 3}, 400, "temperature", "temperature: 3 is not served; 0 to 2 is"),
         ({"messages": USER, "frequency_penalty": 0.5}, 400, "frequency_penalty", "0.5 is not served; only 0 is"),
         ({"messages": []}, 400, "messages", "messages: [] is not served; at least 1 in it is expected"),
+        ({"messages": USER * 10_001}, 400, "messages", "… is not served; at most 10000 in it is expected"),
         ({}, 400, "messages", "messages: is missing"),
         ({"messages": [{"role": "owner", "content": "x"}]}, 400, "messages", "unknown role 'owner'; roles are"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages", "did you mean 'user'?; roles are"),

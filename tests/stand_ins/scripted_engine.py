@@ -6,7 +6,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from nemotron.stack.serving.engine import EngineStopped, FinishReason, Limits, QueueFull, Sampling, Stats, Token
+from nemotron.stack.serving.engine import (
+    EngineStopped,
+    FinishReason,
+    Limits,
+    QueueFull,
+    Sampling,
+    Stats,
+    Token,
+    UnknownStopToken,
+)
 
 Script = Callable[[Sequence[int], Sampling], Sequence[int]]
 
@@ -91,6 +100,8 @@ class ScriptedEngine:
             raise QueueFull
         if unknown := [token for token in prompt if token > 1000]:
             raise ValueError(f"token {unknown[0]} is not known")
+        if unknown := [token for token in sampling.stop_token_ids if token > 1000]:
+            raise UnknownStopToken(f"token {unknown[0]} is not known")
         self.asked.append((list(prompt), sampling))
         answer = ScriptedAnswer(self, prompt, sampling)
         self.running.add(answer)

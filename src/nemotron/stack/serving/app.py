@@ -130,7 +130,7 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
         template = load_template(model.template).source if model.template else None
         return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, "chat_template": template}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return Response(status_code=200 if server.engine.is_alive else 503)
 

@@ -23,9 +23,10 @@ import openai
 import pytest
 from browser import PROGRAM, browser
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.recipes.tools import lm_eval_run
+from nemotron.recipes.tools import lm_eval_run, serve
 from nemotron.stack.environments import answer_of, generate_tasks, plain_text
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.evaluation.model import evaluate_model
@@ -157,6 +158,12 @@ def test_what_is_refused(server: Process, folder: Path) -> None:
     run = [sys.executable, "-m", "nemotron", "serve", str(folder), "--port", port]
     taken = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in taken.stderr
+
+
+def test_an_address_that_is_not_of_this_machine() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:0") as refused:  # one for documentation
+        serve.bind("192.0.2.1", 0)
+    assert refused.value.hint is not None and "--host" in refused.value.hint
 
 
 def harness(model: Any, task: str, **settings: Any) -> list[dict[str, Any]]:

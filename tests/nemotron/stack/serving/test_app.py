@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -269,7 +270,7 @@ def test_models_and_tokens(served: Served) -> None:
     said = served.http.post("/tokenize", json={"model": "tiny", "messages": USER, "tools": [ADD]}).json()
     assert said["tokens"] == served.engine.asked[0][0]
     assert served.http.get("/tokenizer_info").json()["eos_token"] == "</s>"
-    assert served.http.get("/health").status_code == 200
+    assert served.http.get("/health").status_code == served.http.head("/health").status_code == 200
 
 
 def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +299,15 @@ def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.
         ({"messages": [*USER, {"role": "system", "content": "x"}]}, 400, "messages", "can only come first"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "there is only text"),
         ({"messages": USER, "model": "gpt"}, 404, "model", "'tiny' is served"),
-        ({"messages": USER, "max_tokens": 1000}, 400, "messages", "takes 1000 tokens"),
+        ({"messages": USER, "max_tokens": 1000}, 400, "max_tokens", "takes 1000 tokens"),
+        ({"messages": USER, "max_completion_tokens": 1000}, 400, "max_completion_tokens", "takes 1000 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 999}], "max_tokens": 1}, 400, "messages", "takes 1000 tokens"),
+        ({"messages": USER, "stop_token_ids": [999999]}, 400, "stop_token_ids", "token 999999 is not known"),
+        ({"messages": USER, "top_k": 5}, 400, "top_k", "top_k: 5 is not served; only 0 is, which changes nothing"),
+        ({"messages": USER, "tools": [{"function": {"name": "a<b"}}]}, 400, "tools.0.function.name",
+         '"a<b" is no name that'),
+        ({"messages": USER, "tools": [{"function": {"name": "f", "parameters": {"properties": {"a\nb": {}}}}}]}, 400,
+         "tools.0.function.parameters", r'"a\nb" is no name'),
         ({"messages": USER, "max_tokens": 20, "max_thinking_tokens": 19}, 400, "max_thinking_tokens", "no answer"),
         ({"messages": USER, "chat_template_kwargs": {"shout": 1}}, 400, "chat_template_kwargs", "no switch 'shout'"),
         ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "no switch"),
@@ -367,6 +376,25 @@ def test_what_other_endpoints_refuse(served: Served, path: str, body: dict[str, 
     error = served.http.post(path, json=body).json()["error"]
     assert error["param"] == param and message in error["message"] and "Input should" not in error["message"], error
     assert "max_completion_tokens" not in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": USER * 4},
+        {"messages": USER, "chat_template_kwargs": {"shout": True}},
+        {"messages": USER, "reasoning_effort": "low"},
+        {"messages": USER, "max_thinking_tokens": 5},
+    ],
+)
+def test_a_refusal_shows_no_path_of_the_server(
+    serve: Callable[..., Served], tmp_path: Path, body: dict[str, Any]
+) -> None:
+    template = tmp_path / "own.jinja"
+    few = "{% if messages | length > 3 %}{{ raise_exception('too much') }}{% endif %}"
+    template.write_text(f"{few}{{{{ messages[0].content }}}}<|im_end|>")
+    error = serve(str(template)).http.post("/v1/chat/completions", json=body).json()["error"]
+    assert "the chat template of tiny" in error["message"] and str(tmp_path) not in error["message"]
 
 
 def test_errors_in_the_shape_of_openai(served: Served) -> None:

@@ -26,6 +26,7 @@ from nemotron.stack.serving.engine import (
     QueueFull,
     Sampling,
     Token,
+    UnknownStopToken,
 )
 
 GREEDY = Sampling(12, (11,), temperature=0)
@@ -409,7 +410,7 @@ def test_requests_that_cannot_be_served_are_refused(model: NemotronH, make_engin
     for prompt, named in (([], "at least one"), ([5, 61], "61"), ([-1], "-1")):
         with pytest.raises(ValueError, match=named):
             engine.submit(prompt, GREEDY)
-    with pytest.raises(ValueError, match="stop token 61"):
+    with pytest.raises(UnknownStopToken, match="stop token 61"):
         engine.submit([1], Sampling(1, (11, 61)))
     for _ in range(3):
         engine.submit([1] * 8, GREEDY)

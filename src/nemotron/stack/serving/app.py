@@ -192,6 +192,10 @@ class Guard:
         try:
             self._check(scope["path"], Headers(scope=scope), scope["method"])
         except ApiError as error:
+            # A client that sends its body first would have the connection reset, with the answer in it.
+            left = 4 * MAX_BYTES if "expect" not in Headers(scope=scope) else 0
+            while left > 0 and (message := await receive()).get("more_body"):
+                left -= len(message["body"])
             # What follows is not read: the connection is of no use any more.
             refusal = JSONResponse(error.body, error.status, {"Connection": "close"})
             await refusal(scope, receive, count)

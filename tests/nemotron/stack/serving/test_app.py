@@ -480,6 +480,26 @@ def test_who_may_ask(serve: Callable[..., Served]) -> None:
     assert served.http.post("/tokenize", content=b"{}", headers=headers).status_code == 413
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "headers", "read"), [(20, [], 20), (1000, [], 64), (20, [(b"expect", b"100-continue")], 0)]
+)
+def test_a_refusal_first_reads_what_a_client_may_be_sending(
+    serve: Callable[..., Served], megabytes: int, headers: list[tuple[bytes, bytes]], read: int
+) -> None:
+    app, log = serve(api_key="key").app, list[str]()
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+
+    async def receive() -> dict[str, Any]:
+        log.append("read")
+        return {"type": "http.request", "body": bytes(2**20), "more_body": len(log) < megabytes}
+
+    async def send(message: dict[str, Any]) -> None:
+        log.append(message["type"])
+
+    asyncio.run(app(scope, receive, send))
+    assert log == ["read"] * read + ["http.response.start", "http.response.body"]
+
+
 def test_metrics(served: Served) -> None:
     served.says("</think>2")
     served.client.chat.completions.create(model="tiny", messages=USER)

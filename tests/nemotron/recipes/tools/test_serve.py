@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from browser import PROGRAM, browser
 
@@ -146,6 +147,16 @@ def test_what_an_answer_is_held_to(server: Process) -> None:
     choice = create(**settings, tools=[ADD], tool_choice=forced, extra_body={"max_thinking_tokens": 5}).choices[0]
     (call,) = choice.message.tool_calls
     assert call.function.name == "add" and isinstance(json.loads(call.function.arguments)["a"], int)
+
+    class Answer(pydantic.BaseModel):
+        unit: Literal["m", "km"] | None
+        is_exact: bool | None
+
+    declared = openai.pydantic_function_tool(Answer, name="answer")
+    required: dict[str, Any] = {"tools": [declared], "tool_choice": "required", "parallel_tool_calls": False}
+    choice = create(**settings, **required, reasoning_effort="none").choices[0]
+    (call,) = choice.message.tool_calls
+    Answer.model_validate_json(call.function.arguments, strict=True)
 
 
 def test_what_is_refused(server: Process, folder: Path) -> None:

@@ -6,7 +6,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from nemotron.stack.serving.engine import EngineStopped, FinishReason, Limits, QueueFull, Sampling, Stats, Token
+from nemotron.stack.serving.engine import (
+    EngineStopped,
+    FinishReason,
+    Limits,
+    QueueFull,
+    Sampling,
+    Stats,
+    Token,
+    UnknownStopToken,
+)
 
 Script = Callable[[Sequence[int], Sampling], Sequence[int]]
 
@@ -55,10 +64,10 @@ class ScriptedAnswer:
     def __iter__(self) -> Iterator[list[Token]]:
         raise NotImplementedError
 
-    def cancel(self) -> None:
+    def cancel(self, reason: FinishReason = "cancelled") -> None:
         """End it."""
         if self.finish_reason is None:
-            self._end("cancelled")
+            self._end(reason)
             self.wake()
 
     def wake(self) -> None:
@@ -91,6 +100,8 @@ class ScriptedEngine:
             raise QueueFull
         if unknown := [token for token in prompt if token > 1000]:
             raise ValueError(f"token {unknown[0]} is not known")
+        if unknown := [token for token in sampling.stop_token_ids if token > 1000]:
+            raise UnknownStopToken(f"token {unknown[0]} is not known")
         self.asked.append((list(prompt), sampling))
         answer = ScriptedAnswer(self, prompt, sampling)
         self.running.add(answer)

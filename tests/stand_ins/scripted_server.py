@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from openai import OpenAI
@@ -10,6 +11,7 @@ from scripted_engine import Script, ScriptedEngine
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
+from nemo_runspec.errors import UserError
 from nemotron.stack.evaluation.model import reasoning_budget, stop_token_ids
 from nemotron.stack.serving.app import create_app
 from nemotron.stack.serving.engine import Sampling
@@ -25,7 +27,9 @@ class Served:
         self.encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
         self.decode: Callable[[Sequence[int]], str] = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
         self.engine = ScriptedEngine(lambda prompt, sampling: [])
-        budget = reasoning_budget(folder, template, 0, 100) if template else None
+        budget = None
+        with suppress(UserError):  # of a template that opens no reasoning
+            budget = reasoning_budget(folder, template, 0, 100) if template else None
         model = ServedModel(
             name="tiny", folder=folder, tokenizer=tokenizer, template=template, thinking=True,
             stop_token_ids=tuple(stop_token_ids(folder, template)), reasoning=budget, max_length=1000, created=1,

@@ -35,6 +35,10 @@ _CALL = re.compile(
 _CALL_LIST = re.compile(r"<TOOLCALL>((?:(?!<TOOLCALL>).)*?)</TOOLCALL>\n?", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _PROBE = "probe"
+_JSON_TYPES: dict[type, tuple[str, ...]] = {
+    str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
+    dict: ("object",), list: ("array",),
+}  # fmt: skip
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
@@ -209,17 +213,12 @@ def parse_response(text: str) -> tuple[str | None, str]:
 def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict[str, Any]]]:
     """Split an answer into `(text, calls)`, each call as {name, arguments}.
 
-    Calls are in the XML style of the Nemotron 3 templates, where a value is text if the declaration says `string` or
-    nothing, else JSON as far as it can be read; or in the JSON lists of Nano v2. What is malformed (a tag missing, text
-    between parameters, a parameter twice; a list that is not one of calls) stays in the text.
+    Calls are in the XML style of the Nemotron 3 templates, where a value is text if its declaration allows texts alone
+    or says nothing (`declared_types`), else JSON as far as it can be read: beside texts, JSON of the other types. Or
+    they are in the JSON lists of Nano v2. What is malformed (a tag missing, text between parameters, a parameter twice;
+    a list that is not one of calls) stays in the text.
     """
-    types = {
-        function["name"]: {
-            name: about.get("type", "string")
-            for name, about in ((function.get("parameters") or {}).get("properties") or {}).items()
-        }
-        for function in map(function_of, tools)
-    }
+    declared = {function["name"]: function.get("parameters") or {} for function in map(function_of, tools)}
     calls: list[dict[str, Any]] = []
 
     def take(match: re.Match[str]) -> str:
@@ -232,9 +231,13 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
             if parameter is None or parameter[1] in arguments:
                 return match[0]
             value = parameter[2]
-            if types.get(name, {}).get(parameter[1], "string") != "string":
+            parameters = declared.get(name, {})
+            allowed = declared_types((parameters.get("properties") or {}).get(parameter[1]), parameters)
+            if allowed != {"string"}:
                 with suppress(ValueError, RecursionError):
-                    value = json.loads(value)
+                    read = json.loads(value)
+                    if "string" not in allowed or not allowed.isdisjoint({*_JSON_TYPES[type(read)]} - {"string"}):
+                        value = read
             arguments[parameter[1]] = value
             position = parameter.end()
         calls.append({"name": name, "arguments": arguments})
@@ -255,6 +258,50 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
 
 def _is_call(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("arguments"), dict)
+
+
+def declared_types(declaration: object, parameters: Mapping[str, Any]) -> set[str]:
+    """JSON types of the values that `declaration`, of one of a tool's `parameters`, allows; `string` if it says none.
+
+    They are those of all its `alternatives`, as in vLLM's parser of these calls.
+    """
+    types: set[str] = set()
+    for each in alternatives(declaration, parameters):
+        said = each["type"] if "type" in each else list(_JSON_TYPES.get(type(each["const"]), ())[:1])
+        names = said if isinstance(said, list | tuple) else [said]
+        types.update(name for name in names if isinstance(name, str))
+    return types or {"string"}
+
+
+def alternatives(declaration: object, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What `declaration`, of one of a tool's `parameters`, allows, one by one; empty where it says nothing.
+
+    Each has a `type`, a `const` or both: values of an `enum` are constants, `$ref` is resolved in `parameters`, and of
+    an `allOf` it is the first part that says something.
+    """
+    resolved: set[str] = set()
+
+    def expanded(part: object) -> list[Mapping[str, Any]]:
+        if not isinstance(part, Mapping):
+            return []
+        if isinstance(values := part.get("enum", [part["const"]] if "const" in part else None), list):
+            typed = {"type": part["type"]} if "type" in part else {}
+            return [{**typed, "const": value} for value in values]
+        if "type" in part:
+            return [part]
+        if isinstance(pointer := part.get("$ref"), str) and pointer not in resolved:
+            resolved.add(pointer)  # once, however often it is named: it may name itself
+            target: Any = parameters
+            for key in pointer.removeprefix("#/").split("/"):
+                target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+            return expanded(target)
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(part.get(key), list):
+                found = list(filter(None, map(expanded, part[key])))
+                return [each for several in (found[:1] if key == "allOf" else found) for each in several]
+        return []
+
+    return expanded(declaration)
 
 
 def check_messages(messages: Sequence[Message], where: str = "message") -> None:

@@ -290,6 +290,36 @@ def test_calls_of_nano2_are_read_as_they_are_written() -> None:
         assert chat.parse_tool_calls(text, []) == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("declaration", "types"),
+    [
+        ({}, {"string"}),
+        ({"description": "any"}, {"string"}),
+        ({"type": "string", "enum": [1]}, {"string"}),
+        ({"type": ["integer", "null"]}, {"integer", "null"}),
+        ({"enum": ["a", None, True, 1, 1.5, [], {}]},
+         {"string", "null", "boolean", "integer", "number", "array", "object"}),
+        ({"const": None}, {"null"}),
+        ({"$ref": "#/definitions/a~1b"}, {"array"}),
+        ({"$ref": "#/$defs/Loop"}, {"null", "string"}),
+        ({"$ref": "#/$defs/None"}, {"string"}),
+        ({"allOf": [{"description": "x"}, {"$ref": "#/definitions/a~1b"}]}, {"array"}),
+        ({"oneOf": [{"type": "number"}, {"anyOf": [{"type": "boolean"}, {"const": 1}]}]},
+         {"number", "boolean", "integer"}),
+        ({"$ref": 5, "anyOf": {}, "enum": "ab"}, {"string"}),
+        ({"type": 5}, {"string"}),
+        (5, {"string"}),
+    ],
+)  # fmt: skip
+def test_types_that_a_declaration_allows(declaration: object, types: set[str]) -> None:
+    parameters = {
+        "definitions": {"a/b": {"type": "array"}},
+        "$defs": {"Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/End"}]},
+                  "End": {"anyOf": [{"enum": [None, "x"]}, {"$ref": "#/$defs/Loop"}]}},
+    }  # fmt: skip
+    assert chat.declared_types(declaration, parameters) == types
+
+
 def test_super3_as_its_template_writes_it() -> None:
     opened = "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n2+2?"
     assert render([USER, THOUGHT], template="super3") == (

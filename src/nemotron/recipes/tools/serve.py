@@ -13,6 +13,7 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
     begin_script()
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -111,7 +112,8 @@ def bind(host: str, port: int) -> socket.socket:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
     except OSError as failure:
-        hint = "--port 0 takes any that is free"
+        is_of_port = failure.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = "--port 0 takes any that is free" if is_of_port else "--host is an address of this machine, or its name"
         raise UserError(f"cannot listen on {host}:{port}: {failure.strerror}", hint) from failure
     return taken
 

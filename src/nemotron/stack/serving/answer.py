@@ -52,7 +52,7 @@ class Writing:
             delta = Delta(content=text) if self._response is None else self._response.push(text)
             total = _joined(total, delta)
         if isinstance(self._text.stopped_by, str):
-            self.answer.cancel()
+            self.answer.cancel("stop")
         self.tokens += used
         return self._kept(total), used
 

@@ -102,11 +102,15 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: Tokenizable) -> dict[str, Any]:
         check_model(body.model)
-        if isinstance(body, TokenizeChat):
-            text = render_chat(model, body, add_generation_prompt=body.add_generation_prompt)
-        else:
-            text = body.prompt
-        ids = await asyncio.to_thread(encode, model, text, body.add_special_tokens)
+
+        def tokens() -> list[int]:
+            if isinstance(body, TokenizeChat):
+                text = render_chat(model, body, add_generation_prompt=body.add_generation_prompt)
+            else:
+                text = body.prompt
+            return encode(model, text, body.add_special_tokens)
+
+        ids = await asyncio.to_thread(tokens)
         pieces = [model.tokenizer.id_to_token(token) for token in ids] if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": model.max_length, "tokens": ids, "token_strs": pieces}
 
@@ -126,7 +130,7 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
         template = load_template(model.template).source if model.template else None
         return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, "chat_template": template}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return Response(status_code=200 if server.engine.is_alive else 503)
 
@@ -188,6 +192,10 @@ class Guard:
         try:
             self._check(scope["path"], Headers(scope=scope), scope["method"])
         except ApiError as error:
+            # A client that sends its body first would have the connection reset, with the answer in it.
+            left = 4 * MAX_BYTES if "expect" not in Headers(scope=scope) else 0
+            while left > 0 and (message := await receive()).get("more_body"):
+                left -= len(message["body"])
             # What follows is not read: the connection is of no use any more.
             refusal = JSONResponse(error.body, error.status, {"Connection": "close"})
             await refusal(scope, receive, count)

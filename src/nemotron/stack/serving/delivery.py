@@ -23,7 +23,7 @@ class Answer:
         self.prompt_logprobs: list[Token] | None = None
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.is_cancelled = False
+        self.cancelled_as: FinishReason | None = None
         self._wake = wake
         self._changed = threading.Condition()
         self._new: list[Token] = []
@@ -60,10 +60,18 @@ class Answer:
         finally:
             self.cancel()
 
-    def cancel(self) -> None:
-        """End the answer where it is, before the next step. From any thread, any number of times."""
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called before its end."""
+        return self.cancelled_as is not None
+
+    def cancel(self, reason: FinishReason = "cancelled") -> None:
+        """End the answer where it is, before the next step. From any thread, any number of times.
+
+        reason: of which the first call counts; "stop" where whoever reads the text has found its end.
+        """
         if not self.is_cancelled and self.finish_reason is None:
-            self.is_cancelled = True
+            self.cancelled_as = reason
             self._wake()
 
     def put(self, tokens: Sequence[Token]) -> None:
@@ -84,4 +92,4 @@ class Answer:
             try:
                 self._tell_loop()
             except RuntimeError:  # the loop is closed, with nobody left to take the tokens
-                self._tell_loop, self.is_cancelled = None, True
+                self._tell_loop, self.cancelled_as = None, "cancelled"

@@ -32,7 +32,7 @@ from nemotron.stack.serving.sampling import Choice, FinishReason, Sampling, Toke
 
 __all__ = [
     "Answer", "Engine", "EngineStopped", "FinishReason", "Grammar", "Limits", "PromptTooLong", "QueueFull", "Sampling",
-    "Stats", "Token",
+    "Stats", "Token", "UnknownStopToken",
 ]  # fmt: skip
 
 # Of a pass, padding included: how long rows that are decoded may wait for a prompt.
@@ -47,6 +47,10 @@ class QueueFull(Exception):
 
 class PromptTooLong(ValueError):
     """Prompt and `max_new_tokens` together exceed `max_length`."""
+
+
+class UnknownStopToken(ValueError):
+    """A stop token that the model does not have."""
 
 
 class EngineStopped(Exception):
@@ -156,7 +160,8 @@ class Engine:
             QueueFull: as many wait as may.
             PromptTooLong: prompt and `max_new_tokens` together exceed `max_length`.
             EngineStopped: `stop` was called.
-            ValueError: an empty prompt, or ids in it or of stop tokens that the model does not have.
+            UnknownStopToken: the model does not have one of the stop tokens.
+            ValueError: an empty prompt, or ids in it that the model does not have.
         """
         vocab_size, limits = self.model.config.vocab_size, self.limits
         if not prompt:
@@ -164,7 +169,7 @@ class Engine:
         if unknown := next((token for token in prompt if not 0 <= token < vocab_size), None):
             raise ValueError(f"prompt token {unknown}: the model has 0 to {vocab_size - 1}")
         if unknown := next((token for token in sampling.stop_token_ids if not 0 <= token < vocab_size), None):
-            raise ValueError(f"stop token {unknown}: the model has 0 to {vocab_size - 1}")
+            raise UnknownStopToken(f"stop token {unknown}: the model has 0 to {vocab_size - 1}")
         if len(prompt) + sampling.max_new_tokens > limits.max_length:
             raise PromptTooLong(
                 f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones exceed {limits.max_length}"
@@ -241,7 +246,7 @@ class Engine:
                 if request in self._waiting:
                     self._waiting.remove(request)
         for request in cancelled:
-            self._end(request, "cancelled")
+            self._end(request, request.answer.cancelled_as or "cancelled")
 
     def _begin(self) -> None:
         """Give rows to requests that wait."""

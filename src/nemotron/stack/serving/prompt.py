@@ -67,7 +67,7 @@ def render_chat(model: ServedModel, body: Conversation, *, add_generation_prompt
     if model.template is None:
         raise ApiError(400, f"{model.name} completes text: it has no chat template; ask /v1/completions")
     template = load_template(model.template)
-    switches = {"enable_thinking": model.thinking} | defaults | _switches(template, body)
+    switches = {"enable_thinking": model.thinking} | defaults | _switches(model, template, body)
     tools = [tool.function.declared() for tool in body.tools or ()]
     if isinstance(body, ChatRequest):
         tools = body.declared_tools or []
@@ -79,16 +79,19 @@ def render_chat(model: ServedModel, body: Conversation, *, add_generation_prompt
         )
     except UserError as error:
         message = "; ".join(line for line in (error.message, error.hint) if line)
+        # A template's own name may be its path here.
+        message = message.replace(f"chat template {template.name}", f"the chat template of {model.name}")
         raise ApiError(400, message, param="messages") from None
     return "".join(text for text, _ in segments)
 
 
-def _switches(template: ChatTemplate, body: Conversation) -> dict[str, Any]:
+def _switches(model: ServedModel, template: ChatTemplate, body: Conversation) -> dict[str, Any]:
     switches = dict(body.chat_template_kwargs or {})
     for name, value in switches.items():
         harmless = name == "enable_thinking" and value is True  # a template without the switch has nothing to turn off
         if name in _OWN_VARIABLES or not (template.has_switch(name) or harmless):
-            raise ApiError(400, f"chat template {template.name} has no switch {name!r}", param="chat_template_kwargs")
+            message = f"the chat template of {model.name} has no switch {name!r}"
+            raise ApiError(400, message, param="chat_template_kwargs")
     effort = body.reasoning_effort
     if effort == "none":
         return {"enable_thinking": False} | switches
@@ -97,7 +100,7 @@ def _switches(template: ChatTemplate, body: Conversation) -> dict[str, Any]:
     levels = ["none", *(level for level, switch in _EFFORTS.items() if template.has_switch(switch)), *_FULL_EFFORTS]
     if effort not in levels:
         hint = did_you_mean(effort, levels) if effort not in _EFFORTS else f"choose from: {', '.join(levels)}"
-        message = f"chat template {template.name} has no reasoning effort {effort!r}; {hint}"
+        message = f"the chat template of {model.name} has no reasoning effort {effort!r}; {hint}"
         raise ApiError(400, message, param="reasoning_effort")
     return {_EFFORTS[effort]: True} | switches
 
@@ -125,7 +128,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> Prompt:
     text = render_chat(model, body, **({"enable_thinking": False} if budget == 0 else {}))
     tokens, opening = encode(model, text, bool(body.add_special_tokens)), opening_of(text)
     wanted = body.max_completion_tokens or body.max_tokens
-    limit = _room(model, tokens, wanted, "messages")
+    of_answer = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+    limit = _room(model, tokens, wanted, "messages", of_answer)
     return Prompt(tokens, opening, _samplings(model, body, limit, opening, _budget(model, budget, limit)))
 
 
@@ -135,20 +139,24 @@ def completion_prompts(model: ServedModel, body: CompletionRequest) -> list[Prom
     special = body.add_special_tokens is not False  # as vLLM does it; tokenizers of the recipes add none
     for text in body.prompts():
         tokens = encode(model, text, special) if isinstance(text, str) else text
-        limit = _room(model, tokens, max(1, 16 if body.max_tokens is None else body.max_tokens), "prompt")
+        wanted = max(1, 16 if body.max_tokens is None else body.max_tokens)
+        limit = _room(model, tokens, wanted, "prompt", "max_tokens")
         prompts.append(Prompt(tokens, "answer", _samplings(model, body, limit, "answer", None)))
     return prompts
 
 
-def _room(model: ServedModel, tokens: Sequence[int], wanted: int | None, param: str) -> int:
-    """Tokens that an answer may have. ApiError: prompt and answer are longer than the model takes."""
+def _room(model: ServedModel, tokens: Sequence[int], wanted: int | None, of_prompt: str, of_answer: str) -> int:
+    """Tokens that an answer may have.
+
+    ApiError: prompt and answer are longer than the model takes; it names the field of the one that is to be shorter.
+    """
     room = model.max_length - len(tokens)
     if (wanted or 1) > room:
         message = (
             f"this model takes {model.max_length} tokens, and {len(tokens)} of the prompt with {wanted or 1} of the "
             f"answer are {len(tokens) + (wanted or 1)}"
         )
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise ApiError(400, message, param=of_answer if room > 0 else of_prompt, code="context_length_exceeded")
     return wanted or room
 
 
@@ -161,7 +169,7 @@ def _budget(model: ServedModel, budget: int | None, limit: int) -> ReasoningBudg
     if not budget:
         return None
     if model.reasoning is None:
-        message = f"chat template {model.template} opens no reasoning, which a budget could end"
+        message = f"the chat template of {model.name} opens no reasoning, which a budget could end"
         raise ApiError(400, message, param="max_thinking_tokens")
     if budget + len(model.reasoning.end_ids) >= limit:
         message = (

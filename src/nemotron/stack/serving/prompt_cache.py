@@ -4,7 +4,8 @@ What attention blocks hold of a prefix could be cut anywhere. What `M` blocks ho
 of thousands of keys at published dimensions: it has to be kept for each point that a prompt may go on from. Points are
 
 - the end of each prompt: the same question again, or the next turn where the template shows the answer differently;
-- the end of each answer: the next turn of a conversation;
+- the end of each answer: the next turn of a conversation. Not behind a stop string: when it is found the row has read
+  on, and the sum can't be taken back to it;
 - a branch, where a prompt leaves what an earlier one said: the end of a system prompt that several questions share. It
   is found when the second of them is read, and serves from the third on (as in Marconi, Pan et al. 2024).
 

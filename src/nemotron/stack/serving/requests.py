@@ -7,6 +7,7 @@ refused, and so is one that would change the answer and is not served; at the va
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from nemo_runspec.errors import did_you_mean
 
 MAX_LOGPROBS = 20
+MAX_MESSAGES = 10_000  # they are checked on the event loop, for 0.1 s, while nobody else is answered
+NOT_IN_NAMES = r"[<>\n]|^$"  # of functions and of their parameters: `parse_tool_calls` would read no call
 LONGEST_VALUE = 60  # characters of a value that a refusal shows
 
 
@@ -30,8 +33,12 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 def shown(value: Any) -> str:
     """A value as JSON, for a refusal: cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        text += piece
+        if len(text) > LONGEST_VALUE:  # of 16 MiB the rest takes a second
+            return f"{text[: LONGEST_VALUE - 1]}…"
+    return text
 
 
 def _as_list(stop: Any) -> Any:
@@ -67,7 +74,7 @@ class Generation(Request):
     presence_penalty: float | None = Field(0, ge=0, le=0)
     repetition_penalty: float | None = Field(1, ge=1, le=1)
     logit_bias: dict[str, float] | None = Field(None, max_length=0)
-    top_k: int | None = Field(-1, ge=-1, le=0)
+    top_k: Annotated[int | None, BeforeValidator(lambda number: 0 if number == -1 else number)] = Field(0, ge=0, le=0)
     min_p: float | None = Field(0, ge=0, le=0)
     min_tokens: int | None = Field(0, ge=0, le=0)
     ignore_eos: Literal[False] | None = None
@@ -124,12 +131,21 @@ class Function(BaseModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @field_validator("name")
+    @classmethod
+    def _can_be_written(cls, name: str) -> str:
+        if re.search(NOT_IN_NAMES, name):
+            raise ValueError(f"{shown(name)} is no name that a call can have; one without <, > and line breaks is")
+        return name
+
     @field_validator("parameters")
     @classmethod
     def _are_objects(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
         properties = (parameters or {}).get("properties") or {}
         if not isinstance(properties, dict) or not all(isinstance(about, dict) for about in properties.values()):
             raise ValueError("properties: an object of objects expected")
+        for name in properties:
+            cls._can_be_written(name)
         lists = {"required": (parameters or {}).get("required")}
         lists |= {f"properties.{name}.enum": about.get("enum") for name, about in properties.items()}
         for name, values in lists.items():
@@ -221,7 +237,7 @@ class NvExt(BaseModel):
 class Conversation(Request):
     """What becomes the prompt of a chat."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None

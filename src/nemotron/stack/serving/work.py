@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nemotron.stack.serving.answer import Writing, calls_of, chat_logprobs, completion_logprobs, shown, usage_of
-from nemotron.stack.serving.engine import Answer, Engine, EngineStopped, QueueFull
+from nemotron.stack.serving.engine import Answer, Engine, EngineStopped, QueueFull, UnknownStopToken
 from nemotron.stack.serving.metrics import Metrics
 from nemotron.stack.serving.prompt import Prompt, ServedModel
 from nemotron.stack.serving.refusals import ApiError
@@ -75,7 +75,8 @@ class Work:
             raise ApiError(503, "the server is stopping", code="stopping") from None
         except ValueError as failure:
             self.cancel()
-            raise ApiError(400, str(failure), param="prompt") from None
+            param = "stop_token_ids" if isinstance(failure, UnknownStopToken) else "prompt"
+            raise ApiError(400, str(failure), param=param) from None
         self._deadline = asyncio.get_running_loop().call_later(server.timeout, self._time_out)
 
     def _time_out(self) -> None:

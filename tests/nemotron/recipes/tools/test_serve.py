@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from browser import PROGRAM, browser
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.recipes.tools import lm_eval_run
+from nemotron.recipes.tools import lm_eval_run, serve
 from nemotron.stack.environments import answer_of, generate_tasks, plain_text
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.evaluation.model import evaluate_model
@@ -146,6 +148,16 @@ def test_what_an_answer_is_held_to(server: Process) -> None:
     (call,) = choice.message.tool_calls
     assert call.function.name == "add" and isinstance(json.loads(call.function.arguments)["a"], int)
 
+    class Answer(pydantic.BaseModel):
+        unit: Literal["m", "km"] | None
+        is_exact: bool | None
+
+    declared = openai.pydantic_function_tool(Answer, name="answer")
+    required: dict[str, Any] = {"tools": [declared], "tool_choice": "required", "parallel_tool_calls": False}
+    choice = create(**settings, **required, reasoning_effort="none").choices[0]
+    (call,) = choice.message.tool_calls
+    Answer.model_validate_json(call.function.arguments, strict=True)
+
 
 def test_what_is_refused(server: Process, folder: Path) -> None:
     with pytest.raises(openai.NotFoundError):
@@ -157,6 +169,12 @@ def test_what_is_refused(server: Process, folder: Path) -> None:
     run = [sys.executable, "-m", "nemotron", "serve", str(folder), "--port", port]
     taken = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in taken.stderr
+
+
+def test_an_address_that_is_not_of_this_machine() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:0") as refused:  # one for documentation
+        serve.bind("192.0.2.1", 0)
+    assert refused.value.hint is not None and "--host" in refused.value.hint
 
 
 def harness(model: Any, task: str, **settings: Any) -> list[dict[str, Any]]:

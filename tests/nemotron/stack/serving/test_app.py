@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -89,7 +91,7 @@ def test_a_stop_string_ends_an_answer_and_the_engines_work(served: Served, strea
     text = "".join((chunk.choices[0].delta if stream else chunk.choices[0].message).content or "" for chunk in chunks)
     last = chunks[-1].choices[0]
     assert text == "one" and (last.finish_reason, last.stop_reason) == ("stop", "END")
-    assert served.engine.finished == {"cancelled": 1}
+    assert served.engine.finished == {"stop": 1}
 
 
 def test_a_stop_token_of_the_request_is_named(served: Served) -> None:
@@ -268,7 +270,19 @@ def test_models_and_tokens(served: Served) -> None:
     said = served.http.post("/tokenize", json={"model": "tiny", "messages": USER, "tools": [ADD]}).json()
     assert said["tokens"] == served.engine.asked[0][0]
     assert served.http.get("/tokenizer_info").json()["eos_token"] == "</s>"
-    assert served.http.get("/health").status_code == 200
+    assert served.http.get("/health").status_code == served.http.head("/health").status_code == 200
+
+
+def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(*args: Any, **kwargs: Any) -> str:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return "text"
+
+    for module in ("app", "prompt"):
+        monkeypatch.setattr(f"nemotron.stack.serving.{module}.render_chat", render)
+    for path in ("/tokenize", "/v1/chat/completions"):
+        assert served.http.post(path, json={"messages": USER}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -278,13 +292,22 @@ def test_models_and_tokens(served: Served) -> None:
         ({"messages": USER, "temperature": 3}, 400, "temperature", "temperature: 3 is not served; 0 to 2 is"),
         ({"messages": USER, "frequency_penalty": 0.5}, 400, "frequency_penalty", "0.5 is not served; only 0 is"),
         ({"messages": []}, 400, "messages", "messages: [] is not served; at least 1 in it is expected"),
+        ({"messages": USER * 10_001}, 400, "messages", "… is not served; at most 10000 in it is expected"),
         ({}, 400, "messages", "messages: is missing"),
         ({"messages": [{"role": "owner", "content": "x"}]}, 400, "messages", "unknown role 'owner'; roles are"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages", "did you mean 'user'?; roles are"),
         ({"messages": [*USER, {"role": "system", "content": "x"}]}, 400, "messages", "can only come first"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "there is only text"),
         ({"messages": USER, "model": "gpt"}, 404, "model", "'tiny' is served"),
-        ({"messages": USER, "max_tokens": 1000}, 400, "messages", "takes 1000 tokens"),
+        ({"messages": USER, "max_tokens": 1000}, 400, "max_tokens", "takes 1000 tokens"),
+        ({"messages": USER, "max_completion_tokens": 1000}, 400, "max_completion_tokens", "takes 1000 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 999}], "max_tokens": 1}, 400, "messages", "takes 1000 tokens"),
+        ({"messages": USER, "stop_token_ids": [999999]}, 400, "stop_token_ids", "token 999999 is not known"),
+        ({"messages": USER, "top_k": 5}, 400, "top_k", "top_k: 5 is not served; only 0 is, which changes nothing"),
+        ({"messages": USER, "tools": [{"function": {"name": "a<b"}}]}, 400, "tools.0.function.name",
+         '"a<b" is no name that'),
+        ({"messages": USER, "tools": [{"function": {"name": "f", "parameters": {"properties": {"a\nb": {}}}}}]}, 400,
+         "tools.0.function.parameters", r'"a\nb" is no name'),
         ({"messages": USER, "max_tokens": 20, "max_thinking_tokens": 19}, 400, "max_thinking_tokens", "no answer"),
         ({"messages": USER, "chat_template_kwargs": {"shout": 1}}, 400, "chat_template_kwargs", "no switch 'shout'"),
         ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "no switch"),
@@ -353,6 +376,25 @@ def test_what_other_endpoints_refuse(served: Served, path: str, body: dict[str, 
     error = served.http.post(path, json=body).json()["error"]
     assert error["param"] == param and message in error["message"] and "Input should" not in error["message"], error
     assert "max_completion_tokens" not in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": USER * 4},
+        {"messages": USER, "chat_template_kwargs": {"shout": True}},
+        {"messages": USER, "reasoning_effort": "low"},
+        {"messages": USER, "max_thinking_tokens": 5},
+    ],
+)
+def test_a_refusal_shows_no_path_of_the_server(
+    serve: Callable[..., Served], tmp_path: Path, body: dict[str, Any]
+) -> None:
+    template = tmp_path / "own.jinja"
+    few = "{% if messages | length > 3 %}{{ raise_exception('too much') }}{% endif %}"
+    template.write_text(f"{few}{{{{ messages[0].content }}}}<|im_end|>")
+    error = serve(str(template)).http.post("/v1/chat/completions", json=body).json()["error"]
+    assert "the chat template of tiny" in error["message"] and str(tmp_path) not in error["message"]
 
 
 def test_errors_in_the_shape_of_openai(served: Served) -> None:
@@ -436,6 +478,26 @@ def test_who_may_ask(serve: Callable[..., Served]) -> None:
         assert served.http.get("/v1/models", headers={"Host": host}).status_code == status
     headers = {"Content-Length": str(2**30), "Host": "localhost", "Content-Type": "application/json"}
     assert served.http.post("/tokenize", content=b"{}", headers=headers).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "headers", "read"), [(20, [], 20), (1000, [], 64), (20, [(b"expect", b"100-continue")], 0)]
+)
+def test_a_refusal_first_reads_what_a_client_may_be_sending(
+    serve: Callable[..., Served], megabytes: int, headers: list[tuple[bytes, bytes]], read: int
+) -> None:
+    app, log = serve(api_key="key").app, list[str]()
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+
+    async def receive() -> dict[str, Any]:
+        log.append("read")
+        return {"type": "http.request", "body": bytes(2**20), "more_body": len(log) < megabytes}
+
+    async def send(message: dict[str, Any]) -> None:
+        log.append(message["type"])
+
+    asyncio.run(app(scope, receive, send))
+    assert log == ["read"] * read + ["http.response.start", "http.response.body"]
 
 
 def test_metrics(served: Served) -> None:

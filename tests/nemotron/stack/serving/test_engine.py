@@ -20,11 +20,13 @@ from nemotron.stack.serving.engine import (
     Answer,
     Engine,
     EngineStopped,
+    FinishReason,
     Limits,
     PromptTooLong,
     QueueFull,
     Sampling,
     Token,
+    UnknownStopToken,
 )
 
 GREEDY = Sampling(12, (11,), temperature=0)
@@ -312,15 +314,17 @@ def test_two_hundred_random_cancellations_leave_nothing(
     assert sum(finished.values()) == 210 and finished["cancelled"] > 100
 
 
-def test_a_cancelled_answer_ends_where_it_is(make_engine: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("reason", ["cancelled", "stop"])
+def test_a_cancelled_answer_ends_where_it_is(make_engine: Callable[..., Engine], reason: FinishReason) -> None:
     engine = make_engine()
     answer = engine.submit([1, 2, 3], Sampling(300, (), temperature=0))
     got = 0
     for tokens in answer:
         got += len(tokens)
         if got >= 3:
-            answer.cancel()
-    assert answer.finish_reason == "cancelled" and 3 <= got < 300
+            answer.cancel(reason)
+            answer.cancel()  # the first counts
+    assert answer.finish_reason == reason and 3 <= got < 300 and engine.stats.finished == {reason: 1}
 
 
 def test_a_stopping_engine_lets_requests_go_on_for_so_long_and_no_longer(make_engine: Callable[..., Engine]) -> None:
@@ -406,7 +410,7 @@ def test_requests_that_cannot_be_served_are_refused(model: NemotronH, make_engin
     for prompt, named in (([], "at least one"), ([5, 61], "61"), ([-1], "-1")):
         with pytest.raises(ValueError, match=named):
             engine.submit(prompt, GREEDY)
-    with pytest.raises(ValueError, match="stop token 61"):
+    with pytest.raises(UnknownStopToken, match="stop token 61"):
         engine.submit([1], Sampling(1, (11, 61)))
     for _ in range(3):
         engine.submit([1] * 8, GREEDY)

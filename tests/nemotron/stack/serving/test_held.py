@@ -94,6 +94,48 @@ def test_other_calls_are_not_possible(accepts: Accepts, wrong: str) -> None:
     assert not accepts(calls_in_xml(TOOLS, "\n", False), wrong)
 
 
+CHOICES = {
+    "name": "choose",
+    "parameters": {
+        "$defs": {
+            "Unit": {"type": "string", "enum": ["C", "°F", "🌡"]},
+            "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        },
+        "properties": {
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "unit": {"$ref": "#/$defs/Unit"},
+            "other": {"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]},
+            "point": {"$ref": "#/$defs/Point"},
+            "label": {"oneOf": [{"type": "string"}, {"type": "null"}]},
+            "mode": {"const": "fast"},
+            "level": {"enum": ["low", 1, None]},
+        },
+    },
+}
+CHOSEN: list[tuple[dict[str, Any], bool]] = [
+    ({"days": 3, "unit": "°F", "other": None, "point": {"x": 1}, "label": "3", "mode": "fast", "level": 1}, True),
+    ({"days": None, "unit": "🌡", "other": "C", "label": None, "level": None}, True),
+    ({"label": '"quoted"\n{}', "level": "low"}, True),
+    ({"days": "3 or so"}, False),
+    ({"unit": "K"}, False),
+    ({"other": "K"}, False),
+    ({"point": {"y": 1}}, False),
+    ({"mode": "slow"}, False),
+    ({"level": 2}, False),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fits"), CHOSEN)
+def test_values_that_are_declared_without_a_type(accepts: Accepts, arguments: dict[str, Any], fits: bool) -> None:
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+    shown = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+    text = f"<tool_call>\n<function=choose>\n{shown}</function>\n</tool_call>"
+    assert accepts(calls_in_xml([CHOICES], "", True), text) == fits
+    assert parse_tool_calls(text, [CHOICES]) == ("", [{"name": "choose", "arguments": arguments}])
+    listed = written([{"name": "choose", "arguments": arguments}], "nano2")
+    assert accepts(calls_in_a_list([CHOICES], "", True), listed) == fits
+
+
 def test_json(accepts: Accepts) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     lark = json_answer(schema, "\n")

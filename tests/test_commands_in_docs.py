@@ -60,7 +60,12 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES += [ROOT / "examples/research/program.md", *sorted(SOURCE.rglob("*.md"))]
-PAGES.remove(ROOT / "docs/guides/fork.md")  # its commands are of forks: tests/test_fork_guide.py
+# Their commands are of forks: which test does them.
+OF_FORKS = {
+    ROOT / "docs/guides/fork.md": "tests/test_fork_guide.py",
+    ROOT / "examples/forks/skypilot/README.md": "tests/examples/test_skypilot_command.py",
+}
+PAGES = [page for page in PAGES if page not in OF_FORKS]
 SCRIPTS = sorted(SOURCE.rglob("*.py"))
 # A command stands on a line of its own (a fenced block, a docstring), or between backticks.
 COMMAND = re.compile(r"^ *((?:nemotron|python \S*\.py) [^`\n]+)$|`((?:nemotron|python \S*\.py) [^`]+)`", re.MULTILINE)
@@ -346,6 +351,14 @@ SHELL_WORDS = {
     for page in PAGES
     if page.suffix == ".md"
 }
+
+
+def test_no_page_is_left_out() -> None:
+    folders = ("docs", "src", "examples", "benchmarks")
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    with_commands = {page for page in pages if SHELL_BLOCK.search(page.read_text(encoding="utf-8"))}
+    assert with_commands - set(PAGES) == set(OF_FORKS)
+    assert all((ROOT / test).is_file() for test in OF_FORKS.values())
 
 
 @pytest.mark.parametrize("page", SHELL_WORDS, ids=str)

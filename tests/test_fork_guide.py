@@ -1,4 +1,5 @@
-"""docs/guides/fork.md, done in a copy of the project: as many files as it says, and its commands run.
+"""docs/guides/fork.md, done in a copy of the project and in one of its own: as many files as it says, and its commands
+run.
 
 The page is the test: code blocks become files or are put where the line before them says, `bash` blocks are run.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.artifacts import Registry
+from nemotron.recipes.tools.fork import Options
+from nemotron.recipes.tools.fork import main as make_fork
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/guides/fork.md"
@@ -50,10 +53,11 @@ elif sys.argv[1] == "down":
 class Fork:
     """A copy of the project, a folder to work in, and what a section of the page has done so far."""
 
+    not_here = "In a fork"  # what stands above commands that are for the other kind
+
     def __init__(self, root: Path) -> None:
         self.project, self.work = root / "project", root / "work"
-        for name in ("src", "examples"):
-            shutil.copytree(ROOT / name, self.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.make_project()
         (self.work / "my-folder").mkdir(parents=True)
         long = (
             "In plot {} of the garden they planted {} rows of beans, of which most came up before the rain in May did."
@@ -67,6 +71,14 @@ class Fork:
         self.shared = root / "shared"  # the folder that is called /shared on the page
         self.before = self.files()
 
+    def make_project(self) -> None:
+        for name in ("src", "examples"):
+            shutil.copytree(ROOT / name, self.project / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def in_its_names(self, text: str) -> str:
+        """A section of the page as it reads for this project."""
+        return text
+
     def files(self) -> dict[str, bytes]:
         """Every file of the project."""
         paths = (path for path in self.project.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -79,22 +91,26 @@ class Fork:
     def run(self, command: str, cwd: Path | None = None) -> str:
         """Run a command line of the page with the code of the copy; what it printed."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNSPEC_")}
-        environment |= {"PYTHONPATH": str(self.project / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
-        program = f'{sys.executable} -c "from nemotron.cli.main import main; main()"'
-        line = re.sub(r"^nemotron ", lambda _: f"{program} ", command, flags=re.MULTILINE)
+        sources = f"{self.project / 'src'}:{ROOT / 'src'}"
+        environment |= {"PYTHONPATH": sources, "NO_COLOR": "1", "COLUMNS": "200", "RUFF_NO_CACHE": "true"}
+        modules = {"nemotron": "nemotron", "mymodel": "mymodel.main", "ruff": "ruff"}
+        program = rf"^({'|'.join(modules)}) "
+        line = re.sub(program, lambda name: f"{sys.executable} -m {modules[name[1]]} ", command, flags=re.MULTILINE)
         done = subprocess.run(
             ["bash", "-ec", line], cwd=cwd or self.work, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    def do(self, title: str, *, but: tuple[str, ...] = ()) -> dict[str, str]:
-        """Do a section of the page, the commands in `but` left out; command -> what it printed."""
+    def do(self, title: str, *, files_alone: bool = False) -> dict[str, str]:
+        """Do a section of the page, or what it does to files alone; command -> what it printed."""
         section = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
-        section = re.sub(r"(?<=[\" ])/shared\b", str(self.shared), section)
+        section = self.in_its_names(re.sub(r"(?<=[\" ])/shared\b", str(self.shared), section))
         printed: dict[str, str] = {}
         for block in BLOCK.finditer(section):
             before, text = block["before"], block["text"]
+            if before.startswith(self.not_here):
+                continue
             if match := NEW.search(before):
                 path = (self.project if match["path"].startswith("src/") else self.work) / match["path"]
                 assert not path.exists()
@@ -107,10 +123,9 @@ class Fork:
                 at = lines.index(f"{match['line']}\n")
                 lines[at : at + (match["how"] == "in place of")] = [text]
                 path.write_text("".join(lines))
-            elif block["language"] == "bash" and text.startswith("nemotron "):
-                for command in text.splitlines():
-                    if command not in but:
-                        printed[command] = self.run(command)
+            elif block["language"] == "bash" and text.startswith(("nemotron ", "mymodel ")):
+                for command in () if files_alone else text.splitlines():
+                    printed[command] = self.run(command)
             elif block["language"] == "bash":
                 self.run(text, self.project)
             else:
@@ -118,9 +133,35 @@ class Fork:
         return printed
 
 
+class ForkOfItsOwn(Fork):
+    """The same for a project that `nemotron fork` made, in the names that the page gives for one."""
+
+    not_here = "In a clone"
+
+    def make_project(self) -> None:
+        self.project.mkdir(parents=True)
+        make_fork(Options("nano3", "mymodel", str(self.project)))
+
+    def in_its_names(self, text: str) -> str:
+        for ours, theirs in (
+            ("src/nemotron/recipes/nano3", "src/mymodel/recipes/mymodel"),
+            ("src/nemotron/cli/commands/nano3", "src/mymodel/commands"),
+            ("nemotron nano3", "mymodel"),
+            (r"(?<!'s/)nano3", "mymodel"),  # but in `sed`, which does the same
+            ("CLONE", str(ROOT)),
+        ):
+            text = re.sub(ours, theirs, text)
+        return text
+
+
 @pytest.fixture
 def fork(tmp_path: Path) -> Fork:
     return Fork(tmp_path)
+
+
+@pytest.fixture
+def fork_of_its_own(tmp_path: Path) -> ForkOfItsOwn:
+    return ForkOfItsOwn(tmp_path)
 
 
 def lint(fork: Fork, *, after_format: bool = False) -> None:
@@ -232,17 +273,22 @@ def test_a_reward(fork: Fork) -> None:
     lint(fork)
 
 
-@pytest.mark.slow
-def test_another_launcher_for_one_command(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The submission goes to `sky`, and what that starts on a machine trains and publishes where this one looks."""
-    bin_folder = fork.project.with_name("bin")
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the PATH with the stand-in for `sky`, whose machine has torch."""
+    bin_folder, activate = tmp_path / "bin", tmp_path / "shared" / "venv" / "bin" / "activate"
     bin_folder.mkdir()
     (bin_folder / "sky").write_text(SKY)
     (bin_folder / "sky").chmod(0o755)
     monkeypatch.setenv("PATH", str(bin_folder), prepend=os.pathsep)
-    activate = fork.shared / "venv" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     activate.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
+    return bin_folder
+
+
+@pytest.mark.slow
+def test_another_launcher_for_one_command(fork: Fork, bin_folder: Path) -> None:
+    """The submission goes to `sky`, and what that starts on a machine trains and publishes where this one looks."""
     printed = fork.do("Another launcher for one command")
     assert fork.changed() == {"src/nemotron/cli/commands/nano3/pretrain.py"}
     assert "sky launch" in printed["nemotron nano3 pretrain -c smoke --run sky --dry-run"]
@@ -281,3 +327,27 @@ def test_what_the_copied_docs_show_starts_nothing(fork: Fork) -> None:
     printed = fork.run(command, fork.project)
     assert re.search(r"^(\d+) passed", printed, re.MULTILINE), printed
     assert not list(fork.project.rglob("*.safetensors"))
+
+
+@pytest.mark.slow
+def test_a_project_of_its_own_gets_a_data_stage(fork_of_its_own: ForkOfItsOwn) -> None:
+    printed = fork_of_its_own.do("A data stage of your own")
+    assert len(fork_of_its_own.changed()) == 5
+    assert "mymodel-select-data-smoke:1" in printed["nemotron artifacts lineage mymodel-pretrain-data-smoke"]
+    assert {name.partition("-")[0] for name in fork_of_its_own.registry.names()} == {"mymodel"}
+
+
+def test_a_project_of_its_own_has_the_places_for_a_reward(fork_of_its_own: ForkOfItsOwn) -> None:
+    fork_of_its_own.do("A reward for all environments", files_alone=True)
+    assert {Path(name).name for name in fork_of_its_own.changed()} == {"schema.py", "rlvr.py"}
+
+
+@pytest.mark.slow
+def test_a_project_of_its_own_gets_another_launcher(fork_of_its_own: ForkOfItsOwn, bin_folder: Path) -> None:
+    """What is submitted is the fork's recipe, not the cookbook's."""
+    printed = fork_of_its_own.do("Another launcher for one command")
+    assert fork_of_its_own.changed() == {"src/mymodel/commands/pretrain.py"}
+    assert "mymodel/pretrain" in printed["mymodel pretrain -c smoke --run sky --dry-run"]
+    assert "art://mymodel-pretrain-model-smoke:1" in printed["mymodel pretrain -c smoke --run sky"]
+    assert "nano3" not in (fork_of_its_own.project / "src/mymodel/commands/pretrain.py").read_text()
+    assert not (bin_folder / "machine").exists()

@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("docs", "src", "benchmarks", "examples")
-STYLE = "docs/site/style.css"
+OF_SITE = ("docs/site/style.css", "docs/site/iframe-worker.js")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 _nav: list[Any] = []  # of the build under way: `on_nav` fills it, `on_post_build` reads it
@@ -28,7 +28,7 @@ def file_at(path: str, config: MkDocsConfig) -> File:
     """The file of the repository at `path`, under its address on the site."""
     file = File.generated(config, path, abs_src_path=str(ROOT / path))
     # The front page is docs/index.md; what GitHub shows first stands beside it.
-    file.dest_uri = {"README.md": "readme.html", STYLE: STYLE}.get(path, file.dest_uri.removeprefix("docs/"))
+    file.dest_uri = "readme.html" if path == "README.md" else file.dest_uri.removeprefix("docs/")
     return file
 
 
@@ -49,7 +49,7 @@ def linked(page: str) -> set[str]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The theme's files, and those of the repository in place of the folder's."""
     ours = pages()
-    paths = {*ours, *(path for page in ours for path in linked(page)), STYLE}
+    paths = {*ours, *(path for page in ours for path in linked(page)), *OF_SITE}
     theme = [file for file in files if file.src_dir != config.docs_dir]
     return Files([*theme, *(file_at(path, config) for path in sorted(paths))])
 

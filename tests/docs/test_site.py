@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ NAV = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encodin
 FETCHED = re.compile(
     r"<(?:script|link|img|iframe|source|object)\b[^>]*?\b(?:src|href|data)=[\"']?((?:https?:)?//[^\"'> ]+)"
 )
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def test_every_page_of_the_docs_is_in_the_menu() -> None:
@@ -42,6 +44,17 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert {found for page in pages for found in FETCHED.findall(page.read_text(encoding="utf-8"))} == set()
     styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert not [style for style in styles if re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="wants Chromium or Chrome")
+def test_pages_that_are_opened_as_files_can_be_searched(site: Path, tmp_path: Path) -> None:
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    address = f"{(site / 'guides/fork.html').as_uri()}?q=skypilot"
+    command = [str(BROWSER), f"--user-data-dir={tmp_path}", *options, address]
+    page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r'<a href="([^"?]+)[^"]*" class="md-search-result__link"', page)
+    assert (site / "examples/forks/skypilot/index.html").as_uri() in found
 
 
 @pytest.mark.slow

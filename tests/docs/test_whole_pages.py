@@ -30,6 +30,8 @@ NOT_DONE = {
         "does not end, or asks what does not: test_serve.py, tests/ecosystem"
     ),
     r".*(\btheirs\b|GYM_URL)": "asks a server: tests/examples",
+    r"nemotron data curate rephrase": "asks a server: test_scripts.py of curation",
+    r"cd examples/ecosystem/gym|export PYTHONPATH=examples/ecosystem": "for another program, tests/ecosystem",
     r".* (--run|--batch)\b": "submits: tests/cluster",
     r".*(-c|model|data)[ -](small|default|published|base|judged|long_context|phase2|lora)\b": (
         "the published size, or a GPU"
@@ -52,8 +54,15 @@ PAGES = {
         "docs/guides/research.md",
         "docs/questions.md",
         "docs/guides/runs-and-artifacts.md",
+        "docs/architecture/model.md",
+        "docs/guides/ecosystem.md",  # writes other records into chats.jsonl and tasks.jsonl
     ],
-    "true": ["docs/tutorial.md", "src/nemotron/recipes/nano2/README.md"],
+    "true": [
+        "docs/tutorial.md",
+        "src/nemotron/recipes/nano2/README.md",
+        "src/nemotron/recipes/lightning35/README.md",
+        "src/nemotron/recipes/data/curation/nemotron_cc/README.md",
+    ],
 }
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(3 * 3600)]
 
@@ -98,6 +107,8 @@ class Reader:
             (self.root / name).parent.mkdir(exist_ok=True)
             (self.root / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         (self.root / "chats.json").write_text(json.dumps(chats))
+        crawl = ROOT / "src/nemotron/recipes/data/curation/nemotron_cc/demo_crawl/warc"
+        shutil.copytree(crawl, self.root / "my-crawl")
         page = (ROOT / "docs/guides/environments.md").read_text(encoding="utf-8")
         (self.root / "halves.py").write_text(page.split("`halves.py`, new:\n\n```python\n")[1].split("```")[0])
 
@@ -137,6 +148,13 @@ class Reader:
         made = Registry(self.root / "output" / "artifacts")
         if "my-model" in command and "export" not in command and not (self.root / "my-model").exists():
             assert not self.run("nemotron nano3 model export nano3-rl-model-tiny -o my-model")
+        if "./checkpoints/LATEST" in command:  # AutoModel's
+            self.prepare("my-model")
+            shutil.copytree(self.root / "my-model", self.root / "checkpoints/LATEST/model/consolidated")
+        if "answer__reasoning_content" in command:  # Data Designer's
+            reasoning = {"answer__reasoning_content": "Two more than that."}
+            records = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} | reasoning for n in range(400)]
+            (self.root / "chats.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
         if "my-tokenizer" in command and not (self.root / "my-tokenizer").exists():
             shutil.copytree(made.resolve("nano3-pretrain-data-tiny").path / "tokenizer", self.root / "my-tokenizer")
 

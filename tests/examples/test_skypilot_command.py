@@ -79,12 +79,14 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def nemotron(project: Path, tmp_path: Path, calls: Path) -> Nemotron:
-    """`nemotron nano3 pretrain -c tiny …` of the project, in a folder with env.toml."""
+    """`nemotron nano3 pretrain -c tiny …` of the project, or another step, in a folder with env.toml."""
 
-    def run(*words: str, profiles: str = ENV_TOML, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, step: str = "pretrain", profiles: str = ENV_TOML, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "env.toml").write_text(profiles)
         code = "from nemotron.cli.main import main; main()"
-        command = [sys.executable, "-c", code, "nano3", "pretrain", "-c", "tiny", *words]
+        command = [sys.executable, "-c", code, "nano3", *step.split(), "-c", "tiny", *words]
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RUNSPEC_", "NEMOTRON_"))}
         env = kept | {"PYTHONPATH": str(project / "src"), "HF_TOKEN": "canary-1"} | variables
         done = subprocess.run(
@@ -179,7 +181,8 @@ def test_sky_is_not_installed(nemotron: Nemotron) -> None:
 
 def test_the_profile_of_the_page(nemotron: Nemotron) -> None:
     """Its commands reach launch.sh, and what they name is in the bundle; without `sky`, the dry run says so."""
-    (text,) = re.findall(r"^```toml\n(.*?)^```", (FORK / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    page = (FORK / "README.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (url,) = re.findall(r'"(s3://.*?)"', text)
     profiles = text.replace(url, "/shared").replace("[sky]\n", '[sky]\nremote_folders = ["/shared"]\n')
     done = nemotron("--run", "sky", "--dry-run", profiles=profiles, PATH="/usr/bin:/bin")
@@ -191,6 +194,10 @@ def test_the_profile_of_the_page(nemotron: Nemotron) -> None:
     assert (ROOT / constraints).is_file() and folder == "project"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    # The data that the job reads.
+    assert re.findall(r"^nemotron .*", page, re.MULTILINE) == ["nemotron nano3 data prep pretrain -c tiny --run bucket"]
+    done = nemotron("--run", "bucket", "--dry-run", step="data prep pretrain", profiles=profiles)
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_key(fork: Any) -> None:

@@ -1,8 +1,8 @@
-"""nemotron nano3 pretrain, with SkyPilot in place of NeMo-Run: a fork of one command file.
+"""The command `pretrain`, with SkyPilot in place of NeMo-Run: a fork of one command file.
 
-It replaces `src/nemotron/cli/commands/nano3/pretrain.py`; nothing else changes. Steps 1 to 3 are those of the original
-but for `executors=` and the two lines after it. Step 4 is new, and below it stands all that knows SkyPilot: the program
-`sky`, which wants an older click than this project and lives in an environment of its own.
+It replaces the `pretrain.py` of a family; nothing else changes. Steps 1 to 3 are those of the original but for
+`executors=` and the two lines after it. Step 4 is new, and below it stands all that knows SkyPilot: the program `sky`,
+which wants an older click than this project and lives in an environment of its own.
 """
 
 from __future__ import annotations

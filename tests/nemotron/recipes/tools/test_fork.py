@@ -210,9 +210,14 @@ def test_every_command_on_the_pages_of_a_fork_is_one(family: str, tmp_path: Path
     assert len(shown) > 8 and wrong == [], "\n".join(wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_an_installed_fork_runs_its_pipe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param("smoke", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        pytest.param("tiny", marks=[pytest.mark.whole, pytest.mark.timeout(2 * 3600)]),
+    ],
+)
+def test_an_installed_fork_runs_its_pipe(config: str, tmp_path: Path) -> None:
     """As a user does it: a virtual environment, the project in it and in git, the pipe; without a network."""
     project, home = make(tmp_path, "nano3"), tmp_path / "venv"
     venv.create(home, symlinks=True)
@@ -232,13 +237,13 @@ def test_an_installed_fork_runs_its_pipe(tmp_path: Path) -> None:
     install = ("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(project))
     run(str(home / "bin/python"), "-m", "pip", *install)
     assert "zebra, a fork of Nemotron 3 Nano" in run("zebra", "--help")
-    printed = run("zebra", "pipe", "-c", "smoke")
-    assert "report: " in printed and (tmp_path / "output/zebra/report-smoke.html").is_file()
+    printed = run("zebra", "pipe", "-c", config)  # tiny ends with 1 where a band is missed
+    assert "report: " in printed and (tmp_path / f"output/zebra/report-{config}.html").is_file()
     registry = Registry(tmp_path / "output/artifacts")
     producers = [registry.resolve(name).record["producer"] for name in registry.names()]
     assert len(producers) > 8
     assert {producer["name"].partition("/")[0] for producer in producers} == {"zebra"}
     assert all(producer["script"].startswith("src/zebra/recipes/zebra/stage") for producer in producers), producers
     assert "zebra/pretrain" in run(
-        str(home / "bin/python"), "-m", "nemotron", "artifacts", "lineage", "zebra-final-model-smoke"
+        str(home / "bin/python"), "-m", "nemotron", "artifacts", "lineage", f"zebra-final-model-{config}"
     )

@@ -36,13 +36,12 @@ from nemotron.stack.planning.rl_step import rl_parts, rl_seconds
 from nemotron.stack.planning.search import smallest, usable_bytes
 from nemotron.stack.planning.speed import (
     Gpu,
-    coefficients,
     find_gpu,
+    fitted_parts,
     gradient_seconds,
     iteration_seconds,
-    token_parts,
 )
-from nemotron.stack.training.flops import training_flops_per_token
+from nemotron.stack.training.flops import forward_flops_per_token, training_flops_per_token
 
 Row = tuple[str, str, str]
 DAY = 86_400
@@ -189,15 +188,21 @@ def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> 
 
 def times(layout: Layout, gpu: Gpu) -> dict[str, Any]:
     """Seconds of an iteration, by part."""
-    fitted, each = coefficients("training"), layout.tokens / layout.gpus
-    parts = {part: fitted[part] * seconds * each for part, seconds in token_parts(layout, gpu).items()}
-    flops = training_flops_per_token(layout.model, layout.seq_len) * each
+    each = layout.tokens / layout.gpus
+    parts = {part: seconds * each for part, seconds in fitted_parts(layout, gpu).items()}
+    flops = flops_per_token(layout) * each
     return {
         "seconds": parts | {"bubble": sum(parts.values()) * layout.bubble},
         "gradient_seconds": gradient_seconds(layout, gpu),
         "iteration_seconds": iteration_seconds(layout, gpu),
         "model_tflops_a_gpu": flops / iteration_seconds(layout, gpu) / 1e12,
     }
+
+
+def flops_per_token(layout: Layout) -> float:
+    """Of a training, and of the forward pass of its teacher."""
+    teacher = forward_flops_per_token(layout.teacher, layout.seq_len) if layout.teacher else 0.0
+    return training_flops_per_token(layout.model, layout.seq_len) + teacher
 
 
 def rl_times(training: Training, gpu: Gpu, mean: int, generation_gpus: int) -> dict[str, Any]:
@@ -233,9 +238,9 @@ def cpu_plan(training: Training, name: str) -> dict[str, Any]:
     from nemotron.stack.training.memory import Needs, activation_bytes, available_bytes, state_bytes
 
     layout = training.layout
-    needs = Needs(layout.model, layout.micro_batch * layout.seq_len)
+    needs = Needs(layout.model, layout.micro_batch * layout.seq_len, copies=int(layout.teacher is not None))
     peak = measure_peak_flops("cpu", torch.float32, seconds=1.0)
-    seconds = layout.tokens * training_flops_per_token(layout.model, layout.seq_len) / (CPU_SHARE * peak)
+    seconds = layout.tokens * flops_per_token(layout) / (CPU_SHARE * peak)
     numbers = {
         "gpu": "cpu", "gpus": 0, "layout": f"{torch.get_num_threads()} threads", "precision": "fp32",
         "tokens_an_iteration": layout.tokens, "iterations": training.iterations,

@@ -85,6 +85,7 @@ def read_training(data: Mapping[str, Any], family: str) -> Training:
     seq_len = _first(data, "model.seq_length", "dataset.seq_length")
     micro = _first(data, "train.micro_batch_size")
     layout = replace(layout, seq_len=seq_len, global_batch=_first(data, "train.global_batch_size"), micro_batch=micro)
+    layout = replace(layout, teacher=_teacher(data, family, model))
     return Training(layout, _first(data, "train.train_iters"), **placed)
 
 
@@ -139,6 +140,12 @@ def _model(data: Mapping[str, Any], megatron: Mapping[str, Any], family: str, em
     if depths is None:
         return model
     return replace(model, num_nextn_predict_layers=int(depths > 0), mtp_num_layers=depths)
+
+
+def _teacher(data: Mapping[str, Any], family: str, model: NemotronHConfig) -> NemotronHConfig | None:
+    """Of distillation: quantised models learn from themselves, pruned ones from what the family has."""
+    stage = str(group_at(data, "run").get("stage")).split("/")
+    return MODELS[family] if "distil" in stage else model if "qad" in stage else None
 
 
 def _parallel(values: Mapping[str, Any]) -> ParallelConfig:

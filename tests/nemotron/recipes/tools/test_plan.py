@@ -10,7 +10,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 from nemotron.kit.steps import RECIPES
-from nemotron.recipes.tools.plan import Options, find_step, gpu_plan, page
+from nemotron.recipes.tools.plan import Options, find_step, gpu_plan, page, plan
 from nemotron.stack.planning.reading import read_training
 
 SPEC = parse(RECIPES / "nano3/stage2_rl/rlvr.py")
@@ -82,3 +82,24 @@ def test_the_page_says_what_the_config_leaves_open() -> None:
 )  # fmt: skip
 def test_a_stage_is_a_step_or_the_last_word_of_its_command(family: str, stage: str, name: str) -> None:
     assert find_step(family, stage).name == name
+
+
+def test_quantisation_aware_distillation_counts_the_model_twice() -> None:
+    """Super 3 on 128 GPUs, TP4 EP64 (config/qad/default.yaml): the teacher's weights are as many as the student's."""
+    numbers = plan(Options("super3", "qad", None, [], "h100", None, None, None, False))
+    memory, seconds = numbers["memory_bytes"], numbers["seconds"]
+    experts, hidden = 40 * 512 * 2 * 1024 * 2688, 4096  # of 40 blocks, each in the latent width
+    whole = 40 * hidden * (512 + 2 * 1024) + 89 * hidden  # router, latent projections, norms
+    sharded = experts / 64 + (120.669e9 - experts - whole) / 4 + whole
+    assert memory["teacher"] == pytest.approx(2 * sharded, rel=1e-4)
+    assert memory["teacher"] == memory["weights"] and memory["logits"] == 131_072 / 16 * 131_072 / 4 * 36
+    assert numbers["memory_total_bytes"] < numbers["memory_usable_bytes"]
+    assert numbers["iteration_seconds"] == pytest.approx(sum(seconds.values()))
+    assert 2 / 3 < 3 * seconds["teacher"] / sum(seconds[part] for part in seconds if part != "teacher") < 4 / 3
+
+
+def test_a_pruned_model_learns_from_the_large_one() -> None:
+    numbers = plan(Options("nano2", "distil", "9b", [], "h100", None, None, None, False))
+    memory = numbers["memory_bytes"]
+    assert memory["teacher"] == pytest.approx(2 * 12.310e9 / 4, rel=1e-3)  # TP4
+    assert memory["weights"] == pytest.approx(2 * 8.888e9 / 4, rel=1e-3)

@@ -97,6 +97,17 @@ def test_the_recipe_function_says_which_model(recipe: str, family: str, preset: 
     assert read_training(config, family).layout.model == PRESETS[preset]
 
 
+def test_who_teaches() -> None:
+    """A stage says whether it distils; QAD teaches the model by itself, after pruning the family's model does."""
+    config = copy.deepcopy(BRIDGE) | {"recipe": "nemotron_nano_9b_v2_pretrain_config", "mixed_precision": "bf16_mixed"}
+    del config["model"]["mtp_num_layers"]
+    teachers = {
+        stage: read_training(config | {"run": {"stage": stage}}, "nano2").layout.teacher
+        for stage in ("pretrain", "qad/modelopt", "compress/distil")
+    }
+    assert teachers == {"pretrain": None, "qad/modelopt": PRESETS["nano2-9b"], "compress/distil": PRESETS["nano2-12b"]}
+
+
 def test_a_config_of_the_embedded_stack() -> None:
     model = {"hybrid_override_pattern": "MEM*EME", "hidden_size": 128, "vocab_size": 2048}
     own = {"model": model, "dataset": {"seq_length": 128}, "train": BRIDGE["train"]}

@@ -30,7 +30,7 @@ from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.models.published.memory import weight_bytes
 from nemotron.stack.models.published.parameters import count_parameters
 from nemotron.stack.planning.layout import Layout, check
-from nemotron.stack.planning.memory import sequence_bytes, training_memory
+from nemotron.stack.planning.memory import checkpoint_bytes, sequence_bytes, training_memory
 from nemotron.stack.planning.reading import Training, group_at, is_published_size, read_training
 from nemotron.stack.planning.rl_step import rl_parts, rl_seconds
 from nemotron.stack.planning.search import smallest, usable_bytes
@@ -179,6 +179,12 @@ def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> 
         "memory_bytes": dataclasses.asdict(memory), "memory_total_bytes": memory.total,
         "memory_usable_bytes": round(usable_bytes(gpu)), "smallest": in_words(suggestion) if suggestion else None,
     }  # fmt: skip
+    saves = None if training.iterations is None else math.ceil(training.iterations / training.save_interval)
+    held = [number for number in (training.checkpoints, saves) if number is not None]
+    numbers |= {
+        "checkpoint_bytes": checkpoint_bytes(layout.model), "checkpoints_saved": saves,
+        "save_interval": training.save_interval, "checkpoints_kept": min(held) if held else None,
+    }  # fmt: skip
     if training.is_rl:
         numbers |= rl_times(training, gpu, mean, generating or total)
     else:
@@ -288,6 +294,7 @@ def page(numbers: dict[str, Any], price: float | None) -> str:
         head.append(f"and {numbers['generation_gpus']:,} GPUs that generate")
     tables = [memory_rows(numbers), time_rows(numbers), total_rows(numbers, price)]
     if numbers["gpus"]:
+        tables.append([checkpoint_row(numbers)])
         what = "smallest that fits, of training" if "engine" in numbers else "smallest that fits"
         tables.append([(what, numbers["smallest"] or "none up to 256 nodes", "")])
     return "\n\n".join("\n".join(lines) for lines in [head, *(aligned(rows, "<><") for rows in tables)])
@@ -340,6 +347,17 @@ def total_rows(numbers: dict[str, Any], price: float | None) -> list[Row]:
     if "cost" in numbers:
         rows.append(("cost", f"{numbers['cost']:,.0f}", f"at {price:g} for a GPU and hour"))
     return rows
+
+
+def checkpoint_row(numbers: dict[str, Any]) -> Row:
+    """The size of a checkpoint, and of all that lie there at a time."""
+    size, kept, saved = numbers["checkpoint_bytes"] / 1e12, numbers["checkpoints_kept"], numbers["checkpoints_saved"]
+    if kept is None:
+        note = f"one in {numbers['save_interval']:,} iterations, and all are kept"
+    else:
+        which = f"up to {kept:,}" if saved is None else f"{kept:,} of {saved:,}"
+        note = f"{which} are kept: {kept * size:,.2f} TB"
+    return "checkpoint", f"{size:,.2f} TB", note
 
 
 def quantity(number: float) -> str:

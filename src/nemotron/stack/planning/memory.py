@@ -99,6 +99,14 @@ def state_bytes(layout: Layout, dense: float, experts: float) -> tuple[float, fl
     return BF16 * (dense + experts), layout.gradient_bytes * (dense + experts), STATE_BYTES * sliced
 
 
+def checkpoint_bytes(model: NemotronHConfig) -> int:
+    """Bytes of a checkpoint that a training goes on from: bf16 weights and the optimiser, 14 a parameter, MTP's too.
+
+    A teacher is not in it (adjust_distillation_model_for_mcore of ModelOpt 0.47.0 hides it).
+    """
+    return (BF16 + STATE_BYTES) * (count_parameters(model).total + count_mtp_parameters(model).total)
+
+
 def kept_bytes(layout: Layout, pattern: str) -> float:
     """Bytes that the blocks of `pattern` keep of one token of a GPU, from the forward to the backward pass."""
     return sum(block_bytes(layout, symbol) for symbol in pattern)

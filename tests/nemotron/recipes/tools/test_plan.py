@@ -103,3 +103,30 @@ def test_a_pruned_model_learns_from_the_large_one() -> None:
     memory = numbers["memory_bytes"]
     assert memory["teacher"] == pytest.approx(2 * 12.310e9 / 4, rel=1e-3)  # TP4
     assert memory["weights"] == pytest.approx(2 * 8.888e9 / 4, rel=1e-3)
+
+
+def test_phase_1_keeps_what_the_longest_merge_needs() -> None:
+    """Windows of up to 500 B tokens are merged (arXiv 2604.12374, section 2): intervals, and their ends."""
+    numbers = plan(Options("super3", "pretrain", None, [], None, None, None, None, False))
+    interval = numbers["save_interval"] * numbers["tokens_an_iteration"]
+    assert (numbers["checkpoints_kept"] - 2) * interval < 500e9 <= (numbers["checkpoints_kept"] - 1) * interval
+    # of 120.669 B parameters and an MTP block: attention; router, experts, shared expert, latent; projection
+    mtp = 4096 * 128 * (2 * 32 + 2 * 2) + 512 * (4096 + 2 * 1024 * 2688) + 2 * 4096 * (5376 + 1024) + 2 * 4096**2
+    assert numbers["checkpoint_bytes"] == pytest.approx(14 * (120.669e9 + mtp), rel=1e-4)
+    assert "\ncheckpoint  1.73 TB  11 of 398 are kept: 19.04 TB\n" in page(numbers, None)  # the last one at the end
+
+
+def test_how_many_checkpoints_of_rl_are_kept() -> None:
+    bounded, ended = copy.deepcopy(RLVR), copy.deepcopy(RLVR)
+    bounded["checkpointing"] = {"save_period": 30, "keep_top_k": 3}
+    ended["checkpointing"] = {"save_period": 30, "keep_top_k": 1_000_000}
+    opened = copy.deepcopy(ended)
+    opened["grpo"]["max_num_steps"] = 1_000_000
+    named = {"family": "nano3", "stage": "rlvr", "config": "default"}
+    for config, note in (
+        (bounded, "3 of 4 are kept: 1.33 TB"), (ended, "4 of 4 are kept: 1.77 TB"),
+        (opened, "one in 30 iterations, and all are kept"),
+    ):  # fmt: skip
+        assert f"checkpoint  0.44 TB  {note}\n" in page(planned(config) | named, 2.0)
+    opened["checkpointing"]["keep_top_k"] = 100
+    assert "up to 100 are kept: 44.21 TB" in page(planned(opened) | named, None)

@@ -141,3 +141,17 @@ def test_which_matrices_have_another_precision() -> None:
     layout = read_training(config, "super3").layout
     assert layout.matchers == (("*.self_attention.*", "bf16"), ("*.mixer.out_proj", "mxfp8"))
     assert (layout.precision, layout.bf16_ends) == ("nvfp4", (0, 14))
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (BRIDGE | {"checkpoint": {"save_interval": 20, "most_recent_k": 2}}, 2),
+        (BRIDGE | {"checkpoint": {"save_interval": 20, "most_recent_k": -1}}, None),
+        (NEMO_RL | {"checkpointing": {"save_period": 20, "keep_top_k": 3}}, 3),
+        (NEMO_RL | {"checkpointing": {"save_period": 20, "keep_top_k": 1_000_000}}, None),
+    ],
+)
+def test_checkpoints_that_are_kept(config: dict[str, Any], kept: int | None) -> None:
+    training = read_training(config, "super3")
+    assert (training.save_interval, training.checkpoints) == (20, kept)

@@ -45,6 +45,7 @@ from nemotron.stack.training.flops import forward_flops_per_token, training_flop
 
 Row = tuple[str, str, str]
 DAY = 86_400
+JOB_HOURS = 4  # `time` of [dgx] in env.example.toml
 # Progress lines of `pretrain -c tiny` and `sft -c tiny` on two cores say 0.4 to 0.6 of the measured peak.
 CPU_SHARE = 0.5
 MOST_STAGES = 20  # of a chain of models, each the base of the next
@@ -341,7 +342,9 @@ def total_rows(numbers: dict[str, Any], price: float | None) -> list[Row]:
         rows.append(("iterations a day", f"{numbers['iterations_a_day']:,.0f}", "the config leaves open how many"))
         return rows
     hours = numbers["hours"]
-    rows.append(("hours", f"{hours:,.2f}", f"{hours / 24:,.1f} days" if hours > 48 else ""))
+    notes = [f"{hours / 24:,.1f} days"] * (hours > 48)
+    notes += [f"{math.ceil(hours / JOB_HOURS):,} jobs of {JOB_HOURS} h"] * (numbers["gpus"] > 0 and hours > JOB_HOURS)
+    rows.append(("hours", f"{hours:,.2f}", ", ".join(notes)))
     if numbers["gpus"]:
         rows.append(("GPU-hours", f"{numbers['gpu_hours']:,.0f}", ""))
     if "cost" in numbers:

@@ -113,6 +113,8 @@ def test_phase_1_keeps_what_the_longest_merge_needs() -> None:
     # of 120.669 B parameters and an MTP block: attention; router, experts, shared expert, latent; projection
     mtp = 4096 * 128 * (2 * 32 + 2 * 2) + 512 * (4096 + 2 * 1024 * 2688) + 2 * 4096 * (5376 + 1024) + 2 * 4096**2
     assert numbers["checkpoint_bytes"] == pytest.approx(14 * (120.669e9 + mtp), rel=1e-4)
+    jobs = -(-794_729 * numbers["iteration_seconds"] // (4 * 3600))
+    assert f" days, {jobs:,.0f} jobs of 4 h\n" in page(numbers, None)
     assert "\ncheckpoint  1.73 TB  11 of 398 are kept: 19.04 TB\n" in page(numbers, None)  # the last one at the end
 
 

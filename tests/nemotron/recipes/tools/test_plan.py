@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 from nemotron.kit.steps import RECIPES
-from nemotron.recipes.tools.plan import Options, find_step, gpu_plan, page, plan
+from nemotron.recipes.tools.plan import Options, find_step, flops_per_token, gpu_plan, page, plan
 from nemotron.stack.planning.reading import read_training
 
 SPEC = parse(RECIPES / "nano3/stage2_rl/rlvr.py")
@@ -96,6 +97,11 @@ def test_quantisation_aware_distillation_counts_the_model_twice() -> None:
     assert numbers["memory_total_bytes"] < numbers["memory_usable_bytes"]
     assert numbers["iteration_seconds"] == pytest.approx(sum(seconds.values()))
     assert 2 / 3 < 3 * seconds["teacher"] / sum(seconds[part] for part in seconds if part != "teacher") < 4 / 3
+
+
+def test_a_model_that_teaches_itself_adds_a_third_of_its_flops() -> None:
+    layout = read_training(RLVR, "nano3").layout  # without multi-token prediction, which a teacher does not do
+    assert flops_per_token(replace(layout, teacher=layout.model)) == pytest.approx(4 / 3 * flops_per_token(layout))
 
 
 def test_a_pruned_model_learns_from_the_large_one() -> None:

@@ -11,6 +11,9 @@ SKYPILOT  := .venv-skypilot
 GYM       := .venv-gym
 VERIFIERS := .venv-verifiers
 EVALUATOR := .venv-evaluator
+MODELOPT  := .venv-modelopt
+AUTOMODEL := .venv-automodel
+DESIGNER  := .venv-designer
 BIN       := $(VENV)/bin
 TESTED    := src/nemotron/constraints.txt
 TESTED_CLUSTER := src/nemotron/constraints-cluster.txt
@@ -31,7 +34,7 @@ help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
-	@echo "make test-ecosystem   tests on NeMo Gym, verifiers and NeMo Evaluator, which it installs (3.3 GB); a Python 3.12 or 3.13"
+	@echo "make test-ecosystem   tests on NeMo Gym and five more libraries, which it installs (8.4 GB); a Python 3.12 or 3.13"
 	@echo "make contracts   the published-size scripts and configs against the sources of the libraries that they call"
 	@echo "make docs      the documentation as a site, in build/site;  make docs-serve  on http://127.0.0.1:8000, while you write"
 	@echo "make lint      ruff, mypy, import directions, command files;  make format  let ruff rewrite"
@@ -52,7 +55,7 @@ test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed
 	@sh tests/cluster/install-engines.sh
 	$(BIN)/python -m pytest -m cluster tests/cluster tests/e2e $(PYTEST_FLAGS)
 
-test-ecosystem: $(VENV)/installed-dev $(GYM)/installed $(VERIFIERS)/installed $(EVALUATOR)/installed
+test-ecosystem: $(VENV)/installed-dev $(patsubst %,%/installed,$(GYM) $(VERIFIERS) $(EVALUATOR) $(MODELOPT) $(AUTOMODEL) $(DESIGNER))
 	$(BIN)/python -m pytest tests/ecosystem $(PYTEST_FLAGS)
 
 # Fetches wheels once, and reads them; nothing of them is installed.
@@ -144,6 +147,28 @@ $(EVALUATOR)/installed: | $(GYM)/installed
 	  nemo-evaluator-launcher==0.2.6 nemo-evaluator==0.2.8 'lm-eval[api]==0.4.13' -e .
 	@touch $@
 
+# transformers: ModelOpt 0.47.0 takes one below 5.15, AutoModel 0.7.0 one of its own; .venv has a later one.
+$(MODELOPT)/installed: | $(VENV)/created
+	@echo "installing ModelOpt in $(MODELOPT) (1.5 GB with a CPU build of torch)"
+	@$(PYTHON) -m venv $(MODELOPT)
+	@$(MODELOPT)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) \
+	  nvidia-modelopt==0.47.0 torch==2.13.0 transformers==5.12.1 accelerate requests -e '.[train]'
+	@touch $@
+
+# triton: from 3.9 on it refuses AutoModel's kernels when these are imported.
+$(AUTOMODEL)/installed: | $(VENV)/created
+	@echo "installing AutoModel in $(AUTOMODEL) (2.8 GB with a CPU build of torch)"
+	@$(PYTHON) -m venv $(AUTOMODEL)
+	@$(AUTOMODEL)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) \
+	  nemo-automodel==0.7.0 torch==2.13.0 "triton<3.9; sys_platform == 'linux'"
+	@touch $@
+
+$(DESIGNER)/installed: | $(VENV)/created
+	@echo "installing Data Designer in $(DESIGNER) (780 MB)"
+	@$(PYTHON) -m venv $(DESIGNER)
+	@$(DESIGNER)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) data-designer==0.9.7 'typer<0.26'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(SKYPILOT) $(GYM) $(VERIFIERS) $(EVALUATOR) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SKYPILOT) $(GYM) $(VERIFIERS) $(EVALUATOR) $(MODELOPT) $(AUTOMODEL) $(DESIGNER) .venv-mlflow .contracts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

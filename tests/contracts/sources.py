@@ -18,6 +18,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,29 @@ def unpacked(*names: str) -> list[Path]:
     """The folders of these distributions, at their pinned versions."""
     folders = {pin.partition("==")[0]: FOLDER / pin for pin in pins()}
     return [folders[name] for name in names]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a call takes: names, of which the first `positional` need not be said, and those without a default."""
+
+    parameters: list[str]
+    positional: int
+    required: set[str]
+
+
+def call_faults(call: ast.Call, signature: Signature) -> Iterator[str]:
+    """Why a call would be refused: a name that is not taken, an argument too many or one missing.
+
+    What `*rows` and `**groups` hold is not seen; beside them nothing is missing.
+    """
+    name, keywords = ast.unparse(call.func), {word.arg for word in call.keywords if word.arg}
+    spread = any(isinstance(each, ast.Starred) for each in call.args) or any(not word.arg for word in call.keywords)
+    given = signature.parameters[: len(call.args)]
+    if len(call.args) > signature.positional or keywords & set(given) or not keywords <= set(signature.parameters):
+        yield f"{name} does not take that: {ast.unparse(call)}"
+    elif not spread and (missing := signature.required - {*given, *keywords}):
+        yield f"{name} wants {', '.join(sorted(missing))}"
 
 
 class Sources:
@@ -131,12 +155,16 @@ class Sources:
                         return alias.name, name
         return owner, name
 
-    def parameters(self, module: str, name: str) -> set[str]:
-        """Names that a call of a function, or of a dataclass, takes."""
+    def signature(self, module: str, name: str) -> Signature:
+        """What a call of a function, or of a dataclass, takes; which fields have a default is not looked at."""
         _, node = self.definition(module, name)
         if isinstance(node, ast.ClassDef):
-            return set(self.fields(module, name))
-        return {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+            fields = list(self.fields(module, name))
+            return Signature(fields, len(fields), set())
+        named, alone = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
+        required = {argument.arg for argument in named[: len(named) - len(node.args.defaults)]}
+        required |= {each.arg for each, default in zip(alone, node.args.kw_defaults, strict=True) if default is None}
+        return Signature([argument.arg for argument in (*named, *alone)], len(named), required)
 
     @functools.cached_property
     def attributes_read(self) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from sources import Sources, accepts, unpacked
+from sources import Sources, accepts, call_faults, unpacked
 
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
@@ -164,9 +164,9 @@ def test_what_a_layout_has_to_divide_is_what_the_recipe_builds(model: str, sourc
     assert ours.blocks == len(built["hybrid_layer_pattern"])
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *TOOLS], ids=lambda script: script.relative_to(RECIPES).as_posix())
-def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) -> None:
-    tree = ast.parse(script.read_bytes())
+def script_faults(text: str, sources: Sources) -> list[str]:
+    """Calls of a script that the library would refuse, and names in its modules that are not there."""
+    tree, found = ast.parse(text), []
     imported = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in ast.walk(tree)
@@ -178,17 +178,38 @@ def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) 
         try:
             sources.definition(str(module), name)
         except LookupError:
-            sources.tree(f"{module}.{name}")  # a module
+            sources.tree(f"{module}.{name}")  # a module; LookupError: there is none, either
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if isinstance(call.func, ast.Name) and call.func.id in imported:
             module, name = imported[call.func.id]
-            keywords = {word.arg for word in call.keywords if word.arg}
-            assert keywords <= sources.parameters(str(module), name), ast.unparse(call)
+            found += call_faults(call, sources.signature(str(module), name))
         elif isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in imported:
             module, name = imported[ast.unparse(call.func.value)]
             if name != "nemotronh":
-                _, found = sources.definition(str(module), name)
-                assert call.func.attr in [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+                _, owner = sources.definition(str(module), name)
+                if call.func.attr not in [node.name for node in owner.body if isinstance(node, ast.FunctionDef)]:
+                    found.append(f"{name} has no {call.func.attr}")
+    return found
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *TOOLS], ids=lambda script: script.relative_to(RECIPES).as_posix())
+def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) -> None:
+    assert script_faults(script.read_text(encoding="utf-8"), sources) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fault"),
+    [
+        ("saves), forward_step)", "saves))", "pretrain wants forward_step_func"),
+        ("saves), forward_step)", "saves), forward_step, None, saves)", "pretrain does not take that"),
+        ("saves), forward_step)", "saves), forward_step, config=cfg)", "pretrain does not take that"),
+        ("saves), forward_step)", "saves), forward=forward_step)", "pretrain does not take that"),
+    ],
+)
+def test_a_planted_call_is_found(right: str, wrong: str, fault: str, sources: Sources) -> None:
+    text = SCRIPTS[0].read_text(encoding="utf-8")
+    assert right in text
+    assert [found for found in script_faults(text.replace(right, wrong), sources) if fault in found]
 
 
 def test_the_conversions_that_the_tools_call_take_what_they_give(sources: Sources) -> None:

@@ -8,12 +8,14 @@ import copy
 import fnmatch
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import test_megatron_bridge
+import torch
 import yaml
-from sources import Sources, accepts, unpacked
+from sources import Sources, accepts, call_faults, imported, unpacked
 
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
@@ -21,6 +23,7 @@ from nemotron.kit.modelopt import MEGATRON_MODULES, quant_cfg
 from nemotron.kit.schemas.quantization import PrecisionConfig
 from nemotron.recipes.super3.stage3_quantize.modelopt_schema import QuantizeConfig
 from nemotron.stack.models.published.presets import PRESETS
+from nemotron.stack.planning.memory import DISTILLED_LOGIT_BYTES
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 SCRIPTS = sorted(RECIPES.glob("*/*/*_modelopt.py"))
@@ -66,14 +69,9 @@ def faults_of_script(text: str, sources: Sources) -> list[str]:
         else:
             continue
         try:
-            parameters = sources.parameters(*target)
+            found += call_faults(call, sources.signature(*target))
         except LookupError as error:
             found.append(str(error))
-            continue
-        unknown = {word.arg for word in call.keywords if word.arg} - parameters
-        found += [f"{target[1]} takes no {name}" for name in sorted(unknown)]
-        if len(call.args) > len(parameters):
-            found.append(f"{target[1]} takes {len(parameters)} arguments")
     for module, name in names.values():
         try:
             sources.definition(module, name)
@@ -91,15 +89,16 @@ def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) 
     ("right", "wrong", "fault"),
     [
         ("mtq.quantize(", "mtq.quantise(", "modelopt.torch.quantization has no quantise"),
-        ("print_quant_summary(model)", "print_quant_summary(model, folder=1)", "print_quant_summary takes no folder"),
+        ("print_quant_summary(model)", "print_quant_summary(model, folder=1)", "does not take that"),
+        ("print_quant_summary(model)", "print_quant_summary()", "print_quant_summary wants model"),
         ("import export_hf_checkpoint", "import export_hf_model", "modelopt.torch.export has no export_hf_model"),
-        ("extra_state_dict=", "extra_tensors=", "export_hf_checkpoint takes no extra_tensors"),
+        ("extra_state_dict=", "extra_tensors=", "export_hf_checkpoint does not take that"),
     ],
 )  # fmt: skip
 def test_a_planted_name_is_found(right: str, wrong: str, fault: str, sources: Sources) -> None:
     text = (RECIPES / "super3/stage3_quantize/quantize_modelopt.py").read_text(encoding="utf-8")
     assert right in text
-    assert fault in faults_of_script(text.replace(right, wrong), sources)
+    assert [found for found in faults_of_script(text.replace(right, wrong), sources) if fault in found]
 
 
 # ---- QAD, and the distillation behind Minitron
@@ -120,6 +119,38 @@ def test_qads_keys_are_megatron_bridges() -> None:
     assert "scheduler.lr_decay_style = 'constant_rate'" in found and "model.logit_kl_temperature: no field" in found
     tokens = values["train"]["train_iters"] * values["train"]["global_batch_size"] * values["model"]["seq_length"]
     assert tokens == pytest.approx(5e9, rel=1e-3) and values["optimizer"]["lr"] == 1e-5
+
+
+@pytest.mark.parametrize(("tensor_parallel", "copies"), [(2, 8), (1, 7)])
+def test_what_its_loss_holds_beside_the_logits(
+    tensor_parallel: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peak of what LogitsKLLoss allocates, in copies of the logits in fp32; `nemotron plan` counts on it."""
+    group = SimpleNamespace(get_tensor_model_parallel_group=lambda: None)
+    stand_ins: dict[str, dict[str, Any]] = {
+        "megatron.core": {"parallel_state": group},
+        "megatron.core.pipeline_parallel.schedules": {"get_tensor_shapes": None},
+        "megatron.core.transformer": {"MegatronModule": torch.nn.Module, "TransformerLayer": object},
+        "megatron.core.utils": {"get_model_config": None},
+        "modelopt.torch.distill": {"DistillationLossBalancer": object, "DistillationModel": object},
+        "modelopt.torch.distill.config": {"Criterion": object},
+        "modelopt.torch.quantization.nn": {"TensorQuantizer": object},
+    }
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    with imported([WHEEL, *MEGATRON], ["modelopt.torch.distill.plugins.megatron"], stand_ins) as (library,):
+        one_of_two = SimpleNamespace(functional=SimpleNamespace(all_reduce=lambda tensor, group: tensor))
+        monkeypatch.setattr(library, "dist_nn", one_of_two)
+        loss = library.LogitsKLLoss(SimpleNamespace(tensor_model_parallel_size=tensor_parallel))
+    student = torch.randn(16, 1, 4096, dtype=torch.bfloat16, requires_grad=True) * 1
+    teacher = torch.randn(16, 1, 4096, dtype=torch.bfloat16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        loss(student, teacher)[0].sum().backward()
+    assert profile.profiler is not None
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    peak = max(itertools.accumulate(changes))
+    assert peak == pytest.approx(copies * 4 * 16 * 4096, rel=0.01)
+    assert peak <= (DISTILLED_LOGIT_BYTES - 2 - 2) * 16 * 4096 * 1.01
 
 
 def test_the_keys_of_nano2s_distillation_are_megatron_bridges() -> None:
@@ -166,7 +197,7 @@ def minitron_faults(config: dict[str, Any], sources: Sources) -> list[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPORTED_HPARAMS"
     ]
     shape, divisors = config["export_config"], config["divisors"]
-    known = sources.parameters(MINITRON, "get_mcore_minitron_config")
+    known = sources.signature(MINITRON, "get_mcore_minitron_config").parameters
     found = [f"export_config.{key}" for key in shape if key not in supported]
     found += [f"divisors.{key}" for key in divisors if key not in known]
     for key, divisor in divisors.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import accepts, parse_quietly
+from sources import Signature, accepts, call_faults, parse_quietly
 
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
@@ -242,12 +242,8 @@ def script_faults(script: Path, names: dict[str, Any]) -> Iterator[str]:
             function = imported[node.func.id]
             if "parameters" not in function:
                 continue
-            keywords = [word.arg for word in node.keywords]
-            given = [*function["parameters"][: len(node.args)], *keywords]
-            if len(node.args) > len(function["parameters"]) or not set(keywords) <= set(function["parameters"]):
-                yield f"{node.func.id} does not take that: {ast.unparse(node)}"
-            if missing := set(function["required"]) - set(given):
-                yield f"{node.func.id} wants {', '.join(sorted(missing))}"
+            parameters = function["parameters"]
+            yield from call_faults(node, Signature(parameters, len(parameters), set(function["required"])))
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Tuple):
             function = imported.get(getattr(node.value.func, "id", ""), {})
             taken = len(node.targets[0].elts)

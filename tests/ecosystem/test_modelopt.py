@@ -1,8 +1,6 @@
 """`quantize_modelopt.py` as a user runs it, with ModelOpt's real code, on a tiny model and a CPU, beside `quantize.py`.
 
-python3.12 -m venv .venv-modelopt
-.venv-modelopt/bin/pip install nvidia-modelopt==0.47.0 transformers==5.12.1 accelerate requests -e '.[train]'
-python -m pytest tests/ecosystem/test_modelopt.py
+ModelOpt lives in an environment that `make test-ecosystem` makes, as it wants another transformers.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ ON_A_CPU = [
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason="ModelOpt has no environment here: see the head of this file"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="ModelOpt is not here: `make test-ecosystem`"),
 ]
 
 

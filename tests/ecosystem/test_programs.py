@@ -1,10 +1,6 @@
 """Real programs of the ecosystem on a CPU, as far as they go: what our scripts and examples hand over is taken.
 
-Each lives in an environment of its own, and is skipped without. `make test-ecosystem` makes .venv-evaluator and
-.venv-gym; the others are made with `python3.12 -m venv .venv-NAME`:
-
-    .venv-automodel   nemo-automodel==0.7.0
-    .venv-designer    data-designer==0.9.7 'typer<0.26'
+Each lives in an environment of its own, which `make test-ecosystem` makes, and is skipped without.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ def program(environment: str, name: str) -> Path:
     """A program of an environment; the test is skipped where there is none."""
     path = ROOT / f".venv-{environment}" / "bin" / name
     if not path.exists():
-        pytest.skip(f"{name} has no environment here: see the head of this file")
+        pytest.skip(f".venv-{environment} is not here: `make test-ecosystem`")
     return path
 
 

@@ -30,22 +30,22 @@ from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.models.published.memory import weight_bytes
 from nemotron.stack.models.published.parameters import count_parameters
 from nemotron.stack.planning.layout import Layout, check
-from nemotron.stack.planning.memory import sequence_bytes, training_memory
+from nemotron.stack.planning.memory import checkpoint_bytes, sequence_bytes, training_memory
 from nemotron.stack.planning.reading import Training, group_at, is_published_size, read_training
 from nemotron.stack.planning.rl_step import rl_parts, rl_seconds
 from nemotron.stack.planning.search import smallest, usable_bytes
 from nemotron.stack.planning.speed import (
     Gpu,
-    coefficients,
     find_gpu,
+    fitted_parts,
     gradient_seconds,
     iteration_seconds,
-    token_parts,
 )
-from nemotron.stack.training.flops import training_flops_per_token
+from nemotron.stack.training.flops import forward_flops_per_token, training_flops_per_token
 
 Row = tuple[str, str, str]
 DAY = 86_400
+JOB_HOURS = 4  # `time` of [dgx] in env.example.toml
 # Progress lines of `pretrain -c tiny` and `sft -c tiny` on two cores say 0.4 to 0.6 of the measured peak.
 CPU_SHARE = 0.5
 MOST_STAGES = 20  # of a chain of models, each the base of the next
@@ -180,6 +180,12 @@ def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> 
         "memory_bytes": dataclasses.asdict(memory), "memory_total_bytes": memory.total,
         "memory_usable_bytes": round(usable_bytes(gpu)), "smallest": in_words(suggestion) if suggestion else None,
     }  # fmt: skip
+    saves = None if training.iterations is None else math.ceil(training.iterations / training.save_interval)
+    held = [number for number in (training.checkpoints, saves) if number is not None]
+    numbers |= {
+        "checkpoint_bytes": checkpoint_bytes(layout.model), "checkpoints_saved": saves,
+        "save_interval": training.save_interval, "checkpoints_kept": min(held) if held else None,
+    }  # fmt: skip
     if training.is_rl:
         numbers |= rl_times(training, gpu, mean, generating or total)
     else:
@@ -189,15 +195,21 @@ def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> 
 
 def times(layout: Layout, gpu: Gpu) -> dict[str, Any]:
     """Seconds of an iteration, by part."""
-    fitted, each = coefficients("training"), layout.tokens / layout.gpus
-    parts = {part: fitted[part] * seconds * each for part, seconds in token_parts(layout, gpu).items()}
-    flops = training_flops_per_token(layout.model, layout.seq_len) * each
+    each = layout.tokens / layout.gpus
+    parts = {part: seconds * each for part, seconds in fitted_parts(layout, gpu).items()}
+    flops = flops_per_token(layout) * each
     return {
         "seconds": parts | {"bubble": sum(parts.values()) * layout.bubble},
         "gradient_seconds": gradient_seconds(layout, gpu),
         "iteration_seconds": iteration_seconds(layout, gpu),
         "model_tflops_a_gpu": flops / iteration_seconds(layout, gpu) / 1e12,
     }
+
+
+def flops_per_token(layout: Layout) -> float:
+    """Of a training, and of the forward pass of its teacher."""
+    teacher = forward_flops_per_token(layout.teacher, layout.seq_len) if layout.teacher else 0.0
+    return training_flops_per_token(layout.model, layout.seq_len) + teacher
 
 
 def rl_times(training: Training, gpu: Gpu, mean: int, generation_gpus: int) -> dict[str, Any]:
@@ -233,9 +245,9 @@ def cpu_plan(training: Training, name: str) -> dict[str, Any]:
     from nemotron.stack.training.memory import Needs, activation_bytes, available_bytes, state_bytes
 
     layout = training.layout
-    needs = Needs(layout.model, layout.micro_batch * layout.seq_len)
+    needs = Needs(layout.model, layout.micro_batch * layout.seq_len, copies=int(layout.teacher is not None))
     peak = measure_peak_flops("cpu", torch.float32, seconds=1.0)
-    seconds = layout.tokens * training_flops_per_token(layout.model, layout.seq_len) / (CPU_SHARE * peak)
+    seconds = layout.tokens * flops_per_token(layout) / (CPU_SHARE * peak)
     numbers = {
         "gpu": "cpu", "gpus": 0, "layout": f"{torch.get_num_threads()} threads", "precision": "fp32",
         "tokens_an_iteration": layout.tokens, "iterations": training.iterations,
@@ -283,6 +295,7 @@ def page(numbers: dict[str, Any], price: float | None) -> str:
         head.append(f"and {numbers['generation_gpus']:,} GPUs that generate")
     tables = [memory_rows(numbers), time_rows(numbers), total_rows(numbers, price)]
     if numbers["gpus"]:
+        tables.append([checkpoint_row(numbers)])
         what = "smallest that fits, of training" if "engine" in numbers else "smallest that fits"
         tables.append([(what, numbers["smallest"] or "none up to 256 nodes", "")])
     return "\n\n".join("\n".join(lines) for lines in [head, *(aligned(rows, "<><") for rows in tables)])
@@ -329,12 +342,25 @@ def total_rows(numbers: dict[str, Any], price: float | None) -> list[Row]:
         rows.append(("iterations a day", f"{numbers['iterations_a_day']:,.0f}", "the config leaves open how many"))
         return rows
     hours = numbers["hours"]
-    rows.append(("hours", f"{hours:,.2f}", f"{hours / 24:,.1f} days" if hours > 48 else ""))
+    notes = [f"{hours / 24:,.1f} days"] * (hours > 48)
+    notes += [f"{math.ceil(hours / JOB_HOURS):,} jobs of {JOB_HOURS} h"] * (numbers["gpus"] > 0 and hours > JOB_HOURS)
+    rows.append(("hours", f"{hours:,.2f}", ", ".join(notes)))
     if numbers["gpus"]:
         rows.append(("GPU-hours", f"{numbers['gpu_hours']:,.0f}", ""))
     if "cost" in numbers:
         rows.append(("cost", f"{numbers['cost']:,.0f}", f"at {price:g} for a GPU and hour"))
     return rows
+
+
+def checkpoint_row(numbers: dict[str, Any]) -> Row:
+    """The size of a checkpoint, and of all that lie there at a time."""
+    size, kept, saved = numbers["checkpoint_bytes"] / 1e12, numbers["checkpoints_kept"], numbers["checkpoints_saved"]
+    if kept is None:
+        note = f"one in {numbers['save_interval']:,} iterations, and all are kept"
+    else:
+        which = f"up to {kept:,}" if saved is None else f"{kept:,} of {saved:,}"
+        note = f"{which} are kept: {kept * size:,.2f} TB"
+    return "checkpoint", f"{size:,.2f} TB", note
 
 
 def quantity(number: float) -> str:

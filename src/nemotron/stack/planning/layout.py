@@ -26,7 +26,8 @@ class Layout:
     so many blocks from the first and up to the last stay in BF16. virtual: stages that a GPU has of the pipeline.
     recompute: "full", or modules that are computed again, as `recompute_modules` has them. gradient_bytes: of a value
     in the buffer of gradients: bf16, or 4 with `grad_reduce_in_fp32`.
-    whole_graph: one CUDA graph has the whole iteration, experts included.
+    whole_graph: one CUDA graph has the whole iteration, experts included. teacher: of distillation, the model whose
+    logits `model` learns, laid out as it is.
     """
 
     model: NemotronHConfig
@@ -42,6 +43,7 @@ class Layout:
     recompute: tuple[str, ...] = ()
     gradient_bytes: int = 2
     whole_graph: bool = False
+    teacher: NemotronHConfig | None = None
 
     @property
     def tensor(self) -> int:
@@ -121,6 +123,13 @@ def check(layout: Layout) -> None:
         micro_batch_size=layout.micro_batch,
     )  # fmt: skip
     check_world_size(layout.parallel, batch, layout.gpus)
+    if layout.teacher:
+        check(of_teacher(layout, layout.teacher))
+
+
+def of_teacher(layout: Layout, teacher: NemotronHConfig) -> Layout:
+    """The layout as the teacher has it, which only predicts: nothing is computed again."""
+    return replace(layout, model=teacher, teacher=None, recompute=())
 
 
 def with_parallel(layout: Layout, **sizes: int | bool) -> Layout:

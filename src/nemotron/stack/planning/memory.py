@@ -7,6 +7,8 @@ bytes a parameter with fp32 gradients, 4 + 12 / d with bf16 ones).
 Activations: what each block keeps for the backward pass, in the manner of Korthikanti et al. 2022 (arXiv 2205.05198,
 section 4), for blocks without dropout, with fused attention (no scores) and Mamba-2's fused kernel, which keeps its
 input and output and computes what is between again. In the 1F1B schedule stage i of p holds p - i micro-batches.
+
+Distillation: bf16 weights of the teacher, whose forward pass keeps nothing but its logits.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from nemotron.stack.models.published.memory import (
     ssm_state_bytes,
 )
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
-from nemotron.stack.planning.layout import Layout
+from nemotron.stack.planning.layout import Layout, of_teacher
 
 STATE_BYTES = TRAINING_BYTES["master"] + TRAINING_BYTES["moments"]
 BF16 = 2
 LOGIT_BYTES = 2 + 4  # bf16, and the fp32 gradient that the fused cross-entropy writes
+# Both models' in bf16, and eight fp32 copies at the peak of ModelOpt 0.47.0's LogitsKLLoss, which is not fused (seven
+# without TP). tests/contracts/test_modelopt.py measures it.
+DISTILLED_LOGIT_BYTES = 2 + 2 + 8 * 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Memory:
     activations: int
     logits: int
     mtp: int  # weights, state and activations of multi-token prediction
+    teacher: int = 0  # weights
 
     @property
     def total(self) -> int:
@@ -59,7 +65,8 @@ def stage_memory(layout: Layout, stage: int) -> Memory:
     if layout.virtual > 1 and layout.micro_batches > layout.pipeline:  # interleaved: arXiv 2205.05198, section 4.2.3
         held *= 1 + (layout.pipeline - 1) / (layout.pipeline * layout.virtual)
     activations = held * tokens * kept_bytes(layout, layout.stages[stage]) + tokens * transient_bytes(layout)
-    logits = tokens * LOGIT_BYTES * model.vocab_size / tensor if last else 0
+    logit_bytes = DISTILLED_LOGIT_BYTES if layout.teacher else LOGIT_BYTES
+    logits = tokens * logit_bytes * model.vocab_size / tensor if last else 0
     mtp = 0.0
     if last and model.num_nextn_predict_layers:
         count = count_mtp_parameters(model)
@@ -69,7 +76,8 @@ def stage_memory(layout: Layout, stage: int) -> Memory:
             kept_bytes(layout, model.mtp_hybrid_override_pattern) + LOGIT_BYTES * model.vocab_size / tensor
         )
         mtp = sum(state_bytes(layout, mtp_dense, mtp_experts)) + model.mtp_num_layers * each
-    return Memory(*map(round, (*state_bytes(layout, dense, experts), activations, logits, mtp)))
+    teacher = BF16 * sum(stage_parameters(of_teacher(layout, layout.teacher), stage)) if layout.teacher else 0
+    return Memory(*map(round, (*state_bytes(layout, dense, experts), activations, logits, mtp, teacher)))
 
 
 def stage_parameters(layout: Layout, stage: int) -> tuple[float, float]:
@@ -89,6 +97,14 @@ def state_bytes(layout: Layout, dense: float, experts: float) -> tuple[float, fl
     slices, expert_slices = layout.data * layout.context, layout.expert_data
     sliced = dense / slices + experts / expert_slices
     return BF16 * (dense + experts), layout.gradient_bytes * (dense + experts), STATE_BYTES * sliced
+
+
+def checkpoint_bytes(model: NemotronHConfig) -> int:
+    """Bytes of a checkpoint that a training goes on from: bf16 weights and the optimiser, 14 a parameter, MTP's too.
+
+    A teacher is not in it (adjust_distillation_model_for_mcore of ModelOpt 0.47.0 hides it).
+    """
+    return (BF16 + STATE_BYTES) * (count_parameters(model).total + count_mtp_parameters(model).total)
 
 
 def kept_bytes(layout: Layout, pattern: str) -> float:

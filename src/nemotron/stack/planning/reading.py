@@ -14,7 +14,8 @@ from nemotron.stack.models.published.presets import PRESETS
 from nemotron.stack.planning.layout import ONE_GPU, Layout
 from nemotron.stack.planning.rl_step import RlStep
 
-OPEN_END = 100_000  # a `max_num_steps` from here on says that something else ends the run
+# A `max_num_steps` from here on says that something else ends the run, a `keep_top_k` that all checkpoints are kept.
+OPEN_END = 100_000
 # What a recipe function of Megatron-Bridge, else the family, says of the model.
 MODELS = {
     "nemotron_nano_9b": PRESETS["nano2-9b"], "nemotron_nano_12b": PRESETS["nano2-12b"],
@@ -35,6 +36,7 @@ class Training:
 
     iterations: of the run; None: the config leaves it open. nodes, gpus_per_node: as the config states them. embedded:
     the stack of this package runs it. rl: generation beside training; its GPUs are `generation_nodes`, None: the same.
+    save_interval: iterations between checkpoints. checkpoints: how many of them are kept at a time, None: all.
     """
 
     layout: Layout
@@ -42,6 +44,8 @@ class Training:
     nodes: int | None
     gpus_per_node: int | None
     embedded: bool
+    save_interval: int
+    checkpoints: int | None
     lag: int = 0
     engine: int = 1
     generation_nodes: int | None = None
@@ -70,6 +74,7 @@ def read_training(data: Mapping[str, Any], family: str) -> Training:
     run_env = group_at(data, "run.env") | group_at(data, "cluster")
     nodes = run_env.get("num_nodes", run_env.get("nodes"))
     placed: dict[str, Any] = {"nodes": nodes, "gpus_per_node": run_env.get("gpus_per_node"), "embedded": embedded}
+    placed |= _checkpoints(data)
     replicas = group_at(data, "ddp") or group_at(data, "policy.megatron_cfg.distributed_data_parallel_config")
     precision = str(data.get("mixed_precision") or group_at(data, "policy").get("precision") or "bf16")
     layout = Layout(
@@ -85,6 +90,7 @@ def read_training(data: Mapping[str, Any], family: str) -> Training:
     seq_len = _first(data, "model.seq_length", "dataset.seq_length")
     micro = _first(data, "train.micro_batch_size")
     layout = replace(layout, seq_len=seq_len, global_batch=_first(data, "train.global_batch_size"), micro_batch=micro)
+    layout = replace(layout, teacher=_teacher(data, family, model))
     return Training(layout, _first(data, "train.train_iters"), **placed)
 
 
@@ -117,6 +123,16 @@ def _reinforcement(data: Mapping[str, Any], layout: Layout, placed: dict[str, An
     )
 
 
+def _checkpoints(data: Mapping[str, Any]) -> dict[str, int | None]:
+    """How often a config saves, and how many of them stay: the newest in Megatron-Bridge, the best in NeMo-RL."""
+    if saves := group_at(data, "checkpointing"):
+        kept = saves.get("keep_top_k", OPEN_END)
+        return {"save_interval": saves.get("save_period", 1), "checkpoints": None if kept >= OPEN_END else kept}
+    saves = group_at(data, "checkpoint")
+    kept = saves.get("most_recent_k", -1)
+    return {"save_interval": saves.get("save_interval", 1), "checkpoints": None if kept < 0 else kept}
+
+
 def _megatron(data: Mapping[str, Any]) -> dict[str, Any]:
     """The group that has the layout."""
     return group_at(data, "policy.megatron_cfg") or group_at(data, "model")
@@ -139,6 +155,12 @@ def _model(data: Mapping[str, Any], megatron: Mapping[str, Any], family: str, em
     if depths is None:
         return model
     return replace(model, num_nextn_predict_layers=int(depths > 0), mtp_num_layers=depths)
+
+
+def _teacher(data: Mapping[str, Any], family: str, model: NemotronHConfig) -> NemotronHConfig | None:
+    """Of distillation: quantised models learn from themselves, pruned ones from what the family has."""
+    stage = str(group_at(data, "run").get("stage")).split("/")
+    return MODELS[family] if "distil" in stage else model if "qad" in stage else None
 
 
 def _parallel(values: Mapping[str, Any]) -> ParallelConfig:

@@ -17,7 +17,7 @@ import yaml
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
-from nemotron.stack.planning.layout import ONE_GPU, Layout
+from nemotron.stack.planning.layout import ONE_GPU, Layout, of_teacher
 from nemotron.stack.planning.memory import BF16, block_bytes, stage_parameters
 from nemotron.stack.training.flops import training_flops_per_token
 
@@ -188,10 +188,22 @@ def gradient_seconds(layout: Layout, gpu: Gpu) -> float:
     return shares * (dense + experts) * (layout.gradient_bytes + BF16) / link(gpu, layout.gpus)
 
 
+def fitted_parts(layout: Layout, gpu: Gpu) -> dict[str, float]:
+    """Seconds a token and GPU, by part; `teacher`: the forward pass of distillation's teacher, where there is one.
+
+    That is a third of each part of a training (2 of 6 FLOPs a parameter), and half of what TP and EP send.
+    """
+    fitted = coefficients("training")
+    parts = {part: fitted[part] * seconds for part, seconds in token_parts(layout, gpu).items()}
+    if layout.teacher:
+        training = fitted_parts(of_teacher(layout, layout.teacher), gpu)
+        parts["teacher"] = sum(seconds / (2 if part == "network" else 3) for part, seconds in training.items())
+    return parts
+
+
 def token_seconds(layout: Layout, gpu: Gpu) -> float:
     """Seconds a token and GPU: the sum of its parts."""
-    fitted = coefficients("training")
-    return sum(fitted[part] * seconds for part, seconds in token_parts(layout, gpu).items())
+    return sum(fitted_parts(layout, gpu).values())
 
 
 def iteration_seconds(layout: Layout, gpu: Gpu) -> float:

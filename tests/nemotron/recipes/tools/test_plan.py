@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 from nemotron.kit.steps import RECIPES
-from nemotron.recipes.tools.plan import Options, find_step, gpu_plan, page
+from nemotron.recipes.tools.plan import Options, find_step, flops_per_token, gpu_plan, page, plan
 from nemotron.stack.planning.reading import read_training
 
 SPEC = parse(RECIPES / "nano3/stage2_rl/rlvr.py")
@@ -82,3 +83,58 @@ def test_the_page_says_what_the_config_leaves_open() -> None:
 )  # fmt: skip
 def test_a_stage_is_a_step_or_the_last_word_of_its_command(family: str, stage: str, name: str) -> None:
     assert find_step(family, stage).name == name
+
+
+def test_quantisation_aware_distillation_counts_the_model_twice() -> None:
+    """Super 3 on 128 GPUs, TP4 EP64 (config/qad/default.yaml): the teacher's weights are as many as the student's."""
+    numbers = plan(Options("super3", "qad", None, [], "h100", None, None, None, False))
+    memory, seconds = numbers["memory_bytes"], numbers["seconds"]
+    experts, hidden = 40 * 512 * 2 * 1024 * 2688, 4096  # of 40 blocks, each in the latent width
+    whole = 40 * hidden * (512 + 2 * 1024) + 89 * hidden  # router, latent projections, norms
+    sharded = experts / 64 + (120.669e9 - experts - whole) / 4 + whole
+    assert memory["teacher"] == pytest.approx(2 * sharded, rel=1e-4)
+    assert memory["teacher"] == memory["weights"] and memory["logits"] == 131_072 / 16 * 131_072 / 4 * 36
+    assert numbers["memory_total_bytes"] < numbers["memory_usable_bytes"]
+    assert numbers["iteration_seconds"] == pytest.approx(sum(seconds.values()))
+    assert 2 / 3 < 3 * seconds["teacher"] / sum(seconds[part] for part in seconds if part != "teacher") < 4 / 3
+
+
+def test_a_model_that_teaches_itself_adds_a_third_of_its_flops() -> None:
+    layout = read_training(RLVR, "nano3").layout  # without multi-token prediction, which a teacher does not do
+    assert flops_per_token(replace(layout, teacher=layout.model)) == pytest.approx(4 / 3 * flops_per_token(layout))
+
+
+def test_a_pruned_model_learns_from_the_large_one() -> None:
+    numbers = plan(Options("nano2", "distil", "9b", [], "h100", None, None, None, False))
+    memory = numbers["memory_bytes"]
+    assert memory["teacher"] == pytest.approx(2 * 12.310e9 / 4, rel=1e-3)  # TP4
+    assert memory["weights"] == pytest.approx(2 * 8.888e9 / 4, rel=1e-3)
+
+
+def test_phase_1_keeps_what_the_longest_merge_needs() -> None:
+    """Windows of up to 500 B tokens are merged (arXiv 2604.12374, section 2): intervals, and their ends."""
+    numbers = plan(Options("super3", "pretrain", None, [], None, None, None, None, False))
+    interval = numbers["save_interval"] * numbers["tokens_an_iteration"]
+    assert (numbers["checkpoints_kept"] - 2) * interval < 500e9 <= (numbers["checkpoints_kept"] - 1) * interval
+    # of 120.669 B parameters and an MTP block: attention; router, experts, shared expert, latent; projection
+    mtp = 4096 * 128 * (2 * 32 + 2 * 2) + 512 * (4096 + 2 * 1024 * 2688) + 2 * 4096 * (5376 + 1024) + 2 * 4096**2
+    assert numbers["checkpoint_bytes"] == pytest.approx(14 * (120.669e9 + mtp), rel=1e-4)
+    jobs = -(-794_729 * numbers["iteration_seconds"] // (4 * 3600))
+    assert f" days, {jobs:,.0f} jobs of 4 h\n" in page(numbers, None)
+    assert "\ncheckpoint  1.73 TB  11 of 398 are kept: 19.04 TB\n" in page(numbers, None)  # the last one at the end
+
+
+def test_how_many_checkpoints_of_rl_are_kept() -> None:
+    bounded, ended = copy.deepcopy(RLVR), copy.deepcopy(RLVR)
+    bounded["checkpointing"] = {"save_period": 30, "keep_top_k": 3}
+    ended["checkpointing"] = {"save_period": 30, "keep_top_k": 1_000_000}
+    opened = copy.deepcopy(ended)
+    opened["grpo"]["max_num_steps"] = 1_000_000
+    named = {"family": "nano3", "stage": "rlvr", "config": "default"}
+    for config, note in (
+        (bounded, "3 of 4 are kept: 1.33 TB"), (ended, "4 of 4 are kept: 1.77 TB"),
+        (opened, "one in 30 iterations, and all are kept"),
+    ):  # fmt: skip
+        assert f"checkpoint  0.44 TB  {note}\n" in page(planned(config) | named, 2.0)
+    opened["checkpointing"]["keep_top_k"] = 100
+    assert "up to 100 are kept: 44.21 TB" in page(planned(opened) | named, None)

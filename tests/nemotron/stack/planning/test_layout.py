@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nemo_runspec.errors import UserError
@@ -87,3 +89,11 @@ def test_a_gpu_without_that_precision_and_one_that_does_not_exist() -> None:
     with pytest.raises(UserError) as error:
         find_gpu("gb20", "bf16")
     assert error.value.hint == "did you mean gb200?"
+
+
+def test_a_teacher_is_divided_as_its_student() -> None:
+    """The 9B has 56 blocks, the 12B that teaches it 62."""
+    student = with_parallel(Layout(PRESETS["nano2-9b"], 8, 8192, 64), pipeline_model_parallel_size=4)
+    check(student)
+    with pytest.raises(UserError, match="pipeline_model_parallel_size 4 does not divide the 62 blocks"):
+        check(replace(student, teacher=PRESETS["nano2-12b"]))

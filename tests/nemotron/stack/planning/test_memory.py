@@ -104,3 +104,23 @@ def test_a_sequence_in_generation() -> None:
     cache, states = sequence_bytes(PRESETS["nano3-30b"], 1000)
     assert cache == 1000 * 6 * 2 * 2 * 128 * 2
     assert states == 23 * (64 * 64 * 128 * 4 + 3 * (4096 + 2 * 8 * 128) * 2)
+
+
+def test_a_teacher_is_weights_and_logits() -> None:
+    """Its weights in bf16 and no state of them; 2 + 2 bytes of both models' logits and 8 x 4 in the loss."""
+    larger = replace(DENSE, hybrid_override_pattern="*-" * BLOCKS)
+    parameters = BLOCKS * (4 * H * H + 2 * H * FF) + 2 * BLOCKS * H + H + 2 * V * H
+    plain = Layout(DENSE, 1, SEQ, 4)
+    alone, taught = training_memory(plain), training_memory(replace(plain, teacher=larger))
+    assert (alone.teacher, taught.teacher) == (0, 2 * parameters)
+    assert taught.logits == SEQ * V * 36
+    assert taught.total - alone.total == 2 * parameters + SEQ * V * (36 - 6)
+
+
+def test_a_teacher_is_laid_out_as_its_student() -> None:
+    taught = replace(NANO, teacher=NANO.model, recompute=("full",))
+    assert training_memory(taught).teacher == training_memory(NANO).weights
+    stages = with_parallel(Layout(DENSE, 4, SEQ, 16, teacher=DENSE), pipeline_model_parallel_size=4)
+    for stage in range(4):
+        memory = stage_memory(stages, stage)
+        assert memory.teacher == memory.weights and memory.logits == (SEQ * V * 36 if stage == 3 else 0)

@@ -97,6 +97,17 @@ def test_the_recipe_function_says_which_model(recipe: str, family: str, preset: 
     assert read_training(config, family).layout.model == PRESETS[preset]
 
 
+def test_who_teaches() -> None:
+    """A stage says whether it distils; QAD teaches the model by itself, after pruning the family's model does."""
+    config = copy.deepcopy(BRIDGE) | {"recipe": "nemotron_nano_9b_v2_pretrain_config", "mixed_precision": "bf16_mixed"}
+    del config["model"]["mtp_num_layers"]
+    teachers = {
+        stage: read_training(config | {"run": {"stage": stage}}, "nano2").layout.teacher
+        for stage in ("pretrain", "qad/modelopt", "compress/distil")
+    }
+    assert teachers == {"pretrain": None, "qad/modelopt": PRESETS["nano2-9b"], "compress/distil": PRESETS["nano2-12b"]}
+
+
 def test_a_config_of_the_embedded_stack() -> None:
     model = {"hybrid_override_pattern": "MEM*EME", "hidden_size": 128, "vocab_size": 2048}
     own = {"model": model, "dataset": {"seq_length": 128}, "train": BRIDGE["train"]}
@@ -130,3 +141,17 @@ def test_which_matrices_have_another_precision() -> None:
     layout = read_training(config, "super3").layout
     assert layout.matchers == (("*.self_attention.*", "bf16"), ("*.mixer.out_proj", "mxfp8"))
     assert (layout.precision, layout.bf16_ends) == ("nvfp4", (0, 14))
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (BRIDGE | {"checkpoint": {"save_interval": 20, "most_recent_k": 2}}, 2),
+        (BRIDGE | {"checkpoint": {"save_interval": 20, "most_recent_k": -1}}, None),
+        (NEMO_RL | {"checkpointing": {"save_period": 20, "keep_top_k": 3}}, 3),
+        (NEMO_RL | {"checkpointing": {"save_period": 20, "keep_top_k": 1_000_000}}, None),
+    ],
+)
+def test_checkpoints_that_are_kept(config: dict[str, Any], kept: int | None) -> None:
+    training = read_training(config, "super3")
+    assert (training.save_interval, training.checkpoints) == (20, kept)

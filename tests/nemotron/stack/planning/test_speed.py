@@ -12,7 +12,9 @@ from nemotron.stack.planning.layout import Layout, with_parallel
 from nemotron.stack.planning.rl_step import RlStep, decoding_memory_seconds, rl_parts, rl_seconds
 from nemotron.stack.planning.speed import (
     attention_scores,
+    coefficients,
     expert_seconds,
+    fitted_parts,
     gpus,
     iteration_seconds,
     tensor_seconds,
@@ -125,3 +127,29 @@ def test_a_graph_of_the_whole_iteration_spares_the_cpu_its_work() -> None:
     eager, graphed = (token_parts(replace(NANO, whole_graph=whole), H100) for whole in (False, True))
     assert eager["host"] == pytest.approx(23 / 8192) and graphed["host"] == 0
     assert eager | {"host": 0} == graphed
+
+
+def test_a_teacher_is_a_forward_pass() -> None:
+    """Llama 3.1 8B teaches: 2 FLOPs a parameter and its scores once, a third of what its blocks move and of starting
+    their kernels; nothing of it is computed again."""
+    student = replace(LLAMA_8B, hybrid_override_pattern="*-" * 8)
+    alone = Layout(student, 8, 4096, 512, recompute=("full",))
+    taught = fitted_parts(replace(alone, teacher=LLAMA_8B), H100)
+    heads, keys, wide = 32 * 128, 2 * 8 * 128, 21_504
+    parameters = 32 * (4096 * (2 * heads + keys) + 2 * 4096 * wide) + 4096 * 128_256
+    scores = 32 * 2 * 2 * heads * (4096 + 1) / 2
+    moved = 32 * (2 * 2 * 4096 + 2 * (2 * heads + keys) + 4 * 32 + 2 * 2 * 4096 + 2 * 2 * wide)
+    fitted = coefficients("training")
+    expected = fitted["matmul"] * (2 * parameters + scores) / 989e12
+    expected += fitted["blocks"] * moved / 3 / 3.35e12 + fitted["launch"] * 64 / 4096 / 3
+    assert taught.pop("teacher") == pytest.approx(expected, rel=1e-6)
+    assert taught == fitted_parts(alone, H100)
+
+
+def test_a_teacher_sends_half_of_what_a_training_does() -> None:
+    """TP2: a gather and a scatter a block, of which the backward pass has as many; see the bytes above."""
+    student = with_parallel(Layout(LLAMA_8B, 8, 4096, 512), tensor_model_parallel_size=2, sequence_parallel=True)
+    taught = fitted_parts(replace(student, teacher=LLAMA_8B), H100)
+    others = taught["matmul"] + taught["blocks"] + taught["launch"]
+    sent = 64 * 2 * (2 * 4096 / 2) * 2 / 450e9
+    assert taught["teacher"] - others / 3 == pytest.approx(coefficients("training")["network"] * sent)

@@ -61,7 +61,7 @@ def gym_config(vllm: str, ours: str) -> dict[str, Any]:
             }
         }
 
-    model = at(base_url=f"{vllm}/v1", api_key="none", model="policy", return_token_id_information=True,
+    model = at(base_url=f"{vllm}/v1", api_key="none", model="taught", return_token_id_information=True,
                uses_reasoning_parser=True)  # fmt: skip
     return {
         "head_server": {"host": HOST, "port": free_port()},

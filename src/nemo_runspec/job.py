@@ -246,7 +246,7 @@ def _check_machines(model: object, spec: Runspec, env: Env) -> None:
     if check is None or env.slurm is None:
         return
     try:
-        warnings = check(env.nodes, env.processes_per_node)
+        warnings = check(env.nodes, env.processes_per_node, env.slurm.launcher)
     except ValueError as error:
         machines = f"{env.nodes} nodes of {env.processes_per_node} processes"
         raise UserError(

@@ -58,6 +58,7 @@ def test_all_that_a_cluster_engineer_looks_for_is_in_view(
         ("nano3 pretrain run.env.nodes=5", "global_batch_size 3072 is no multiple of 40 replicas"),
         ("nano3 sft run.env.nodes=2", "16 GPUs that train are no multiple of TP x PP x CP = 256"),
         ("super3 qad run.env.nodes=3", "24 GPUs that train are no multiple of TP x PP x CP ="),
+        ("nano3 pretrain ft.enable_ft_package=true", "the profile's launcher is torchrun"),
         ("nano3 rl rlvr run.env.nodes=16", "cluster.num_nodes 32 has to be all nodes of the job"),
         ("super3 rl rlhf run.env.nodes=96", "cluster.num_nodes 96 + env.nemo_gym.num_gpu_nodes 4 has to be all nodes"),
     ],

@@ -305,10 +305,14 @@ class MegatronConfig(Group):
         check_layout(self.model, dimensions, self.model.seq_length, "model.")
         return self
 
-    def check_machines(self, nodes: int, processes_per_node: int) -> list[str]:
+    def check_machines(self, nodes: int, processes_per_node: int, launcher: str) -> list[str]:
         """Before the job is submitted: ValueError where these GPUs do not fit; what to warn of."""
         batch, micro_batch = self.train.global_batch_size, self.train.micro_batch_size
         check_replicas(self.model, nodes * processes_per_node, batch, micro_batch, "train.")
+        if self.ft.enable_ft_package and launcher != "ft_launcher":
+            raise ValueError(
+                f"ft.enable_ft_package asks ft_launcher's monitors, and the profile's launcher is {launcher}"
+            )
         return warnings_of(self.model)
 
 

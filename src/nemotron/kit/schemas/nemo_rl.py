@@ -543,7 +543,7 @@ class NemoRLConfig(Group):
     cluster: ClusterConfig
     policy: TrainedPolicyConfig
 
-    def check_machines(self, nodes: int, processes_per_node: int) -> list[str]:
+    def check_machines(self, nodes: int, processes_per_node: int, launcher: str) -> list[str]:
         """Before the job is submitted: ValueError where it has another number of nodes; what to warn of."""
         judges = self.judge_nodes()
         if nodes != self.cluster.num_nodes + judges:

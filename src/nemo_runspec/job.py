@@ -251,7 +251,7 @@ def _check_machines(model: object, spec: Runspec, env: Env) -> None:
         machines = f"{env.nodes} nodes of {env.processes_per_node} processes"
         raise UserError(
             f"{spec.name} on {machines}, profile {env.profile}: {error}",
-            "other nodes: run.env.nodes=N, or those of the profile",
+            "another config, or other machines: run.env.nodes=N and the like, or those of the profile",
         ) from None
     for warning in warnings:
         say(f"warning: {warning}")

@@ -196,6 +196,7 @@ def started(out: str) -> list[str]:
     return [line for line in lines if ":" not in line]
 
 
+@pytest.mark.slow
 def test_all_steps_run_in_order_then_table_and_report(
     fresh: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +214,7 @@ def test_all_steps_run_in_order_then_table_and_report(
     assert set(versions(tmp_path).values()) == {1} and len(versions(tmp_path)) == 10
 
 
+@pytest.mark.slow
 def test_published_steps_are_skipped_and_a_change_runs_what_depends_on_it(
     done: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

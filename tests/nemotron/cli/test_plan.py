@@ -41,6 +41,7 @@ def test_a_step_that_shares_a_script_has_its_own_config(stage: str, title: str, 
     assert done.returncode == 0 and done.stdout.startswith(title), done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_for_this_machine_measures_it(nemotron: Nemotron) -> None:
     done = nemotron("plan nano3 sft -c tiny --json")
     assert done.returncode == 0, done.stderr

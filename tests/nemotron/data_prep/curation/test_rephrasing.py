@@ -276,6 +276,7 @@ list(run_shards(plan, folder / "work", task, job, SerialEngine(), rephrasing.Rep
 """
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_asks_nothing_twice_that_was_answered(server: ChatServer, tmp_path: Path) -> None:
     documents = [document(i) for i in range(60)]
     calm, rough = tmp_path / "calm", tmp_path / "rough"

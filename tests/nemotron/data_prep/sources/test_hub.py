@@ -217,6 +217,7 @@ def run(script: str, value: Any, hub: Hub, home: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_datasets(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     with running_hub() as hub:

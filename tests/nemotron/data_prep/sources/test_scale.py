@@ -22,6 +22,7 @@ def taken(*paths: Path, **how: float) -> list[str]:
     return [value["text"] for _, value in rows]
 
 
+@pytest.mark.slow
 def test_a_share_is_the_same_records_in_every_format_and_any_number_of_pieces(tmp_path: Path) -> None:
     files = every_format(tmp_path, ROWS)
     small = taken(files["plain.jsonl"], share=0.1, seed=1)

@@ -42,6 +42,7 @@ def own(tokenizer: Path, *more: str) -> tuple[str, ...]:
     return ("own", f"tokenizer={tokenizer}", *more)
 
 
+@pytest.mark.slow
 def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "chats" / "more").mkdir(parents=True)
     write_example(tmp_path / "chats" / "a.jsonl", 40, 1)

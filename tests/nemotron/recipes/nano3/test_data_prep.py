@@ -59,6 +59,7 @@ def corpus(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
     file = corpus(tmp_path / "own.jsonl")
     source = f"sources=[{{name: own, paths: [{file}], weight: 0.25, valid_fraction: 0.1}}]"
@@ -134,6 +135,7 @@ def test_scale_of_the_config_leaves_own_sources_whole_and_scale_all_takes_a_shar
     assert counts["read"] + counts["not read: beyond scale"] == 7 > counts["read"] == counts["kept"]
 
 
+@pytest.mark.slow
 def test_sft_and_rl_data(tmp_path: Path) -> None:
     base = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK))
     chats = [

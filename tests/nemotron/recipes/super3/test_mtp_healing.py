@@ -87,6 +87,7 @@ def test_all_but_the_block_stays_byte_for_byte(registry: Registry) -> None:
     assert healed.record["metrics"]["responses"] == 3 * 8 and Checkpoint.load(path=healed.path).template == "super3"
 
 
+@pytest.mark.slow
 def test_results_are_the_acceptance_lengths_of_both_models(registry: Registry) -> None:
     """On prompts that are not trained on; the second run measures first what the first one measured last."""
     lr = ("policy.optimizer.lr=0.05", "boosting.num_speculative_tokens=2")

@@ -200,6 +200,7 @@ def run(options: dict[str, Any], stdin: str = "") -> subprocess.CompletedProcess
     return run_forked(OF_MODELS, [chat.__file__, json.dumps(options)], Path.cwd(), os.environ, stdin)
 
 
+@pytest.mark.slow
 def test_the_script_answers_one_question_the_same_way_twice(model_dir: Path) -> None:
     options = as_options(model_dir, max_new_tokens=12, max_reasoning=0, temperature=1, seed=3)
     first, second = run({**options, "prompt": "hello"}), run(options, stdin="hello\n")

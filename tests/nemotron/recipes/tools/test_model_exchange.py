@@ -209,6 +209,7 @@ def test_a_directory_that_is_not_empty_is_left_alone(published: Path, exported: 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_nothing_is_left(published: Path, tmp_path: Path, signal_number: signal.Signals) -> None:
     """The script stops before it writes the card, when everything else is on disk, and waits to be interrupted."""

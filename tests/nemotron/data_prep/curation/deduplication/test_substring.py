@@ -49,6 +49,7 @@ PIECES = st.sampled_from(["a ", "a\n", "b ", "b\n\n", "\u4e2d", "\u6587 ", "\U00
 TEXTS = st.lists(st.lists(PIECES, max_size=30).map("".join), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(TEXTS, st.integers(1, 5), st.integers(1, 3), st.integers(1, 4))
 @example(["a " * 9], 3, 1, 1)

@@ -294,6 +294,7 @@ def counting(rows: int, length: int, source: torch.Generator) -> Tensor:
     return (start + step * torch.arange(length)) % 29
 
 
+@pytest.mark.slow
 def test_training_makes_the_drafts_right() -> None:
     """k = 2: close to 3 tokens a round with the loss of multi-token prediction, close to 1 without."""
     lengths = {}

@@ -158,6 +158,7 @@ def test_a_missing_key_is_refused_before_any_work(root: Path) -> None:
     assert code == 2 and "SURELY_NOT_SET" in said, said
 
 
+@pytest.mark.slow
 def test_with_more_patience_nothing_is_asked_again(root: Path, endpoint: ChatServer) -> None:
     def refuse_every_fifth(number: int, attempt: int, handler: BaseHTTPRequestHandler) -> bool:
         if number % 5 == 0:

@@ -280,7 +280,7 @@ def compare(name: str, rounds: int) -> None:
     if not multiplies_bf16(torch.device("cpu")):
         return
     best = min(seconds, key=seconds.__getitem__)
-    for setting in {replace(setting, bf16=True) for setting in (best, *EXPERTS[name])}:
+    for setting in dict.fromkeys(replace(setting, bf16=True) for setting in (best, *EXPERTS[name])):
         seconds[setting] = try_setting(name, setting)
     take_turns(name, min(seconds, key=seconds.__getitem__), True, rounds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 from nemotron.kit.steps import RECIPES
-from nemotron.recipes.tools.plan import Options, find_step, flops_per_token, gpu_plan, page, plan
+from nemotron.recipes.tools.plan import JOB_HOURS, Options, find_step, flops_per_token, gpu_plan, page, plan
 from nemotron.stack.planning.reading import read_training
 
 SPEC = parse(RECIPES / "nano3/stage2_rl/rlvr.py")
@@ -121,6 +122,8 @@ def test_phase_1_keeps_what_the_longest_merge_needs() -> None:
     assert numbers["checkpoint_bytes"] == pytest.approx(14 * (120.669e9 + mtp), rel=1e-4)
     jobs = -(-794_729 * numbers["iteration_seconds"] // (4 * 3600))
     assert f" days, {jobs:,.0f} jobs of 4 h\n" in page(numbers, None)
+    example = tomllib.loads((RECIPES.parents[2] / "env.example.toml").read_text(encoding="utf-8"))
+    assert example["dgx"]["time"] == f"{JOB_HOURS:02}:00:00"
     assert "\ncheckpoint  1.73 TB  11 of 398 are kept: 19.04 TB\n" in page(numbers, None)  # the last one at the end
 
 

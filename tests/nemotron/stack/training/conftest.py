@@ -22,7 +22,7 @@ def launch(worker: Path, folder: Path, runs: Sequence[dict[str, Any]], processes
     todo.write_text(json.dumps(runs))
     env = os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [sys.executable, *(TORCHRUN if processes == 2 else []), str(worker), str(todo)]
-    # A worker that hangs says where, and ends, before that: tens of times what it takes.
+    # Ten times what it takes. A worker that hangs shows its stacks before, and ends.
     done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=290)
     assert done.returncode == 0, done.stderr
     return done.stderr

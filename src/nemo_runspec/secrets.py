@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 
 HIDDEN = "(hidden)"
-# `NUM_TOKENS` and `TOKENIZERS_PARALLELISM` are no secrets; `HF_TOKEN`, `API_KEYS` and `AWS_ACCESS_KEY_ID` are.
-_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:TOKEN|KEYS?)(?:_|$)", re.IGNORECASE)
+# `NUM_TOKENS`, `TOKENIZERS_PARALLELISM` and `OLDPWD` are no secrets; `HF_TOKEN`, `API_KEYS`, `AWS_ACCESS_KEY_ID` and
+# `DB_PASS` are.
+_SECRET = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CONNECTION_STRING|(?:TOKEN|KEYS?|_(?:PASS|PWD|PAT|DSN|SAS))(?:_|$)",
+    re.IGNORECASE,
+)
 
 
 def looks_secret(name: str) -> bool:

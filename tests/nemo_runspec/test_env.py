@@ -652,6 +652,7 @@ def test_an_unknown_profile_is_answered_with_the_nearest(write: Write) -> None:
         '[p]\nenv = "HF_TOKEN=hf_abc"',
         '[p]\nHF_TOKEN = "hf_abc"',
         '[p]\nstartup_commands = "export HF_TOKEN=hf_abc"',
+        '[p]\nstartup_commands = ["module load x && export HF_TOKEN=hf_abc"]',
         'HF_TOKEN = "hf_abc"\n[p]',
         '[p]\nexecutor = "slurm"\nenv = { HF_TOKEN = "hf_abc" }',
         '[p]\nexecutor = "slurm"\nartifacts = "s3://me:hf_abc@bucket/a"',

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 MANIFEST_FILE = "manifest.sha256"
 RECORD_FILE = "artifact.json"
@@ -78,13 +78,19 @@ def parse_manifest(text: str) -> Manifest:
         folder, _, inside = name.partition("/")
         if name == RECORD_FILE and record is None:
             record = sha256
-        elif inside and inside not in below.get(folder, {inside}):
+        elif _is_below(inside) and inside not in below.get(folder, {inside}):
             below[folder][inside] = sha256
         else:
             raise ValueError(f"line {number} names '{name}', which has no place here")
     if record is None:
         raise ValueError(f"it has no line for {RECORD_FILE}")
     return Manifest(record, below[PAYLOAD_DIR], below[RUN_DIR])
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name leads to a file in the folder that it is relative to, and is spelled in the one way it can be."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and str(path) == name and not path.is_absolute() and ".." not in path.parts
 
 
 def list_files(directory: Path) -> list[str]:

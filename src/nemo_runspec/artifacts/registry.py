@@ -11,7 +11,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,13 +221,17 @@ class Registry:
 
     def _newest_by(self, name: str, key: str, value: str) -> Version | None:
         """The newest version of `name` whose record has `value` under this key of its producer."""
+        for version in self.readable(name):
+            producer = version.record.get("producer")
+            if isinstance(producer, dict) and producer.get(key) == value:
+                return version
+        return None
+
+    def readable(self, name: str) -> Iterator[Version]:
+        """The versions of `name` whose record can be read, the newest first."""
         for number in reversed(self.versions(name)):
             with contextlib.suppress(UserError):
-                version = self._read(name, number)
-                producer = version.record.get("producer")
-                if isinstance(producer, dict) and producer.get(key) == value:
-                    return version
-        return None
+                yield self._read(name, number)
 
     def publish(
         self,

@@ -1,6 +1,6 @@
 """Which versions others need, and which nobody does: what `artifacts rm` and `artifacts gc` go by.
 
-A version needs its inputs and the versions that its fields point into. A record that cannot be read needs nothing.
+A version needs its inputs and the versions that its fields point into.
 """
 
 from __future__ import annotations
@@ -30,27 +30,35 @@ def chosen(registry: Registry, references: Iterable[str]) -> list[str]:
 
 
 def needed_by(registry: Registry, refs: Iterable[str]) -> dict[str, list[str]]:
-    """Of the versions `refs` those that other versions need, each with the references of these others."""
+    """Of the versions `refs` those that other versions need, each with the references of these others.
+
+    Others whose record cannot be read are taken to need nothing.
+    """
     removed = set(refs)
     users: dict[str, list[str]] = {}
-    for ref, version in _versions(registry).items():
-        if ref not in removed:
-            for needed in _needs(version) & removed:
+    for ref in _references(registry):
+        if ref in removed:
+            continue
+        with contextlib.suppress(UserError):
+            for needed in _needs(registry.resolve(ref)) & removed:
                 users.setdefault(needed, []).append(ref)
     return users
 
 
-def unneeded(registry: Registry) -> list[str]:
-    """The versions that are not the latest of their name, and that no latest one needs, however far back."""
-    versions = _versions(registry)
+def unneeded(registry: Registry, in_use: Iterable[str] = ()) -> list[str]:
+    """The versions that are not the latest of their name, and that no latest one and none `in_use` needs, however far
+    back. UserError where a record cannot be read: what it needs is not known."""
+    references = _references(registry)
+    versions = {ref: registry.resolve(ref) for ref in references}
     pending = [f"{name}:{registry.versions(name)[-1]}" for name in registry.names()]
+    pending += in_use
     kept: set[str] = set()
     while pending:
         ref = pending.pop()
         if ref not in kept:
             kept.add(ref)
             pending += _needs(versions[ref]) if ref in versions else ()
-    return [f"{name}:{n}" for name in registry.names() for n in registry.versions(name) if f"{name}:{n}" not in kept]
+    return [ref for ref in references if ref not in kept]
 
 
 def size_of(registry: Registry, ref: str) -> int:
@@ -60,13 +68,8 @@ def size_of(registry: Registry, ref: str) -> int:
     return 0
 
 
-def _versions(registry: Registry) -> dict[str, Version]:
-    versions = {}
-    for name in registry.names():
-        for number in registry.versions(name):
-            with contextlib.suppress(UserError):
-                versions[f"{name}:{number}"] = registry.resolve(f"{name}:{number}")
-    return versions
+def _references(registry: Registry) -> list[str]:
+    return [f"{name}:{number}" for name in registry.names() for number in registry.versions(name)]
 
 
 def _needs(version: Version) -> set[str]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.config.yaml_text import shown
+from nemo_runspec.cpus import usable_cpus
 from nemo_runspec.errors import (
     DONE,
     EXIT_CODE_FILE,
@@ -71,8 +72,7 @@ def cpu_settings(processes: int) -> dict[str, str]:
     """Variables of a job that computes on this machine's CPU: `CPU_SETTINGS`, and an even share of its cores."""
     if visible_gpus() or processes == 1:
         return CPU_SETTINGS
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {**CPU_SETTINGS, "OMP_NUM_THREADS": str(max(1, cores // processes))}
+    return {**CPU_SETTINGS, "OMP_NUM_THREADS": str(max(1, usable_cpus() // processes))}
 
 
 def script_words(cmd: str, script: Path, config: Path) -> list[str]:
@@ -209,7 +209,8 @@ def exit_code(returncode: int) -> int:
     if returncode == -signal.SIGINT:
         return INTERRUPTED
     if returncode < 0:
-        name = signal.Signals(-returncode).name
+        known = -returncode in set(signal.Signals)  # real-time signals but the first and the last have no name
+        name = signal.Signals(-returncode).name if known else f"signal {-returncode}"
         hint = "out of memory, perhaps; the same command goes on from the last checkpoint"
         report(RunFailed(f"the job was killed by {name}", hint if returncode == -signal.SIGKILL else None))
     return FAILED

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.tokens.blend import Blend, SourceFiles, add_shares, empty_source, write_blend_file
+from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
 
 LONG = "long"  # the source of such documents, and the folder of the data that their blend lies in
@@ -115,7 +116,7 @@ def write_long_phase(
     there are to train on; where there are fewer than two, or none is held out, they get no share, and where there are
     no others either, nothing is written.
     """
-    eos_id = blend["eos_id"] or 0
+    eos_id, tokenizer = blend["eos_id"] or 0, plain_tokenizer(tokenizer.to_str())
     train, valid = (
         list(islice(filter(None, (long_document(text, tokenizer, eos_id, phase) for text in texts[split])), most))
         for split, most in (("train", phase.most), ("valid", None))

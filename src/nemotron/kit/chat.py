@@ -210,6 +210,14 @@ def parse_response(text: str) -> tuple[str | None, str]:
     return reasoning.split(THINK, 1)[-1].strip() or None, answer.strip()
 
 
+def json_value(text: str) -> Any:
+    """As `json.loads`; ValueError also for half of a surrogate pair, which JSON can spell and no UTF-8 can."""
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict[str, Any]]]:
     """Split an answer into `(text, calls)`, each call as {name, arguments}.
 
@@ -235,7 +243,7 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
             allowed = declared_types((parameters.get("properties") or {}).get(parameter[1]), parameters)
             if allowed != {"string"}:
                 with suppress(ValueError, RecursionError):
-                    read = json.loads(value)
+                    read = json_value(value)
                     if "string" not in allowed or not allowed.isdisjoint({*_JSON_TYPES[type(read)]} - {"string"}):
                         value = read
             arguments[parameter[1]] = value
@@ -245,7 +253,7 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
 
     def take_list(match: re.Match[str]) -> str:
         try:
-            listed = json.loads(match[1])
+            listed = json_value(match[1])
         except (ValueError, RecursionError):
             return match[0]
         if not isinstance(listed, list) or not all(map(_is_call, listed)):

@@ -16,12 +16,12 @@ Beside them `tools` declares functions, `system` is a system turn, `reasoning` i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from nemotron.kit.chat import END_THINK, SHOWN, THINK, UntrainableError
+from nemotron.kit.chat import END_THINK, SHOWN, THINK, UntrainableError, json_value
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.chat_templates import is_path
 from nemotron.kit.record_fields import QUESTION_AND_ANSWER, REASONING, TURNS
@@ -264,11 +264,6 @@ def _normalized_tool(tool: Any) -> Any:
 def _from_json(value: Any) -> Any:
     """The value behind JSON text of an object or a list; anything else as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            parsed = json.loads(value)
-            if "\\ud" in value.lower():  # half of a surrogate pair is no text
-                json.dumps(parsed, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            return value
-        return parsed
+        with suppress(ValueError, RecursionError):
+            return json_value(value)
     return value

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nemo_runspec.cpus import usable_cpus
+
 _PACKAGES = (
     "torch",
     "numpy",
@@ -38,7 +40,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
-        "cpu_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_usable": usable_cpus(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "variables": {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
         "packages": packages,

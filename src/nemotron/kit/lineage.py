@@ -73,7 +73,7 @@ class WandbTracker:
         self.options = {"project": project, "entity": entity, "mode": mode}
 
     def saved(self, version: Version) -> None:
-        """Log the artifact `name` with the alias `v<version>`, its record as metadata."""
+        """Log the artifact `name` with the alias `registry-<version>`, its record as metadata."""
         wandb = _import("wandb")
         run = wandb.run or wandb.init(**self.options, job_type="artifact")
         for pinned in (version.record.get("inputs") or {}).values():

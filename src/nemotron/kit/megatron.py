@@ -208,8 +208,8 @@ def register_checkpoint(folder: Path, name: str, registry: Registry) -> Megatron
         UserError: the folder notes no number; what it notes is no whole checkpoint.
     """
     iteration = noted_iteration(folder)
-    versions = [registry.resolve(f"{name}:{number}") for number in registry.versions(name)]
-    if iteration is None or iteration in [version.record["fields"].get("num_steps") for version in versions]:
+    published = [version.record["fields"].get("num_steps") for version in registry.readable(name)]
+    if iteration is None or iteration in published:
         return None
     checkpoint = folder / f"iter_{iteration:07d}"
     if not is_checkpoint(checkpoint):

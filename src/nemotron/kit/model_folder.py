@@ -124,10 +124,9 @@ def publish_folder(folder: Path, name: str, where: str, registry: Registry, **fi
     """
     names = [entry.name for entry in folder.iterdir() if is_model_file(entry.name)]
     names = sorted(names + [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (folder / name).is_file()])
-    if versions := registry.versions(name):
+    if registry.versions(name):
         digest = payload_digest({each: sha256_file(folder / each) for each in names})
-        for number in reversed(versions):
-            version = registry.resolve(f"{name}:{number}")
+        for version in registry.readable(name):
             if version.digest == digest:
                 return version
     with tempfile.TemporaryDirectory(prefix="nemotron-adopt-") as area:

@@ -99,6 +99,12 @@ def recorded_runs() -> list[RecordedRun]:
     return sorted(runs, key=_last_written)
 
 
+def inputs_in_use() -> set[str]:
+    """The versions, as `name:version`, that runs read which are at work, or which the same command would go on with."""
+    unfinished = (run.state for run in recorded_runs() if run.condition != "finished")
+    return {str(ref).partition("@")[0] for state in unfinished for ref in (state.get("inputs") or {}).values()}
+
+
 def _last_written(run: RecordedRun) -> float:
     times = [0.0]
     for name in (STATE_FILE, METRICS_FILE):

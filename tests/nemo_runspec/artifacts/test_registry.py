@@ -145,6 +145,15 @@ def test_a_record_that_was_edited_with_its_checksum_is_still_refused(registry, p
         registry.resolve("corpus:1")
 
 
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "./x", "a//x", "."])
+def test_a_manifest_that_leads_out_of_its_version_is_refused(registry, payload, name):
+    version = registry.publish("corpus", payload, RECORD)
+    manifest = version.directory / "manifest.sha256"
+    manifest.write_text(f"{manifest.read_text()}{'0' * 64}  payload/{name}\n")
+    with pytest.raises(UserError, match="which has no place here"):
+        registry.resolve("corpus:1")
+
+
 def test_missing_and_additional_files_are_found(registry, payload):
     version = registry.publish("corpus", payload, RECORD)
     (version.path / "empty.txt").unlink()

@@ -167,6 +167,25 @@ def test_gc_keeps_the_latest_of_each_name_and_all_that_they_come_from(
     assert run("lineage some-model").exit_code == 0
 
 
+def test_gc_keeps_what_a_run_reads_that_has_not_finished(
+    published: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNSPEC_OUTPUT_ROOT", str(tmp_path / "output"))
+    state = tmp_path / "output/nano3/sft/tiny-0123/run.json"
+    state.parent.mkdir(parents=True)
+    for word, removed in (("running", "nothing to remove"), ("finished", "some-model:1")):
+        state.write_text(json.dumps({"state": word, "inputs": {"model": published["first"].pinned}}))
+        assert run("gc --dry-run").output.startswith(removed)
+
+
+def test_gc_removes_nothing_while_a_record_cannot_be_read(published: dict[str, Version], tmp_path: Path) -> None:
+    record = published["second"].directory / "artifact.json"
+    record.write_text(record.read_text() + " ")
+    refused = run("gc --yes")
+    assert isinstance(refused.exception, UserError) and "some-model:2 is corrupt" in refused.exception.message
+    assert left(tmp_path) == {"some-data": [1], "some-model": [1, 2]}
+
+
 def test_show_config_and_diff_read_what_the_versions_carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "store"))
     registry, source = Registry(tmp_path / "store"), tmp_path / "w"

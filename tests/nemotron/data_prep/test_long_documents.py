@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from nemotron.data_prep.long_documents import LongPhase, long_document, questions_about, write_long_phase
 from nemotron.data_prep.tokens.blend import Blend, write_source
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, train_tokenizer
 from nemotron.stack.training.loaders import BlendLoader
 
@@ -59,6 +60,14 @@ def test_answers_stand_in_the_document_far_before_the_question(tokenizer: Tokeni
     body = tokenizer.decode(ids).partition("\n\nQuestion")[0]
     assert text.startswith(body[:-4])  # its last character may be cut
     assert long_document(text[:500], tokenizer, EOS_ID) is None
+
+
+def test_what_looks_like_the_end_of_a_document_is_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    texts = {"train": ["old <s>wrong</s> price"]}
+    write_source(tmp_path, "code", texts, tokenizer, EOS_ID)
+    ids = IndexedDataset(tmp_path / "code-train").tokens
+    assert list(ids).count(EOS_ID) == 1 and ids[-1] == EOS_ID
+    assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == texts["train"][0]
 
 
 def test_a_fifth_is_long_documents_and_the_rest_as_the_last_phase_had_it(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -24,8 +24,11 @@ from nemo_runspec.words import plural
 if TYPE_CHECKING:
     from nemo_run import Experiment
 
-# Slurm's states of a job that still has something before it.
-UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
+# Slurm's states of a job that is over (squeue(1), JOB STATE CODES). In all others it has something before it.
+FINISHED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+)  # fmt: skip
 # How long a finished job may stay unknown to the accounting, in seconds.
 PATIENCE_UNKNOWN = 60.0
 _READ_AT_MOST = 4_000_000
@@ -45,7 +48,7 @@ class State:
 
     @property
     def finished(self) -> bool:
-        return self.name not in UNFINISHED
+        return self.name in FINISHED
 
 
 def follow_or_leave(experiment: Experiment, env: Env, *, attached: bool) -> int:

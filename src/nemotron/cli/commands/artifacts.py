@@ -14,7 +14,7 @@ from nemo_runspec.artifacts import removal
 from nemo_runspec.artifacts.listing import compare, describe, list_entries
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.errors import UserError, did_you_mean, report
+from nemo_runspec.errors import RunFailed, UserError, did_you_mean, report
 
 artifacts = typer.Typer(
     help="Published artifacts: list, show, compare, add, watch for, trace back, verify, remove.", no_args_is_help=True
@@ -138,7 +138,7 @@ def watch(
     while True:
         try:
             checkpoint = register_checkpoint(folder, name, registry)
-        except UserError as error:
+        except (UserError, RunFailed) as error:
             if once:
                 raise
             if str(error) != said:
@@ -204,12 +204,14 @@ def gc(
 ) -> None:
     """Remove the versions that nothing needs.
 
-    Those that are not the latest of their name, and that no latest one was made from. Lists them and asks first.
+    Those that are not the latest of their name, that no latest one was made from, and that no run under the output root
+    reads that is at work or could go on. Lists them and asks first. A run under another output root is not seen.
     """
     from nemo_runspec.words import counted
+    from nemotron.kit.runs import inputs_in_use
 
     registry = Registry.default()
-    refs = removal.unneeded(registry)
+    refs = removal.unneeded(registry, inputs_in_use())
     if not refs:
         typer.echo("nothing to remove: every version is the latest of its name, or one was made from it")
         return
@@ -225,6 +227,8 @@ def gc(
             raise UserError("nothing was removed: nobody is there to ask", "--yes removes what is listed above")
         if not typer.confirm(f"remove {count}, {total}?"):
             return
+        now = removal.unneeded(registry, inputs_in_use())  # something may have been made of them meanwhile
+        refs = [ref for ref in refs if ref in now]
     _remove(registry, refs)
 
 

@@ -28,8 +28,8 @@ class Conversation:
     """Messages as `nemotron.kit.chat` defines them, the name of their source, and their split.
 
     `tools`: what is declared to the model. `low_effort`: the answers are those to a user who asks for little reasoning.
-    `loss_weight`: how much each of its trained tokens counts in the loss. `text`: plain text in the place of messages,
-    as in pretraining: no template, every token trained.
+    `loss_weight`: how much each of its trained tokens counts in the loss. `text`: a stretch of plain text in the place
+    of messages: no template, every token trained, and nothing behind it that would say that it ends there.
     """
 
     source: str
@@ -122,7 +122,7 @@ class ProtectedPrompts:
 def control_reasoning(
     conversations: Iterable[Conversation], *, off_share: float, truncated_share: float, seed: int
 ) -> Iterator[Conversation]:
-    """Strip the reasoning of a share of the conversations and cut that of another share at a random word.
+    """Strip the reasoning of a share of the conversations and cut that of another share at a random word, or character.
 
     Which ones is decided by the hash of each conversation, so that neither order nor neighbours matter.
     """
@@ -137,8 +137,10 @@ def control_reasoning(
         for message in conversation.messages:
             reasoning = message.get("reasoning_content")
             if reasoning:
-                trace = reasoning.split(" ")
-                cut = " ".join(trace[: int(kept * len(trace))])
+                # Japanese and Chinese have no blanks: they are cut at a character.
+                between = " " if reasoning.isascii() or reasoning.count(" ") * 20 > len(reasoning) else ""
+                trace = reasoning.split(" ") if between else list(reasoning)
+                cut = between.join(trace[: int(kept * len(trace))])
                 message = {key: value for key, value in message.items() if key != "reasoning_content"}
                 if cut:
                     message["reasoning_content"] = cut

@@ -24,10 +24,11 @@ def check_languages(languages: Sequence[str]) -> None:
 
 def identify(text: str, settings: LanguageSettings) -> tuple[str, float]:
     """The most probable language of a text and its probability; `("und", 0.0)` for one that is too short to tell."""
-    if sum(map(str.isalpha, text[: settings.max_chars])) < settings.min_letters:
-        return UNDETERMINED, 0.0
     begin = max(0, (len(text) - settings.max_chars) // 2)
-    language, probability = classify(text[begin : begin + settings.max_chars])
+    middle = text[begin : begin + settings.max_chars]
+    if sum(map(str.isalpha, middle)) < settings.min_letters:
+        return UNDETERMINED, 0.0
+    language, probability = classify(middle)
     return language, round(probability, 4)
 
 

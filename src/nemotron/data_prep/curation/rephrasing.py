@@ -595,8 +595,11 @@ def rephrase_shard(shard: DocumentShard, job: tuple[RephrasingSettings, Path], o
 def _wanted(
     path: Path, settings: RephrasingSettings
 ) -> Iterator[tuple[Document, str, list[tuple[str, dict[str, Any]]]]]:
-    """The documents and styles that go together, and the requests that each pair makes."""
+    """The documents and styles that go together, and the requests that each pair makes. What is held out stays as it
+    is: rephrased, it would be text to train on."""
     for document in read_documents(path):
+        if document.get("split", "train") != "train":
+            continue
         for style, rule in settings.styles.rules().items():
             if document.get("quality") in rule.labels and (parts := request_bodies(document, style, settings)):
                 yield document, style, parts

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError, nearest
 from nemotron.data_prep.curation.step import StepTable, read_documents
 from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
 
 BLEND_FILE = "blend.json"
@@ -82,7 +83,7 @@ def write_source(
 ) -> SourceFiles:
     """Tokenise the texts of one source, by split, into `folder`/SOURCE-SPLIT.bin and .idx: for a source that fits in
     memory (`tokenization.tokenize_sources` takes any, in shards). Every text ends in `eos_id`."""
-    written = empty_source()
+    written, tokenizer = empty_source(), plain_tokenizer(tokenizer.to_str())
     dtype = token_dtype(tokenizer.get_vocab_size())
     for split, documents in texts.items():
         ids = [[*tokenizer.encode(text, add_special_tokens=False).ids, eos_id] for text in documents]

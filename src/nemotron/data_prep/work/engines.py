@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from nemo_runspec.cpus import usable_cpus
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, leaving_signals
 from nemo_runspec.execution.local import die_with_parent
 from nemo_runspec.variables import RAY_ADDRESS
@@ -64,11 +65,6 @@ def open_engine() -> contextlib.AbstractContextManager[Engine]:
         return RayEngine(address)
     count = min(usable_cpus(), MAX_PROCESSES)
     return PoolEngine(count) if count > 1 else SerialEngine()
-
-
-def usable_cpus() -> int:
-    """CPUs that the scheduler lets this process use; taskset and Slurm narrow them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class SerialEngine:

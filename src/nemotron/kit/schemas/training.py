@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import Group, ModelRunConfig, Seed
@@ -121,6 +122,12 @@ class CheckpointConfig(Group):
     )
 
 
+def _without_password(address: str) -> str:
+    if urlsplit(address).password:
+        raise ValueError("no password in it: the address is kept in records; MLFLOW_TRACKING_PASSWORD has its place")
+    return address
+
+
 class TrackersConfig(Group):
     """Where metrics go beside metrics.jsonl; a tracker that fails never fails the run. Names of Megatron-Bridge."""
 
@@ -129,7 +136,7 @@ class TrackersConfig(Group):
     wandb_exp_name: str | None = Field(None, description="name of the run in W&B; None: nano3/sft/CONFIG-FINGERPRINT")
     mlflow_experiment: str | None = Field(None, description="experiment in MLflow")
     mlflow_run_name: str | None = Field(None, description="name of the run in MLflow; None: as in W&B")
-    mlflow_tracking_uri: str | None = Field(
+    mlflow_tracking_uri: Annotated[str, AfterValidator(_without_password)] | None = Field(
         None,
         description="server, file or database of MLflow, without a password; None: MLFLOW_TRACKING_URI or its default",
     )
@@ -171,12 +178,17 @@ class TrainingConfig(Group):
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
-        decay = self.scheduler.lr_wsd_decay_iters if self.scheduler.lr_decay_style == "WSD" else 0
-        if self.scheduler.lr_warmup_iters + decay > self.train.train_iters:
-            raise ValueError(
-                f"scheduler.lr_warmup_iters {self.scheduler.lr_warmup_iters} + scheduler.lr_wsd_decay_iters {decay} "
-                f"exceed train.train_iters {self.train.train_iters}: lower those, too"
-            )
-        if self.optimizer.min_lr > self.optimizer.lr:
-            raise ValueError(f"optimizer.min_lr {self.optimizer.min_lr} exceeds optimizer.lr {self.optimizer.lr}")
+        check_schedule(self.optimizer, self.scheduler, self.train.train_iters)
         return self
+
+
+def check_schedule(optimizer: OptimizerConfig, scheduler: SchedulerConfig, steps: int) -> None:
+    """ValueError where warm-up and decay take more steps than there are, or the rate would decay upwards."""
+    decay = scheduler.lr_wsd_decay_iters if scheduler.lr_decay_style == "WSD" else 0
+    if scheduler.lr_warmup_iters + decay > steps:
+        raise ValueError(
+            f"scheduler.lr_warmup_iters {scheduler.lr_warmup_iters} + scheduler.lr_wsd_decay_iters {decay} "
+            f"exceed train.train_iters {steps}: lower those, too"
+        )
+    if optimizer.min_lr > optimizer.lr:
+        raise ValueError(f"optimizer.min_lr {optimizer.min_lr} exceeds optimizer.lr {optimizer.lr}")

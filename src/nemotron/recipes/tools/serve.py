@@ -105,12 +105,13 @@ def unless_cancelled(record: logging.LogRecord) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket with the address taken, on which nobody is listening yet. UserError: it cannot be had."""
+    """A socket with the address taken, whose clients wait until they are served. UserError: it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         taken = socket.socket(family, kind, protocol)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
+        taken.listen()  # before, another process could bind the same
     except OSError as failure:
         is_of_port = failure.errno in (errno.EADDRINUSE, errno.EACCES)
         hint = "--port 0 takes any that is free" if is_of_port else "--host is an address of this machine, or its name"

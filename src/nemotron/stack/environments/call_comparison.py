@@ -111,7 +111,10 @@ def _same_value(expected: Any, value: Any, threshold: float) -> bool:
         return isinstance(value, str) and _same_text(expected, value, threshold)
     if isinstance(expected, bool) or isinstance(value, bool) or expected is None:
         return expected is value
-    return isinstance(value, int | float) and abs(expected - value) <= FLOAT_TOLERANCE
+    try:
+        return isinstance(value, int | float) and abs(expected - value) <= FLOAT_TOLERANCE
+    except OverflowError:  # an integer beyond any float
+        return False
 
 
 def _same_text(expected: str, text: str, threshold: float) -> bool:

@@ -45,7 +45,7 @@ _REDUCERS = (
 _OPERATORS = (("plus", "+"), ("minus", "-"), ("times", "*"), ("modulo", "%"))
 _CLASSES = {"+": "sum", "-": "sum", "*": "product", "%": "remainder"}
 _ORDERS = (("x sorted", "sorted(x)"), ("x in reverse", "x[::-1]"))
-_FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENING, _CLOSING = re.compile(r"```[^`]*"), re.compile(r"```[ \t]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,13 @@ def verify_program(
 
 def program_of(answer: str) -> str:
     """What stands in the last complete fenced block of an answer, or all of it where there is none."""
-    blocks = _FENCE.findall(answer)
-    return str(blocks[-1]) if blocks else answer
+    program, lines, start = answer, answer.split("\n"), None
+    for number, line in enumerate(lines):
+        if start is None:
+            start = number + 1 if _OPENING.fullmatch(line) else None
+        elif _CLOSING.fullmatch(line):
+            program, start = "".join(f"{each}\n" for each in lines[start:number]), None
+    return program
 
 
 def _same_value(output: str, wanted: Any) -> bool:

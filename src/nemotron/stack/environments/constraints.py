@@ -448,7 +448,8 @@ def is_json(text: str) -> bool:
 
 def has_title(text: str) -> bool:
     """A <<title>> on one line."""
-    return any(title.strip(" \t<>") for title in re.findall(r"<<([^\n]+)>>", text))
+    titles = (line.partition("<<")[2].rpartition(">>")[0] for line in text.split("\n"))
+    return any(title.strip(" \t<>") for title in titles)
 
 
 def words_in_brackets(text: str) -> bool:
@@ -499,8 +500,13 @@ def is_copy_of_span(text: str, prompt_to_repeat: str, n_start: int, n_end: int) 
 
 def varied_phrase(text: str, phrase: str, small_n: int) -> bool:
     """The phrase so many times, each time with one other word between its first and its last."""
-    wanted = _text(phrase).split()
-    found = re.findall(rf"{re.escape(wanted[0])} .*? {re.escape(wanted[-1])}", text)
+    wanted, found = _text(phrase).split(), list[str]()
+    for line in text.split("\n"):  # as re.findall("FIRST .*? LAST"), which takes quadratic time where no LAST comes
+        begin = line.find(f"{wanted[0]} ")
+        while begin >= 0 and (last := line.find(f" {wanted[-1]}", begin + len(wanted[0]) + 1)) >= 0:
+            end = last + 1 + len(wanted[-1])
+            found.append(line[begin:end])
+            begin = line.find(f"{wanted[0]} ", end)
     return len(found) == small_n and all(
         len(words) == len(wanted) and sum(a != b for a, b in zip(words, wanted, strict=True)) == 1
         for words in map(str.split, found)

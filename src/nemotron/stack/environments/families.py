@@ -43,7 +43,7 @@ from nemotron.stack.environments import (
     tool_comparison,
     workplace_assistant,
 )
-from nemotron.stack.environments.sandbox import sandbox_failure
+from nemotron.stack.environments.sandbox import program_slots, sandbox_failure
 from nemotron.stack.environments.task import SPLITS, Split, Task, Verdict, answer_of, error, split_of
 
 FAMILIES = (
@@ -289,7 +289,7 @@ def verify_all(
     programs = [  # many samples of a prompt are equal: each is run once
         (id(task), answer_of(response, thinking)) if task.family in SANDBOXED else None for task, response in pairs
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(program_slots()) as pool:
         runs: dict[tuple[int, str], Future[Verdict]] = {}
         for (task, response), program in zip(pairs, programs, strict=True):
             if program and program not in runs:

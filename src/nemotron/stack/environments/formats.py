@@ -24,6 +24,8 @@ from xml.etree import ElementTree
 
 import yaml
 
+from nemotron.kit.chat import alternatives
+
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 FORMATS = get_args(Format)
 MAX_CHARS, MAX_VALUES, MAX_DEPTH = 200_000, 20_000, 64
@@ -49,7 +51,11 @@ def read(text: str, form: Format) -> Any:
                 value = tomllib.loads(text)
             case "csv":
                 value = _read_csv(text)
-    except (yaml.YAMLError, csv.Error, ElementTree.ParseError, ArithmeticError, RecursionError) as failure:
+    # PyYAML's constructors raise what comes: KeyError for `!!bool maybe`, IndexError for an empty `!!int`.
+    except (
+        yaml.YAMLError, csv.Error, ElementTree.ParseError, ArithmeticError, RecursionError, LookupError, AttributeError,
+        TypeError,
+    ) as failure:  # fmt: skip
         raise ValueError(f"{type(failure).__name__}: {failure}") from None
     _check_plain(value)
     return value
@@ -145,20 +151,34 @@ def _check_plain(value: Any) -> None:
     raise ValueError(f"nested deeper than {MAX_DEPTH}")
 
 
-def typed(value: Any, schema: Any) -> Any:
-    """Data of XML or CSV with its text read as the types of `schema`; text that is none of them stays text."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    if isinstance(kinds, list):
-        if value in (None, "") and "null" in kinds:
-            return None
-        readings = (typed(value, {**schema, "type": kind}) for kind in kinds if kind not in ("null", "string"))
-        return next((reading for reading in readings if reading != value or not isinstance(reading, str)), value)
-    match kinds:
+def typed(value: Any, schema: Any, root: Any = None) -> Any:
+    """Data of XML or CSV with its text read as one of the types that `schema` allows; text that is none of them stays
+    text. `root`: the schema that references lead into, if not this one."""
+    root = schema if root is None else root
+    kinds = list[tuple[Any, Mapping[str, Any]]]()
+    for part in alternatives(schema, root) if isinstance(root, Mapping) else ():
+        if "const" in part:
+            kind = _TYPES.get(type(part["const"]))
+            if _read_as(value, kind, part, root) == part["const"]:
+                return part["const"]
+        else:
+            kinds += [(kind, part) for kind in (part["type"] if isinstance(part["type"], list) else [part["type"]])]
+    if len(kinds) > 1 and value in (None, "") and any(kind == "null" for kind, _ in kinds):
+        return None
+    readings = (
+        _read_as(value, kind, part, root) for kind, part in kinds if len(kinds) == 1 or kind not in ("null", "string")
+    )
+    return next((reading for reading in readings if reading != value or not isinstance(reading, str)), value)
+
+
+def _read_as(value: Any, kind: Any, schema: Mapping[str, Any], root: Any) -> Any:
+    """As `typed`, for one of the types."""
+    match kind:
         case "object" if isinstance(value, dict):
             properties = schema.get("properties") or {}
-            return {key: typed(each, properties.get(key)) for key, each in value.items()}
+            return {key: typed(each, properties.get(key), root) for key, each in value.items()}
         case "array":
-            return [typed(each, schema.get("items")) for each in _items(value, schema.get("items"))]
+            return [typed(each, schema.get("items"), root) for each in _items(value, schema.get("items"))]
         case "string" if value is None:
             return ""
         case "integer" if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
@@ -168,6 +188,10 @@ def typed(value: Any, schema: Any) -> Any:
         case "boolean" if isinstance(value, str):
             return _BOOLEANS.get(value.strip().lower(), value)
     return value
+
+
+# JSON types of what a schema may name as the only value.
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def _items(value: Any, schema: Any) -> list[Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import statistics
 import sys
@@ -35,6 +34,7 @@ from nemotron.stack.environments import code_generation, tool_comparison, workpl
 from nemotron.stack.environments.families import from_gym, prompt_messages, prompt_tools, verify
 from nemotron.stack.environments.gym import calls_in, input_of, text_of
 from nemotron.stack.environments.own import verify_answer
+from nemotron.stack.environments.sandbox import program_slots
 from nemotron.stack.environments.task import Environment, Task, Verdict, answer_of, error
 from nemotron.stack.environments.workplace import Workplace
 
@@ -75,7 +75,7 @@ class ResourcesServer:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         # Programs have a limit of time, which as many as there are processors keep.
-        self._programs = threading.BoundedSemaphore(os.cpu_count() or 1)
+        self._programs = threading.BoundedSemaphore(program_slots())
 
     def task_of(self, body: Body) -> Task:
         """The task that a request is about: under `task` as `data prep rl` and `nemotron env records` write it, else a

@@ -29,6 +29,7 @@ _PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
 # At most 18 digits: no answer is longer, and int() refuses strings of thousands of digits with an exception.
 _ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_TO_COMPUTE = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,8 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
 def _verify_boxed(expected: str, given: str | None) -> Verdict:
     if given is None:
         return wrong("no \\boxed{} with an answer at the end")
+    if (operator := _TO_COMPUTE.search(given)) and not _TO_COMPUTE.search(expected):
+        return wrong(f"{operator[0]} is left to be computed")  # as the problem has it; math-verify would do so
     if _INTEGER.fullmatch(expected) and _INTEGER.fullmatch(given):  # most answers; thousands of times as fast
         is_equal = int(given) == int(expected)
     else:

@@ -198,7 +198,7 @@ def _published_letter(spec: Mapping[str, Any], answer: str) -> str | None:
     for pattern in spec.get("output_regex") or []:
         matches = list(re.finditer(pattern, answer, re.IGNORECASE))
         if matches:
-            chosen = _unwrapped(matches[-1][1] if matches[-1].re.groups else matches[-1][0])
+            chosen = _unwrapped(matches[-1][1] or "" if matches[-1].re.groups else matches[-1][0])
             return _allowed(chosen, options) or _option_with(chosen, options)
     match spec["grading_mode"]:
         case "strict_single_letter_boxed":

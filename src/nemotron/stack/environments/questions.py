@@ -18,7 +18,8 @@ from nemotron.kit.schemas.environments import QUESTIONS as PREFIX
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 Match = Literal["exact", "contains", "regex", "choice"]
-_LETTER = re.compile(r"\(?([A-Z])(?:[).:,\s]|$)")
+# `A` and `I` are also words: behind them a blank is not enough.
+_LETTER = re.compile(r"\(?([A-Z])(?:[).:,]|$|(?<![AI])\s)")
 
 
 def match_of(record: Mapping[str, Any], match: Match | None) -> Match:
@@ -76,7 +77,7 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
 
     `exact`: the response is the answer, but for case, blanks and a final full stop. `contains`: the answer stands in
     the response as whole words, but for case and blanks. `regex`: it is found in the response. `choice`: the response
-    begins with the letter, or is the text of that option.
+    is the text of that option, or begins with its letter.
     """
     answers, said = spec["answers"], _plain(answer)
     match spec["match"]:
@@ -87,9 +88,7 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
         case "regex":
             matches = any(re.search(each, answer) for each in answers)
         case "choice":
-            letter = _LETTER.match(answer.strip())
-            text = spec["options"][string.ascii_uppercase.index(answers[0])]
-            matches = letter[1] == answers[0] if letter else said == _plain(text)
+            matches = _chosen(spec["options"], answer) == answers[0]
         case other:
             raise ValueError(f"unknown match {other!r}")
     return right() if matches else wrong(f"not {' or '.join(answers)}")
@@ -101,10 +100,22 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
     said = _plain(answer)
     if spec["match"] == "exact":
         return said or None
-    if letter := _LETTER.match(answer.strip()):
-        return letter[1]
-    letters = dict(zip(map(_plain, spec["options"]), string.ascii_uppercase, strict=False))
-    return letters.get(said)
+    return _chosen(spec["options"], answer)
+
+
+def _chosen(options: list[str], answer: str) -> str | None:
+    """The letter of the option whose text the answer is, letter before it or not, else the letter that it begins with.
+
+    A single letter is always that of an option, never its text.
+    """
+    said, texts = _plain(answer), dict(zip(map(_plain, options), string.ascii_uppercase, strict=False))
+    if len(said) > 1 and (letter := texts.get(said)):
+        return letter
+    for text, letter in texts.items():
+        if said == f"{letter.casefold()} {text}":
+            return letter
+    found = _LETTER.match(answer.strip())
+    return found[1] if found else texts.get(said)
 
 
 def _options(choices: Any) -> tuple[list[str], list[str]]:

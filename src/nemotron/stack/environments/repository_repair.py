@@ -16,7 +16,6 @@ hidden tests, `inputs`, `outputs` and `fn_name`, as in `code_generation`.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import threading
@@ -29,7 +28,7 @@ from nemotron.kit.chat import parse_tool_calls
 from nemotron.kit.schemas.difficulty import RepairDifficulty
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import code_generation
-from nemotron.stack.environments.sandbox import Limits, run_program
+from nemotron.stack.environments.sandbox import Limits, program_slots, run_program
 from nemotron.stack.environments.task import Solution, Task, Verdict, answer_of
 from nemotron.stack.environments.words import word_list
 from nemotron.stack.environments.workplace_assistant import Call, call_text
@@ -37,7 +36,7 @@ from nemotron.stack.environments.workplace_assistant import Call, call_text
 FAMILY = "repository_repair"
 FINAL_ANSWER = "Done."
 PASSED, EDITED, _REFUSED = "passed", "edited", "Error: "
-LIMITS = Limits(wall_seconds=10.0, cpu_seconds=1, output_bytes=1 << 16)
+LIMITS = Limits(wall_seconds=4.0, cpu_seconds=1, output_bytes=1 << 16)
 MAX_FILE_CHARS, MAX_SHOWN_CHARS = 2000, 400
 _BETWEEN_TURNS = "; "
 _MODULES = ("ops", "calc", "tools", "util")
@@ -253,7 +252,7 @@ class Repository:
 
 _KEPT = 4096
 # Programs have a limit of time, which as many as there are processors keep.
-_slots = threading.BoundedSemaphore(os.cpu_count() or 1)
+_slots = threading.BoundedSemaphore(program_slots())
 
 
 def _once(run: Any, *key: Any) -> Any:

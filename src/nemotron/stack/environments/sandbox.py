@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import secrets
@@ -30,24 +31,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from nemo_runspec.cpus import usable_cpus
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.sandbox import Sandbox
+from nemotron.stack.environments import sandbox_driver
 
-_DRIVER = Path(__file__).with_name("sandbox_driver.py")
 # A sandbox that has not started by then is broken, or the machine is; a start takes some 20 ms.
 _START_SECONDS = 30.0
+_GRACE_SECONDS = 5.0
 _TMP_BYTES = 16 << 20
 _OUTPUTS_BYTES = 32 << 20  # of all tests of a program together
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may take. Processor time and output are those of one test, wall time that of all of them.
+    """What a program may take in each of its tests.
 
-    memory_bytes: address space of each process. processes: at once, the sandbox's own two or three included.
+    wall_seconds: four times the processor time, for what shares its processor with others; whatever waits or sleeps
+    longer fails. memory_bytes: address space of each process. processes: at once, the sandbox's own two or three
+    included.
     """
 
-    wall_seconds: float = 30.0
+    wall_seconds: float = 8.0
     cpu_seconds: int = 2
     memory_bytes: int = 512 << 20
     processes: int = 8
@@ -95,7 +100,8 @@ def run_program(
         stdin.seek(0)
         with _started(sandbox, limits, stdin, stderr) as process:
             assert process.stdout is not None
-            lines = _lines(process.stdout, limits.wall_seconds)
+            # The driver keeps the time of each test; only one that was stopped or killed needs the end of all of them.
+            lines = _lines(process.stdout, limits.wall_seconds * len(inputs) + _GRACE_SECONDS)
             if next(lines, "") != "ready":
                 stderr.seek(0)
                 said = stderr.read(4096).decode(errors="replace").strip().splitlines()
@@ -108,7 +114,13 @@ def run_program(
                 outputs.append(result["output"])
                 if len(outputs) == len(inputs):
                     return ProgramRun(outputs, "")
-    return ProgramRun(outputs, f"ended early, wrote too much, or took more than {limits.wall_seconds:g} s")
+    return ProgramRun(outputs, "ended early, wrote too much, or stopped what ran it")
+
+
+def program_slots() -> int:
+    """How many programs a process should run side by side: as many as it has processors, which it shares with the other
+    ranks on its machine."""
+    return max(1, usable_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @functools.cache
@@ -149,8 +161,8 @@ def _started(
         if os.geteuid() == 0:
             # Linux counts processes of a user, and none of root's: a number that no user has, for this run alone.
             uid = 1_000_000_000 + secrets.randbelow(1_000_000_000)
-    of_a_test = {"cpu_seconds": limits.cpu_seconds, "output_bytes": limits.output_bytes}
-    settings = json.dumps({"uid": uid, "rlimits": rlimits, **of_a_test})
+    of_a_test = ("wall_seconds", "cpu_seconds", "output_bytes")
+    settings = json.dumps({"uid": uid, "rlimits": rlimits, **{name: getattr(limits, name) for name in of_a_test}})
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [*(_bubblewrap() if sandbox == "bubblewrap" else ()), *_python(), "-c", _driver(), settings],
@@ -171,7 +183,7 @@ def _python() -> list[str]:
 
 @functools.cache
 def _driver() -> str:
-    return _DRIVER.read_text(encoding="utf-8")
+    return inspect.getsource(sandbox_driver)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ write in its place is outputs, and those are compared outside.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -82,13 +83,25 @@ def _run_in_child(job: dict[str, Any], text: str, names: dict[str, Any], setting
             status = 0
         finally:
             os._exit(status)
+    timed_out = False
+
+    def end_test(*_: object) -> None:
+        nonlocal timed_out
+        timed_out = True
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, end_test)
+    signal.setitimer(signal.ITIMER_REAL, settings["wall_seconds"])
     _, status, usage = os.wait4(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     output = _content(printed if job["fn_name"] is None else returned)
     for file in (stdin, printed, returned):
         os.close(file)
     used = usage.ru_utime + usage.ru_stime
     if used > settings["cpu_seconds"] or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return {"failure": f"more than {settings['cpu_seconds']} s of processor time"}
+    if timed_out:
+        return {"failure": f"more than {settings['wall_seconds']:g} s"}
     if os.WIFSIGNALED(status):
         return {"failure": f"killed by signal {os.WTERMSIG(status)}"}
     if status != 0:
@@ -103,7 +116,9 @@ def _content(file: int) -> str:
 
 def _run_test(job: dict[str, Any], text: str, names: dict[str, Any], returned: int) -> None:
     """Run the program, in this process: with the text on stdin, or call its function and write what that returns."""
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    # A program that replaces one of them, whose file would end with it, may still write to the descriptor.
+    files = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = files
     sys.setrecursionlimit(50_000)
     threading.excepthook = _fail
     module = ModuleType("__main__" if job["fn_name"] is None else "solution")
@@ -123,7 +138,10 @@ def _run_test(job: dict[str, Any], text: str, names: dict[str, Any], returned: i
     for thread in threading.enumerate():  # programs with deep recursion run in a thread with a larger stack
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
-    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    for printed in (sys.stdout, sys.__stdout__):  # contest programs write to the latter in the end
+        if printed is not None:
+            printed.flush()
 
 
 def _fail(raised: threading.ExceptHookArgs) -> None:

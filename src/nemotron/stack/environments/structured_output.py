@@ -227,7 +227,10 @@ def _validated(schema: Any, text: str, form: Format) -> Verdict:
         return wrong(f"not {form.upper()}: {failure}")
     if form in ("xml", "csv"):
         value = typed(value, schema)
-    mismatch = next(validator.iter_errors(value), None)
+    try:
+        mismatch = next(validator.iter_errors(value), None)
+    except OverflowError:
+        return wrong("a number that is beyond any float")
     return right() if mismatch is None else wrong(mismatch.message[:200])
 
 

@@ -99,9 +99,11 @@ def paired_difference(
 ) -> Difference:
     """Mean of the stratum means of `after - before` on the same tasks, with interval and p-value.
 
-    The interval is the task bootstrap of the differences. The p-value is that of the paired randomisation test: under
-    the null hypothesis each task's difference has either sign with equal chance, p = (1 + #{|mean*| >= |mean|}) /
-    (1 + resamples), so its smallest value is 1 / (1 + resamples). `p_adjusted` equals `p_value` until `holm` sets it.
+    The interval is the task bootstrap of the differences; where these are all equal, which resampling cannot widen, it
+    is as wide as Wilson's for the share of tasks that differ from what was seen, none having done so. The p-value is
+    that of the paired randomisation test: under the null hypothesis each task's difference has either sign with equal
+    chance, p = (1 + #{|mean*| >= |mean|}) / (1 + resamples), so its smallest value is 1 / (1 + resamples). `p_adjusted`
+    equals `p_value` until `holm` sets it.
     """
     if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
         raise ValueError("the two sides must hold the same tasks")
@@ -109,6 +111,10 @@ def paired_difference(
     interval = bootstrap_interval(strata, resamples=resamples)
     if math.isnan(interval.estimate):
         return Difference(math.nan, math.nan, math.nan, 1.0, 1.0)
+    all_T = np.concatenate([values[~np.isnan(values)] for values in strata])
+    if np.all(all_T == all_T[0]):
+        margin = wilson_interval(0, len(all_T)).high
+        interval = Interval(interval.estimate, max(-1.0, all_T[0] - margin), min(1.0, all_T[0] + margin))
     rng = np.random.default_rng(1)
     means_R = np.zeros(resamples)
     for values in strata:

@@ -7,7 +7,9 @@ End-of-document tokens are predicted and cost bits, but have no bytes. N windows
 from __future__ import annotations
 
 import io
+import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -29,15 +31,22 @@ def bits_per_byte_of(nll_nats: float, num_bytes: int) -> float:
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """[V] UTF-8 bytes that each token of a byte-level BPE stands for; special tokens stand for none.
+    """[V] UTF-8 bytes that each token stands for; special tokens stand for none.
 
-    In a byte-level vocabulary every byte is written as one character, so a token has as many bytes as characters.
+    In a byte-level vocabulary every byte is written as one character, so a token has as many bytes as characters. In
+    others a token is text, with U+2581 for a blank, or a single byte, <0x0A>; what such a tokenizer puts before a text
+    or drops from it (a blank, most often) counts as if it were in the text.
     """
-    lengths = np.zeros(tokenizer.get_vocab_size(with_added_tokens=True), dtype=np.int64)
-    special = set(tokenizer.get_added_tokens_decoder())
-    for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
-        if index not in special:
+    vocabulary, added = tokenizer.get_vocab(with_added_tokens=True), tokenizer.get_added_tokens_decoder()
+    lengths = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)  # ids may have gaps
+    is_byte_level = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
+    for token, index in vocabulary.items():
+        if index in added:
+            lengths[index] = 0 if added[index].special else len(added[index].content.encode())
+        elif is_byte_level:
             lengths[index] = len(token)
+        else:
+            lengths[index] = 1 if re.fullmatch("<0x[0-9A-F]{2}>", token) else len(token.replace("▁", " ").encode())
     return lengths
 
 

@@ -94,7 +94,10 @@ def read_passages(path: Path) -> list[Passage]:
     UserError: one lacks a field, or an answer does not stand in its passage.
     """
     passages = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # Not splitlines(), which also cuts at characters that may stand in a JSON string.
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
             answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]

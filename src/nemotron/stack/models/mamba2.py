@@ -9,8 +9,8 @@ Per head, with scalar decay a_t = exp(dt_t A) and state h of shape [P, N]:
 Shapes: B batch, L length, D hidden, H heads, P head_dim, I = H P inner width, G groups (B and C are shared by H/G
 heads, like keys in GQA), N state size, K conv width, c conv channels.
 
-Where the CUDA kernels of `kernels/cuda.py` are installed, they take the place of the convolution with its SiLU
-(`DepthwiseConv` below) and of the scan. Next: `ssd.py`.
+The convolution with its SiLU is in `kernels/cuda.py`: plain PyTorch, or the authors' CUDA kernels where they are
+installed, which then take the place of the scan, too. Next: `ssd.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemotron.stack.models.config import NemotronHConfig
-from nemotron.stack.models.kernels.conv import CausalConv
 from nemotron.stack.models.kernels.cuda import causal_conv_silu, scan_kernel
 from nemotron.stack.models.kernels.linear import Linear, Rounding, rounded
 from nemotron.stack.models.layers import GatedGroupRMSNorm, at_least_fp32
@@ -137,17 +136,11 @@ class Mamba2(nn.Module):
 
 
 class DepthwiseConv(nn.Module):
-    """Causal convolution of each channel by itself, [B, L, c] -> [B, L, c]; stops at document boundaries.
-
-    Weights are shaped and initialised like those of `nn.Conv1d(c, c, K, groups=c)`, whose place they take.
-    """
+    """The weights of the causal convolution of each channel by itself, which `causal_conv_silu` computes: shaped and
+    initialised like those of `nn.Conv1d(c, c, K, groups=c)`, whose place they take."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         bound = width**-0.5
         self.weight = nn.Parameter(torch.empty(channels, 1, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
-
-    def forward(self, x_BLc: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
-        out: Tensor = CausalConv.apply(x_BLc, self.weight, self.bias, seq_idx_BL)
-        return out

@@ -162,10 +162,11 @@ class NemotronH(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Initial weights as in Hugging Face's NemotronH `_init_weights`.
+        """Initial weights as in Hugging Face's NemotronH `_init_weights`, out_proj apart.
 
         Linears and embeddings ~ N(0, initializer_range); A = -(1..heads); D = 1; dt_bias such that softplus(dt_bias) is
-        log-uniform in [1e-3, 1e-1]; convolutions keep PyTorch's uniform; Mamba's out_proj is scaled by 1/sqrt(blocks).
+        log-uniform in [1e-3, 1e-1]; convolutions keep PyTorch's uniform; Mamba's out_proj is scaled by 1/sqrt(blocks),
+        here as all linears from the normal distribution, there from PyTorch's uniform one.
         """
         config, num_blocks = self.config, len(self.config.hybrid_override_pattern)
         for name, parameter in self.named_parameters():

@@ -27,7 +27,8 @@ def fits(layout: Layout, gpu: Gpu) -> bool:
 
 
 def smallest(layout: Layout, gpu: Gpu, most_nodes: int = 256) -> Layout | None:
-    """The layout of the same training with the fewest nodes; TP stays within NVLink. None: none up to `most_nodes`."""
+    """The layout of the same training with the fewest nodes, a power of two; TP stays within NVLink. None: none up to
+    `most_nodes`."""
     nodes = 1
     while nodes <= most_nodes:
         fitting = [each for each in layouts(replace(layout, gpus=nodes * gpu.node), gpu) if fits(each, gpu)]
@@ -42,7 +43,7 @@ def layouts(layout: Layout, gpu: Gpu) -> Iterator[Layout]:
     long = layout.seq_len > 16_384
     experts = SIZES if "E" in layout.model.hybrid_override_pattern else (1,)
     for tensor in (size for size in SIZES if size <= 8):
-        for pipeline in (size for size in (*SIZES, 11, 13, 22, 26) if size <= layout.gpus):
+        for pipeline in (size for size in SIZES if size <= layout.gpus):
             for context in SIZES if long else (1,):
                 if layout.gpus % (tensor * pipeline * context):
                     continue

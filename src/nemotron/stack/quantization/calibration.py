@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
+from nemo_runspec.errors import RunFailed
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.quantization.layers import Amax, operands
@@ -20,7 +22,9 @@ class Observer:
         self.amax = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.amax = max(self.amax, float(x.detach().abs().amax()))
+        if not math.isfinite(largest := float(x.detach().abs().amax())):
+            raise RunFailed(f"an activation of the model is {largest}: it cannot be quantised")
+        self.amax = max(self.amax, largest)
         return x
 
 

@@ -6,7 +6,8 @@
     with quantized_weights(model, quantization): ...               # weights as their codes have them
     round_activations(model, quantization)                         # from here on, in training and in decoding alike
 
-Products are fp32 products of rounded values: what a GPU sums up in fp32 is summed up in fp32. A layer's matrix has the
+Products are fp32 products of rounded values: what a GPU sums up in fp32 is summed up in fp32. (Under autocast to bf16,
+as QAD may train, the products of codes and scales are rounded once more, by up to 0.4 %.) A layer's matrix has the
 name of its module; all routed experts of a block are one stack, with a scale each: `….experts.up_proj`.
 
 Shapes: [N, K] a weight, [E, N, K] a stack of experts, [..., K] an operand.

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from nemotron.kit.schemas.rl import EffortConfig
 from nemotron.kit.schemas.sandbox import Sandbox
-from nemotron.stack.environments import Task, open_episode
+from nemotron.stack.environments import Task, open_episode, prompt_messages
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.dialogue import Dialogue, verdicts
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts
@@ -97,7 +97,7 @@ def draw_call(
             if verdict.status == "error":
                 errors.append(verdict.reason)
                 reward = None
-            elif (effort := settings.effort_levels) and effort.low_string in task.prompt:
+            elif (effort := settings.effort_levels) and effort.low_string in _last_request(task):
                 written = sum(message.num_tokens for message in dialogue.messages if message.generated)
                 reward = effort_reward(verdict.score, written, effort)
             rewards.append(reward)
@@ -111,6 +111,11 @@ def draw_call(
         generator=torch.Generator(device=device).manual_seed(call.seed), poll=poll,
     )  # fmt: skip
     return Drawn(rollouts, errors)
+
+
+def _last_request(task: Task) -> str:
+    """What the user said last, which is where effort is asked for."""
+    return str(next(each["content"] for each in reversed(prompt_messages(task)) if each["role"] == "user"))
 
 
 def merge_calls(calls: Sequence[Call], drawn: Sequence[Drawn]) -> Drawn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -60,11 +61,15 @@ class Dialogue:
             return None
         try:
             results = self.episode.respond(text)
-        except Exception as failure:
+            return None if results is None else self._following(results, without_calls, calls, len(sampled_ids))
+        except Exception as failure:  # of the environment, or of a template that cannot show what it returned
             self.failure = error(f"{type(failure).__name__}: {failure}")
             return None
-        if results is None:
-            return None
+
+    def _following(
+        self, results: list[dict[str, Any]], without_calls: str, calls: list[dict[str, Any]], num_sampled: int
+    ) -> list[int] | Retold:
+        """The tokens of what the environment returned for a response."""
         if load_template(self.template).keeps_turns:
             ids = self._encode(text_after_response(results, enable_thinking=self.thinking, template=self.template))
             self._answer = Message(len(ids), False)
@@ -73,7 +78,7 @@ class Dialogue:
             retold_turn(without_calls, calls, results, enable_thinking=self.thinking, template=self.template)
         )
         opening = self._encode(generation_prompt(self.template, self.thinking))
-        self._answer = Message(len(ids), False, takes_back=len(opening) + len(sampled_ids))
+        self._answer = Message(len(ids), False, takes_back=len(opening) + num_sampled)
         return Retold(ids, self._answer.takes_back)
 
     def _encode(self, text: str) -> list[int]:

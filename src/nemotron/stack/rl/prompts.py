@@ -30,7 +30,7 @@ class PromptSource:
         environments: those of the user's own, by the family of their tasks.
 
     Raises:
-        UserError: a family of `shares` has no prompt.
+        UserError: a family of `shares` has no prompt, or its share of a batch is none.
     """
 
     def __init__(
@@ -46,6 +46,11 @@ class PromptSource:
                 )
         edges = np.round(np.cumsum([0.0, *shares.values()]) / sum(shares.values()) * batch_size).astype(int)
         self.counts = dict(zip(shares, np.diff(edges).tolist(), strict=True))
+        if none := [family for family, count in self.counts.items() if not count]:
+            raise UserError(
+                f"env.families: the share of '{none[0]}' is no prompt of grpo.num_prompts_per_step {batch_size}",
+                "a larger share, or more prompts a step",
+            )
         self.path = path
         self.curricula: dict[str, Curriculum] = {}
 

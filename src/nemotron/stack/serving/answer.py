@@ -43,7 +43,7 @@ class Writing:
     def push(self, tokens: Iterable[Token]) -> tuple[Delta, list[Token]]:
         """What the next tokens make certain, and those of them that belong to the answer."""
         total, used = Delta(), []
-        for token in tokens:
+        for token in tokens if self.body.max_tokens != 0 else ():  # nothing but the prompt is wanted: the engine's one
             if isinstance(self._text.stopped_by, str):
                 break
             used.append(token)
@@ -66,7 +66,7 @@ class Writing:
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"] | None:
         """As OpenAI has it; None: it was ended by something else than the model or its limit."""
-        if self._text.stopped_by is not None:
+        if self._text.stopped_by is not None or self.answer.finish_reason == "stop":
             return "tool_calls" if self.calls else "stop"
         return "length" if self.answer.finish_reason == "length" else None
 

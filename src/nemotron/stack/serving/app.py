@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -212,8 +213,8 @@ class Guard:
                 raise ApiError(401, "no API key, or a wrong one", code="invalid_api_key")
         if method == "POST":
             length = headers.get("content-length", "")
-            if not length.isdecimal():
-                raise ApiError(411, "Content-Length is missing")
+            if not length.isdecimal() or "transfer-encoding" in headers:  # chunks would be as long as they like
+                raise ApiError(411, "Content-Length is missing, or not alone")
             if int(length) > MAX_BYTES:
                 raise ApiError(413, f"more than {MAX_BYTES} bytes")
 
@@ -237,7 +238,10 @@ async def _event_lines(events: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
     try:
         async for event in events:
             yield f"data: {event.model_dump_json()}\n\n"
-    except ApiError as error:  # the status has been sent long ago
+    except Exception as error:  # the status has been sent long ago
+        if not isinstance(error, ApiError):
+            logging.getLogger("uvicorn.error").exception("an answer could not be sent")
+            error = ApiError(500, "the server failed", code="server_error")
         yield f"data: {json.dumps(error.body)}\n\n"
     yield "data: [DONE]\n\n"
 

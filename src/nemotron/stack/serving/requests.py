@@ -186,7 +186,7 @@ class ToolCall(BaseModel):
     function: dict[str, Any]
 
     def as_called(self) -> dict[str, Any]:
-        """The call as chat templates show it. ValueError: its arguments are no JSON object."""
+        """The call as chat templates show it. ValueError: its arguments are no JSON."""
         arguments = self.function.get("arguments") or {}
         if isinstance(arguments, str):
             arguments = json.loads(arguments)

@@ -142,7 +142,7 @@ class Work:
         return CompletionResponse(object="text_completion", **common, **fields)
 
     @property
-    def num_logged(self) -> bool:
+    def wants_logprobs(self) -> bool:
         """Whether log-probabilities are wanted."""
         return self.body.logprobs is not None and self.body.logprobs is not False
 
@@ -183,7 +183,7 @@ def chat_choice(work: Work, index: int, delta: Delta) -> ChatChoice:
             tool_calls=calls,
         ),
         logprobs=chat_logprobs(work.server.model.tokenizer, writing.tokens, bool(body.return_tokens_as_token_ids))
-        if work.num_logged
+        if work.wants_logprobs
         else None,
         token_ids=[token.id for token in writing.tokens] if body.return_token_ids else None,
     )
@@ -194,8 +194,8 @@ def completion_choice(work: Work, index: int, delta: Delta) -> CompletionChoice:
     writing, body, tokenizer = work.writings[index], work.body, work.server.model.tokenizer
     assert isinstance(body, CompletionRequest)
     prompt = work.prompts[index // (body.n or 1)].tokens
-    tokens: list[Token | int] = [] if body.max_tokens == 0 else [*writing.tokens]
-    text = "" if body.max_tokens == 0 else delta.content
+    tokens: list[Token | int] = [*writing.tokens]
+    text = delta.content
     if body.echo:
         text = tokenizer.decode(prompt, skip_special_tokens=False) + text
         tokens = [prompt[0], *(writing.answer.prompt_logprobs or ()), *tokens]
@@ -205,7 +205,7 @@ def completion_choice(work: Work, index: int, delta: Delta) -> CompletionChoice:
         finish_reason="length" if body.max_tokens == 0 else writing.finish_reason,
         stop_reason=writing.stop_reason,
         text=text,
-        logprobs=completion_logprobs(tokenizer, tokens, as_ids) if work.num_logged else None,
+        logprobs=completion_logprobs(tokenizer, tokens, as_ids) if work.wants_logprobs else None,
         token_ids=[token.id for token in writing.tokens] if body.return_token_ids else None,
         prompt_token_ids=prompt if body.return_token_ids else None,
     )
@@ -222,7 +222,7 @@ async def streamed_answer(work: Work) -> AsyncIterator[BaseModel]:
         if ended:
             work.check(writing)
         first = index not in began
-        if not (delta or ended or first or ((work.num_logged or body.return_token_ids) and used)):
+        if not (delta or ended or first or ((work.wants_logprobs or body.return_token_ids) and used)):
             continue
         began.add(index)
         prompt = work.prompts[index // (body.n or 1)].tokens
@@ -242,13 +242,13 @@ async def streamed_answer(work: Work) -> AsyncIterator[BaseModel]:
                 reasoning=reasoning,
                 tool_calls=calls_of(delta.calls, numbered),
             )
-            logprobs = chat_logprobs(tokenizer, used, as_ids) if work.num_logged and used else None
+            logprobs = chat_logprobs(tokenizer, used, as_ids) if work.wants_logprobs and used else None
             choice = ChatChunkChoice(delta=new, logprobs=logprobs, **common)
             fields = {"prompt_token_ids": prompt} if first and body.return_token_ids else {}
             yield work.response([choice], **fields)
         else:
             text_logprobs = None
-            if work.num_logged and used:
+            if work.wants_logprobs and used:
                 text_logprobs = completion_logprobs(tokenizer, used, as_ids, offsets[index])
             # As in a whole response, of the tokens and not of the text, of which a part may be held back.
             offsets[index] += sum(len(shown(tokenizer, token.id, as_id=False)) for token in used)

@@ -130,7 +130,7 @@ class Blend:
     def __init__(self, phases: tuple[Phase, ...], total_sequences: int) -> None:
         if total_sequences < 1:
             raise ValueError(f"total_sequences is {total_sequences}, must be at least 1")
-        self._phases = phases
+        self.phases = phases
         self._ends = [round(phase.until * total_sequences) for phase in phases]
         self._weights: list[dict[str, float]] = []
         for phase in phases:
@@ -142,7 +142,7 @@ class Blend:
     @property
     def phase(self) -> str:
         """Name of the phase that the next draw belongs to; the last phase once all sequences are drawn."""
-        return self._phases[self._phase_index()].name
+        return self.phases[self._phase_index()].name
 
     def draw(self) -> str:
         """The source of the next sequence. Past `total_sequences` the last phase goes on."""
@@ -161,7 +161,7 @@ class Blend:
     def realised(self, seq_len: int) -> list[MixtureRow]:
         """What was drawn so far, a row for each phase and source."""
         rows = []
-        for phase, weights, drawn in zip(self._phases, self._weights, self._drawn, strict=True):
+        for phase, weights, drawn in zip(self.phases, self._weights, self._drawn, strict=True):
             total = sum(drawn.values())
             for source, weight in weights.items():
                 n = drawn[source]

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from nemo_runspec.artifacts.aside import fsync_directory
 from nemo_runspec.artifacts.manifest import sha256_file
@@ -204,7 +205,9 @@ def write_checkpoint(
     fsync_directory(root)
     write_in_one_step(root / "latest", path.name + "\n")
     fsync_directory(root)
-    for old in _complete(root)[: -max(keep_last, 1)]:
+    # This one stays whatever the others are: a kill may have left one of a later step that `latest` never named.
+    others = [other for other in _complete(root) if other != path]
+    for old in others[: len(others) - max(keep_last, 1) + 1]:
         shutil.rmtree(old)
 
 
@@ -253,6 +256,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state by `parameter name:field`, for AdamW `step`, `exp_avg` and `exp_avg_sq`."""
+    if isinstance(model, FSDPModule):
+        model.reshard()  # a pass without a gradient leaves the root's parameters whole, which the optimiser knows not
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{names[id(parameter)]}:{key}": value if torch.is_tensor(value) else torch.tensor(value)

@@ -40,6 +40,12 @@ class PhaseLoaders:
             rows *= length // short.seq_length
             loader = BlendLoader(dataset.path, short.seq_length, rows, seed, ranks, short.phase)
             self._loaders[f". {short.seq_length} {seed}"] = loader
+            for key, each in (("dataset.phase", self.full), ("dataset.short.phase", loader)):
+                names = [phase.name for phase in each.blend.phases]
+                if len(names) > 1:  # the phases end at shares of all steps, and neither loader reads in all of them
+                    raise UserError(
+                        f"{key}: steps of two lengths draw from one phase each", f"one of {', '.join(names)}"
+                    )
 
     def of_step(self, step: int) -> BlendLoader:
         """The one that step `step`, counted from 0, reads: a function of the step alone."""

@@ -207,7 +207,8 @@ class Session:
             raise
         if step == self.last_step:
             save()
-        self.threads.begin()
+        else:
+            self.threads.begin()
 
     def poll(self) -> None:
         """Raise StopRequested on every rank if a signal has come to one of them. All ranks call it equally often."""

@@ -104,6 +104,11 @@ def test_the_log_of_every_attempt_and_each_state_once(capsys: pytest.CaptureFixt
     ]
 
 
+@pytest.mark.parametrize("state", ["SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "COMPLETING", "REQUEUE_HOLD"])
+def test_a_job_goes_on_in_every_state_that_is_no_end(state: str) -> None:
+    assert follow([job(Cluster([RUNNING, said(state), RUNNING, said("COMPLETED")]))]) == 0
+
+
 @pytest.mark.parametrize(
     ("state", "code", "expected", "words"),
     [

@@ -52,6 +52,16 @@ def test_reasoning_control_has_the_stated_shares() -> None:
     assert originals[0].messages[1]["reasoning_content"] == trace  # the input is left alone
 
 
+def test_a_trace_without_blanks_is_cut_at_a_character() -> None:
+    trace = "まず数を数えます。それから足します。"
+    originals = [conversation(turn(f"question {i}", reasoning_content=trace)) for i in range(200)]
+    cut = [
+        item.messages[1].get("reasoning_content", "")
+        for item in control_reasoning(originals, off_share=0.0, truncated_share=1.0, seed=0)
+    ]
+    assert all(trace.startswith(each) for each in cut) and len(set(cut)) == len(trace)
+
+
 def test_spans_train_every_answer_with_its_reasoning() -> None:
     multi = conversation(turn("a", reasoning_content="r1"), turn("b", reasoning_content="r2"), turn("c"))
     spans = list(training_spans(multi, "nano3"))

@@ -71,6 +71,11 @@ def test_of_a_long_text_the_middle_counts() -> None:
     assert identify(text, LanguageSettings(max_chars=1000))[0] == "en"
 
 
+def test_a_table_at_the_beginning_does_not_hide_the_text_behind_it() -> None:
+    text = "1 2 3 4 5\n" * 400 + TEXTS["en"] * 60
+    assert identify(text, LanguageSettings(max_chars=1000))[0] == "en"
+
+
 def test_an_unknown_language_is_refused_with_a_near_one() -> None:
     check_languages(("en", "de"))
     with pytest.raises(UserError, match="unknown language 'eng'") as refused:

@@ -87,7 +87,7 @@ def synthetic(folder: Path) -> list[Document]:
 
 
 def test_documents_styles_and_what_is_sent(server: ChatServer, tmp_path: Path) -> None:
-    documents = [document(0), document(1, "medium"), document(2, "high")]
+    documents = [document(0), document(1, "medium"), document(2, "high"), document(3) | {"split": "valid"}]
     receipt = rephrase(tmp_path, server.url, documents)
     assert list(read_documents(tmp_path / "work" / "documents" / "in.jsonl.zst")) == documents
     made = synthetic(tmp_path)
@@ -109,7 +109,7 @@ def test_documents_styles_and_what_is_sent(server: ChatServer, tmp_path: Path) -
     assert (usage["requests"], usage["answers"], usage["completion_tokens"]) == (1, 1, 13)
     assert usage["prompt_tokens"] == len(body["messages"][1]["content"].split())
     table = receipt.counts.table
-    assert table.read.documents == 3 and table.kept.documents == 5
+    assert table.read.documents == 4 and table.kept.documents == 6
     assert table.noted["synthetic, distill"].documents == 1
 
 

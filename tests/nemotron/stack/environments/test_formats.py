@@ -125,6 +125,9 @@ def test_a_right_answer_in_each_format_is_right_in_that_format_alone(form: str) 
         ("yaml", "1: Ann\nage: 3"),
         ("yaml", "? [a]\n: 3"),
         ("yaml", "!!set {a, b}"),
+        ("yaml", "name: Ann\nage: !!bool maybe"),
+        ("yaml", "name: Ann\nage: !!int ''"),
+        ("yaml", "name: !!timestamp foo\nage: 3"),
         ("yaml", "[" * 100_000),
         ("toml", 'name = "Ann"\nage = nan'),
         ("toml", 'name = "Ann"\nage = 3\nage = 3'),
@@ -144,6 +147,12 @@ def test_a_right_answer_in_each_format_is_right_in_that_format_alone(form: str) 
 )
 def test_documents_that_parsers_take_or_choke_on_are_wrong(form: str, answer: str) -> None:
     assert verify(in_format(form), answer).status == "wrong"
+
+
+def test_a_number_beyond_any_float_is_a_wrong_answer() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.01}}}
+    long = task(schema_str=json.dumps(schema), schema_type="json")
+    assert verify(long, f'{{"n": {"9" * 400}}}').status == "wrong" and verify(long, '{"n": 1.5}').status == "score"
 
 
 def test_expansion_is_refused_before_it_costs_anything() -> None:
@@ -189,10 +198,18 @@ def test_xml_is_read_as_xmltodict_documents_it() -> None:
         ({"type": ["integer", "string"]}, "12", 12),
         ({"type": "string"}, "", ""),
         ({"type": "integer"}, "", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", 5),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "", None),
+        ({"$ref": "#/$defs/n"}, "5", 5),
+        ({"enum": ["1", 5]}, "5", 5),
+        ({"enum": ["1", 5]}, "1", "1"),
+        ({"enum": ["1", 5]}, "6", "6"),
+        ({"const": True}, "true", True),
+        ({}, "5", "5"),
     ],
 )
 def test_text_of_xml_has_the_type_that_the_schema_says(kind: dict[str, Any], xml: str, value: Any) -> None:
-    schema = {"type": "object", "properties": {"r": kind}}
+    schema = {"type": "object", "properties": {"r": kind}, "$defs": {"n": {"type": "integer"}}}
     assert typed(read(f"<r>{xml}</r>", "xml"), schema) == {"r": value}
 
 

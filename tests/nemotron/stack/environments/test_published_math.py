@@ -112,7 +112,7 @@ def test_what_looks_like_the_answer_is_wrong(expected: str, answer: str) -> None
         ("\\(\\frac{1}{2}\\)", "50\\%"),
         ("16\\%", "16\\%"),
         ("1_{16}", "1_{16}"),
-        ("55", "\\sum_{k=1}^{10} k"),
+        ("\\sum_{k=1}^{10} k", "55"),
     ],
 )
 def test_what_means_the_same_is_right(expected: str, answer: str) -> None:

@@ -290,6 +290,8 @@ def test_many_files_fill_its_own_tmp_and_nothing_else() -> None:
 def test_endless_loops_end_at_their_limit() -> None:
     assert "processor time" in alone("while True:\n    pass", cpu_seconds=1, wall_seconds=60).failure
     assert "0.5 s" in alone("import time\ntime.sleep(100)", wall_seconds=0.5).failure
+    sleepy = run_program("import time\ntime.sleep(float(input()))", ["1.2", "1.2", "99"], limits=Limits(wall_seconds=2))
+    assert sleepy == ProgramRun(["", ""], "more than 2 s")  # each test has its own time
     ignores = "import signal, time\nfor s in (15, 24, 2):\n    signal.signal(s, signal.SIG_IGN)\nwhile True: pass"
     assert "processor time" in alone(ignores, cpu_seconds=1, wall_seconds=60).failure
 
@@ -308,6 +310,18 @@ def test_bombs_take_their_share_and_go_off_alone(bomb: str) -> None:
     run = alone(bomb, wall_seconds=2, memory_bytes=128 << 20)
     assert run.outputs == [] and run.failure
     assert printed("print(1)") == "1\n"
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import atexit\natexit.register(print, 5)",
+        "import io, sys\nsys.stdout = io.StringIO()\nprint(5)\nsys.__stdout__.write(sys.stdout.getvalue())",
+    ],
+)
+def test_what_is_written_at_the_end_counts(program: str) -> None:
+    assert printed(program) == "5\n"
 
 
 @needs_bubblewrap
@@ -371,3 +385,11 @@ def test_a_sandbox_that_does_not_start_says_why_and_is_no_failure_of_the_program
     finally:
         sandbox.check_sandbox.cache_clear()
         sandbox._bubblewrap.cache_clear()
+
+
+def test_ranks_of_a_machine_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "usable_cpus", lambda: 8)
+    assert sandbox.program_slots() == 8
+    for ranks, slots in (("2", 4), ("16", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert sandbox.program_slots() == slots

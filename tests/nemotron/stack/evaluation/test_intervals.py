@@ -68,6 +68,14 @@ def test_a_real_difference_is_found_and_none_is_not() -> None:
     assert paired_difference([before], [before]).p_value == 1.0
 
 
+def test_equal_differences_say_something_about_so_many_tasks_only() -> None:
+    none, all_four = [np.zeros(50)], [np.ones(4)]
+    found = paired_difference(none, none)
+    assert (found.estimate, found.low, found.high) == (0, -found.high, wilson_interval(0, 50).high)
+    found = paired_difference([np.zeros(4)], all_four)
+    assert (found.estimate, found.high) == (1, 1) and 0 < found.low < 0.6
+
+
 def test_pairs_must_match() -> None:
     with pytest.raises(ValueError, match="same tasks"):
         paired_difference([np.zeros(3)], [np.zeros(4)])

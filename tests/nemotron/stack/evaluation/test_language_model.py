@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from nemotron.kit import metrics
 from nemotron.stack.evaluation.language_model import (
@@ -123,3 +124,22 @@ def test_the_bytes_of_tokens_add_up_to_the_bytes_of_the_text() -> None:
     assert lengths[tokenizer.token_to_id("</s>")] == 0
     for sample in (text, "ä", "🙂🙂", "never seen: ж"):
         assert lengths[tokenizer.encode(sample + "</s>").ids].sum() == len(sample.encode())
+
+
+def test_the_bytes_of_tokens_that_are_text_add_up_too() -> None:
+    """As in SentencePiece: U+2581 for a blank, single bytes for what is unknown; and an added token."""
+    text = "Größe und Höhe über 中文字"
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special[:2], show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    vocabulary = tokenizer.get_vocab() | {name: tokenizer.get_vocab_size() + i for i, name in enumerate(special[2:])}
+    merges = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+    tokenizer.model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>")
+    tokenizer.add_tokens(["   "])
+    lengths = token_byte_lengths(tokenizer)
+    for sample in (text, "new: ж, 日本", "a   b"):
+        assert lengths[tokenizer.encode(sample).ids].sum() == len(sample.encode()), sample
+    assert lengths[tokenizer.token_to_id("</s>")] == 0

@@ -193,6 +193,11 @@ def test_what_is_missing_is_said(material: Material, tmp_path: Path, tokenizer: 
         json.dumps({"passage": "Bob has 3 cats.", "question": "How many?", "answer": ["3", "3 cats"]}) + "\n"
     )
     assert read_passages(file) == [Passage("Bob has 3 cats.", "How many?", ("3", "3 cats"))]
+    text = "Two\u2028lines."  # a line ends at \\n alone; a mark at the beginning and empty lines are passed over
+    file.write_text(
+        "\ufeff" + json.dumps({"passage": text, "question": "?", "answer": "Two"}, ensure_ascii=False) + "\n\n"
+    )
+    assert read_passages(file) == [Passage(text, "?", ("Two",))]
     file.write_text('{"passage": "Bob has 3 cats.", "question": "How many?", "answer": "4"}')
     with pytest.raises(UserError, match=r"passages\.jsonl:1: the answer '4' does not stand"):
         read_passages(file)

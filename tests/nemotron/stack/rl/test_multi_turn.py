@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -279,6 +280,20 @@ def test_an_environment_that_fails_is_an_error_and_no_zero(tasks: list[Task], to
     dialogue = Dialogue(Broken(), load_tokenizer(tokenizer_dir), "nano3", False)  # type: ignore[arg-type]
     assert dialogue.reply([5]) is None
     assert dialogue.verdict().status == "error" and "no database" in dialogue.verdict().reason
+
+
+@pytest.mark.parametrize(
+    "result", ["text", {"content": "no role"}, [{"role": "tool", "content": 5}], [{"content": "x"}]]
+)
+def test_what_an_environment_returns_and_no_template_shows_is_an_error(result: Any, tokenizer_dir: Path) -> None:
+    class Broken:
+        tools = ()
+
+        def respond(self, response: str) -> Any:
+            return result
+
+    dialogue = Dialogue(Broken(), load_tokenizer(tokenizer_dir), "nano3", False)  # type: ignore[arg-type]
+    assert dialogue.reply([5]) is None and dialogue.verdict().status == "error"
 
 
 def test_what_a_tool_shows_cannot_open_a_turn() -> None:

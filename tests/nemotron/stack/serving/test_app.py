@@ -70,6 +70,17 @@ def test_a_stream_is_together_the_whole(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_half_a_surrogate_pair_in_an_argument_stays_as_it_is_written(served: Served, stream: bool) -> None:
+    served.says("</think>" + CALL.replace("\n1\n", '\n["\\ud83d"]\n').replace("=a>", "=b>"))
+    add = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"b": {"type": "array"}}}}}
+    out = served.client.chat.completions.create(model="tiny", messages=USER, tools=[add], stream=stream)
+    chunks = list(out) if stream else [out]
+    choices = [chunk.choices[0] for chunk in chunks]
+    (call,) = [call for c in choices for call in (c.delta if stream else c.message).tool_calls or ()]
+    assert json.loads(call.function.arguments) == {"b": '["\\ud83d"]'}
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_several_answers(served: Served, stream: bool) -> None:
     served.says("</think>one", "</think>two")
     out = served.client.chat.completions.create(model="tiny", messages=USER, n=2, seed=5, stream=stream)
@@ -256,6 +267,10 @@ def test_an_echoed_prompt_has_log_probabilities(served: Served) -> None:
     assert logprobs.top_logprobs == [None, {first: -0.25, "b": -0.5}, {first: -0.25, "c": -0.5}]
     alone = served.client.completions.create(model="tiny", prompt="ab", echo=True, logprobs=1, max_tokens=0).choices[0]
     assert (alone.text, alone.logprobs.tokens) == ("ab", ["a", "b"])
+    ask = {"prompt": "ab", "echo": True, "max_tokens": 0, "return_token_ids": True}
+    none = served.http.post("/v1/completions", json=ask).json()
+    assert none["choices"][0]["token_ids"] == [] and none["usage"]["completion_tokens"] == 0
+    assert none["choices"][0]["finish_reason"] == "length"
 
 
 def test_models_and_tokens(served: Served) -> None:
@@ -478,6 +493,8 @@ def test_who_may_ask(serve: Callable[..., Served]) -> None:
         assert served.http.get("/v1/models", headers={"Host": host}).status_code == status
     headers = {"Content-Length": str(2**30), "Host": "localhost", "Content-Type": "application/json"}
     assert served.http.post("/tokenize", content=b"{}", headers=headers).status_code == 413
+    headers |= {"Content-Length": "2", "Transfer-Encoding": "chunked"}  # as long as it likes
+    assert served.http.post("/tokenize", content=b"{}", headers=headers).status_code == 411
 
 
 @pytest.mark.parametrize(

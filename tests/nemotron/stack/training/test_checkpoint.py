@@ -153,6 +153,15 @@ def test_keep_last_and_latest(tmp_path: Path) -> None:
         latest_checkpoint(tmp_path)
 
 
+def test_the_checkpoint_just_written_stays_whatever_a_kill_has_left(tmp_path: Path) -> None:
+    for step in (200, 300):
+        save(tmp_path, step)
+    (tmp_path / "latest").write_text("step-00000200\n")  # killed between the renames of 300 and of `latest`
+    path = save(tmp_path, 250, keep_last=1)
+    assert latest_checkpoint(tmp_path) == path
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-00000250"]
+
+
 @SYNC_AND_ASYNC
 @pytest.mark.parametrize("dies_in", ["_save_tensors", "write_in_one_step", "fsync_directory"])
 def test_death_while_writing_leaves_the_previous_one(

@@ -57,6 +57,15 @@ def test_a_checkpoint_is_saved_at_the_head_where_it_is_due(tmp_path: Path, step:
     assert (session.stop.checkpoint is not None) == due
 
 
+def test_the_threads_of_an_update_are_chosen_before_each_and_not_behind_the_last(tmp_path: Path) -> None:
+    session, log = make_session(tmp_path), list[str]()
+    session.threads = SimpleNamespace(begin=lambda: log.append("begin"), end=lambda: log.append("end"))  # type: ignore[assignment]
+    for step in (9, 10):
+        with session.head_of_step(step, {}):
+            pass
+    assert log == ["end", "begin", "end"]
+
+
 @pytest.mark.parametrize("step", [0, 3, 4])
 def test_a_signal_in_the_head_saves_the_state_before_it(tmp_path: Path, step: int) -> None:
     session = make_session(tmp_path)

@@ -26,6 +26,7 @@ SCRIPT = """
 import itertools, json, sys, torch
 from pathlib import Path
 from nemotron.stack.models import NemotronH, NemotronHConfig
+from nemotron.stack.training.checkpoint import optimizer_tensors
 from nemotron.stack.training.distributed import *
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 from nemotron.stack.training.sharding import *
@@ -58,6 +59,11 @@ for more, bf16, recompute in itertools.product(({}, latent), (False, True), (Non
     backward(shared, second[None], bf16)
     loads = [moe.gate.expert_load.clone() for moe in shared.moe_blocks()]
     sum_over_ranks(loads)
+    with torch.no_grad():
+        shared(first[None, :-1])  # leaves the root's parameters whole
+    optimizer = torch.optim.SGD(shared.parameters(), lr=0.0, momentum=0.9)
+    optimizer.step()
+    moments = optimizer_tensors(shared, optimizer)
     gradients = {name: full_tensor(parameter.grad) for name, parameter in shared.named_parameters()}
     errors = {
         name: ((gradients[name] - p.grad).norm() / p.grad.norm().clamp(min=1e-12)).item()
@@ -69,6 +75,7 @@ for more, bf16, recompute in itertools.product(({}, latent), (False, True), (Non
         "norm": (clip_gradients(shared, 0.1) / clip_gradients(whole, 0.1)).item(),
         "share": sum(p.to_local().numel() for p in shared.parameters()) / whole.num_parameters()[0],
         "same": all(torch.equal(whole.state_dict()[name], w) for name, w in whole_weights(shared, ranks).items()),
+        "moments": {name.partition(":")[0] for name in moments} == {name for name, _ in whole.named_parameters()},
         "copied": [whole_model(model, ranks) is model for model in (whole, shared)],
     }
 stop_distributed()
@@ -89,7 +96,7 @@ def test_sharded_gradients_are_those_of_the_whole_model(tmp_path: Path) -> None:
     assert len(results) == 8
     for case, found in results.items():
         assert found["error"] < 1e-6, case  # bf16 too: autocast rounds the same weights, and sums are fp32
-        assert found["loads"] and found["same"] and found["copied"] == [True, False], case
+        assert found["loads"] and found["same"] and found["moments"] and found["copied"] == [True, False], case
         assert found["norm"] == pytest.approx(1, abs=1e-6), case
         assert 0.5 <= found["share"] < 0.56, case  # A_log and the like, of a few numbers, divide unevenly
 

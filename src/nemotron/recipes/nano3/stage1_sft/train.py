@@ -163,11 +163,15 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     needs = Needs(config, tokens, cfg.model, sharded=sharded, best_weights=True, adapters=adapters)
     check_memory(session, needs, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
-    # Frozen weights stay as they are stored where products are bf16 anyway; FSDP2 wants one dtype.
+    # Frozen weights stay as they are stored where products are bf16 anyway, and so half as large; bf16 embeddings make
+    # the residual stream bf16, too. FSDP2 wants one dtype.
     as_stored = lora and session.bf16 and not sharded
     model = NemotronH.from_pretrained(data.base.path, "auto" if as_stored else torch.float32)
     if lora:
-        add_lora(model, cfg.peft)
+        try:
+            add_lora(model, cfg.peft)
+        except ValueError as error:
+            raise UserError(f"peft.target_modules: {error}") from error
     num_depths = model.config.mtp_num_layers if model.mtp is not None and cfg.model.mtp_loss_scaling_factor else 0
     place_model(model, ranks, cfg.model, shard=sharded, bf16=session.bf16)
     optimizer = build_optimizer(model, cfg.optimizer)

@@ -140,7 +140,8 @@ class Data:
 def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     """Model and tasks. What a step compares is a function of the seed and the step."""
     prompts, initial = RLPrompts.load(path=cfg.data.path), Checkpoint.load(path=cfg.policy.model_name)
-    ranks.check_divides("grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step)
+    # In both orders on one rank.
+    ranks.check_divides("half of grpo.num_prompts_per_step", cfg.grpo.num_prompts_per_step // 2)
     cfg.env.families = verifiable_shares(cfg.env.families, cfg.env.sandbox)
     if (template := initial.template) is None:
         raise UserError(f"{initial.ref} has no chat template", "a judge starts from a model after SFT")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemotron.kit.schemas import training
 from nemotron.kit.schemas.evaluation import EvaluationConfig
@@ -58,3 +58,8 @@ class QADConfig(Group):
     rng: training.RngConfig = Field(default_factory=training.RngConfig)
     mixed_precision: training.MixedPrecision = "bf16_mixed"
     resume: training.Resume = None
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        training.check_schedule(self.optimizer, self.scheduler, self.train.train_iters)
+        return self

@@ -94,7 +94,10 @@ def main() -> None:
             plan = plan_layers(full.config, cfg.precision)
             if cfg.auto_quantize is not None:  # of some kinds of layers the search says which format
                 plan = search_plan(cfg, full, amax, loader, stop)
-            quantization = quantize(full, plan, amax, cfg.weight_scales, cfg.precision.ssm_state)
+            try:
+                quantization = quantize(full, plan, amax, cfg.weight_scales, cfg.precision.ssm_state)
+            except ValueError as error:  # a matrix that its format's blocks do not divide
+                raise UserError(f"precision: {error}", "BF16 leaves such layers as they are") from error
             save_quantized(run.output_dir, full, quantization)
             algorithm = quant_config(full, plan, bool(quantization.kv_scales))["quantization"]["quant_algo"]
             sizes_of_both = stored_bytes(full, plan)

@@ -85,13 +85,16 @@ def main() -> None:
 
 
 def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
-    """The wanted columns of each row, one after another. UserError for a file that has none of them."""
+    """The wanted columns of each row, each for itself and joined, as short ones are found behind one another alone.
+
+    UserError for a file that has none of them.
+    """
     empty = True
     for row in read_piece(whole(file), Reading(required=()), ReadReport()):
         values = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
         if values:
             empty = False
-            yield " ".join(values)
+            yield from dict.fromkeys([*values, " ".join(values)])
     if empty:
         raise UserError(f"{file.uri}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
 

@@ -359,10 +359,12 @@ def test_checkpoints_of_a_run_elsewhere_are_published_as_they_come(tmp_path: Pat
     checkpoint_in(folder, 200)
     first = register_checkpoint(folder, "mine", registry)
     assert first is not None and (first.ref, first.num_steps) == ("mine:1", 200)
+    damaged = registry.publish("mine", folder / "latest_checkpointed_iteration.txt", {})
+    (damaged.directory / "artifact.json").write_text("{")  # in the way of nothing
     assert register_checkpoint(folder, "mine", registry) is None
     checkpoint_in(folder, 400)
     second = register_checkpoint(folder, "mine", registry)
-    assert second is not None and (second.ref, second.num_steps) == ("mine:2", 400)
+    assert second is not None and (second.ref, second.num_steps) == ("mine:3", 400)
     assert (second.path / "__0_0.distcp").samefile(folder / "iter_0000400/__0_0.distcp")  # linked, not copied
     shutil.rmtree(folder / "iter_0000200")  # as `most_recent_k` does
     assert MegatronCheckpoint.load(path=first.path).num_steps == 200

@@ -21,11 +21,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from wandb_server import running_wandb
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
 from nemotron.kit import Dataset, Run, metrics, open_run
+from nemotron.kit.schemas.training import TrackersConfig
 from nemotron.kit.trackers import Mirror, open_mirrors
 
 
@@ -345,3 +347,9 @@ def wait_for(address: str, seconds: float) -> None:
         except OSError:
             assert time.monotonic() < deadline, f"nobody answers at {address}"
             time.sleep(0.2)
+
+
+def test_a_password_in_an_address_is_refused() -> None:
+    TrackersConfig(mlflow_tracking_uri="https://me@mlflow.example.com")
+    with pytest.raises(ValidationError, match="no password in it"):
+        TrackersConfig(mlflow_tracking_uri="https://me:hunter2@mlflow.example.com")

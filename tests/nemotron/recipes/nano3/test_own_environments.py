@@ -64,6 +64,9 @@ def test_tasks_of_an_own_environment_are_prompts_that_it_verifies(
     environments = load_environments(REFERENCES)
     source = PromptSource(train, {"halves": 1.0}, 16, 0, environments)
     source.check_single_responses("why")
+    with pytest.raises(UserError, match=r"share of 'tenth' is no prompt of grpo\.num_prompts_per_step 4"):
+        (tmp_path / "two.jsonl").write_text(train.read_text() + train.read_text().replace('"halves"', '"tenth"'))
+        PromptSource(tmp_path / "two.jsonl", {"halves": 10.0, "tenth": 1.0}, 4, 0, environments | {"tenth": None})
     with pytest.raises(UserError, match="halves has tasks of several turns; why"):
         episodes: Any = SimpleNamespace(open_episode=lambda spec: None)
         PromptSource(train, {"halves": 1.0}, 16, 0, {"halves": episodes}).check_single_responses("why")
@@ -133,3 +136,4 @@ def test_a_change_of_the_environment_is_another_run(halves: Path) -> None:
     assert "halves.py:Halves" in before
     halves.write_text(halves.read_text() + "# changed\n")
     assert code_of(script, config) != before
+    assert "nemotron.stack.environments.sandbox_driver" in before  # what runs programs counts, too

@@ -70,10 +70,12 @@ def test_default_architecture_is_the_published_one() -> None:
         ("model", "num_experts_per_tok", 99, "exceeds n_routed_experts"),
         ("model", "hybrid_override_pattern", "MEX", "pattern"),
         ("train", "train_iter", 5, "Extra inputs"),
+        ("model", "mtp_num_layers", 300, "nothing that far ahead"),
     ],
 )
 def test_bad_values_are_refused(group: str, key: str, value: object, message: str) -> None:
     values = read("stage0_pretrain", "tiny")
+    values["model"]["num_nextn_predict_layers"] = 1
     values[group][key] = value
     with pytest.raises(ValidationError, match=message):
         PretrainConfig.model_validate(values)

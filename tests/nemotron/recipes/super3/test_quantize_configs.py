@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
 from nemotron.kit.schemas.quantization import PrecisionConfig
+from nemotron.recipes.super3.stage3_quantize.qad_schema import QADConfig
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 SUPER3, NANO3 = RECIPES / "super3/stage3_quantize/config", RECIPES / "nano3/stage4_quantize/config"
@@ -55,3 +57,17 @@ def test_qad_goes_on_from_the_quantised_model(size: str) -> None:
     quantize, qad = load_config(SUPER3, size, ()).data["run"], load_config(SUPER3 / "qad", size, ()).data["run"]
     assert qad["model"] == quantize["output"] == f"super3-quantize-model-{size}"
     assert qad["data"] == quantize["data"]
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "message"),
+    [("scheduler", "lr_warmup_iters", 10_000, "exceed train.train_iters"), ("optimizer", "min_lr", 1.0, "exceeds")],
+)
+def test_a_schedule_that_does_not_fit_is_refused(group: str, key: str, value: float, message: str) -> None:
+    data = load_config(SUPER3 / "qad", "tiny", ()).data
+    del data["run"]["family"]  # known to every config without being declared
+    data["dataset"]["path"] = data["checkpoint"]["pretrained_checkpoint"] = "x"
+    QADConfig.model_validate(data)
+    data[group][key] = value
+    with pytest.raises(ValidationError, match=message):
+        QADConfig.model_validate(data)

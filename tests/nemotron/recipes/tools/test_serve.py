@@ -350,3 +350,8 @@ def test_a_thousand_requests_whose_clients_leave_at_random_leak_nothing(folder: 
             == 3
         )
         assert server.stop(signal.SIGTERM) == 143
+
+
+def test_a_port_is_taken_before_anybody_is_served() -> None:
+    with serve.bind("127.0.0.1", 0) as first, pytest.raises(UserError, match="cannot listen"):
+        serve.bind("127.0.0.1", first.getsockname()[1])

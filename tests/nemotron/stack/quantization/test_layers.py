@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_runspec.errors import RunFailed
 from nemotron.kit.schemas.quantization import PrecisionConfig
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.steps import prefill, step
@@ -243,3 +244,10 @@ def test_models_without_quantisation_are_what_they_were() -> None:
     model = NemotronH(config).eval()
     assert all(module.round_input is None and module.round_output is None
                for module in model.modules() if isinstance(module, Linear))  # fmt: skip
+
+
+def test_an_activation_that_is_no_number_stops_the_calibration() -> None:
+    model = bf16_model()
+    model.backbone.embeddings.weight.data[3] = torch.nan
+    with pytest.raises(RunFailed, match="an activation of the model is nan"):
+        calibrate(model, [Batch(ids(), ids(), torch.ones_like(ids()))], False)

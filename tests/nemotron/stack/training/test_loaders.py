@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.training.distributed import Ranks
+from nemotron.kit.schemas.pretraining import DatasetConfig, ShortConfig
+from nemotron.stack.training.distributed import ALONE, Ranks
 from nemotron.stack.training.indexed_tokens import IndexedTokens, JoinedTokens
 from nemotron.stack.training.loaders import (
     Batch,
@@ -26,6 +27,7 @@ from nemotron.stack.training.loaders import (
     validation_batches,
     validation_streams,
 )
+from nemotron.stack.training.phases import PhaseLoaders
 
 _spec = importlib.util.spec_from_file_location("token_files", Path(__file__).with_name("token_files.py"))
 assert _spec is not None and _spec.loader is not None
@@ -333,3 +335,22 @@ def test_bad_packs_are_named(tmp_path: Path) -> None:
     write_pack(tmp_path / "d.parquet", [])
     with pytest.raises(UserError, match="no packed sequence"):
         PackedLoader(tmp_path / "d.parquet", 8, 0)
+
+
+def test_steps_of_two_lengths_draw_from_one_phase_each(tmp_path: Path) -> None:
+    """A loader of the long ones alone would never come to a phase that ends at the end of all steps."""
+    make_blend(tmp_path)
+    blend = json.loads((tmp_path / "blend.json").read_text())
+    blend["phases"] = [
+        {"name": name, "until": until, "weights": {"low": 1.0}} for name, until in (("a", 0.8), ("b", 1))
+    ]
+    (tmp_path / "blend.json").write_text(json.dumps(blend))
+
+    def loaders(phase: str | None, of_short: str | None) -> PhaseLoaders:
+        short = ShortConfig(seq_length=8, share=0.5, phase=of_short)
+        return PhaseLoaders(DatasetConfig(path=tmp_path, seq_length=16, phase=phase, short=short), 80, 5, ALONE)
+
+    assert loaders("a", "b").of_step(1).seq_len == 8
+    for phases, key in (((None, "b"), "dataset.phase"), (("a", None), "dataset.short.phase")):
+        with pytest.raises(UserError, match=f"^{key}: steps of two lengths draw from one phase each"):
+            loaders(*phases)

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nemo_runspec.errors import UserError
 from nemo_runspec.words import counted
 from nemotron.kit import Checkpoint
@@ -60,6 +62,10 @@ class PhaseLoaders:
         for name, loader in self._loaders.items():
             if name in self._drawn_before:
                 loader.go_on_from(self._drawn_before[name])
+
+    def trained_tokens(self) -> np.ndarray:
+        """All tokens that were drawn, those of short sequences included, as `BlendLoader.trained_tokens`."""
+        return np.concatenate([loader.trained_tokens() for loader in self._loaders.values()])
 
     def metrics(self) -> dict[str, Any]:
         """For the record of the model: the mixture, realised beside requested; epochs; what has been read so far."""

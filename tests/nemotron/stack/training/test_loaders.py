@@ -350,7 +350,10 @@ def test_steps_of_two_lengths_draw_from_one_phase_each(tmp_path: Path) -> None:
         short = ShortConfig(seq_length=8, share=0.5, phase=of_short)
         return PhaseLoaders(DatasetConfig(path=tmp_path, seq_length=16, phase=phase, short=short), 80, 5, ALONE)
 
-    assert loaders("a", "b").of_step(1).seq_len == 8
+    both = loaders("a", "b")
+    for step, rows, length in ((0, 2, 16), (1, 4, 8)):
+        assert both.of_step(step).next_batch(rows).input_ids_BL.shape == (rows, length)
+    assert len(both.trained_tokens()) == 2 * 32
     for phases, key in (((None, "b"), "dataset.phase"), (("a", None), "dataset.short.phase")):
         with pytest.raises(UserError, match=f"^{key}: steps of two lengths draw from one phase each"):
             loaders(*phases)

@@ -301,7 +301,7 @@ def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH
     """Bits per byte on all held-out text, beside the trigram baseline; pass@1 on held-out tasks, in plain text."""
     poll = session.stop.poll  # rank 0 is alone by now: there is nobody to agree with
     sizes = {"seq_len": cfg.dataset.seq_length, "batch_size": cfg.train.micro_batch_size}
-    trained = data.loaders.full.trained_tokens() if cfg.evaluation.trigram_baseline else None
+    trained = data.loaders.trained_tokens() if cfg.evaluation.trigram_baseline else None
     documents, byte_lengths_V = held_out_documents(cfg.dataset.path), data.byte_lengths_V.numpy()
     text = score_text(model, documents, trained, byte_lengths_V, **sizes, poll=poll)
     scores = score_tasks(model, data.tokenizer_dir, cfg.evaluation, template=None, poll=poll)

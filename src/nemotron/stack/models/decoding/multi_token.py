@@ -30,6 +30,7 @@ from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.few_choices import prepare_few_choices
 from nemotron.stack.models.decoding.steps import (
+    PreparedMamba2,
     Step,
     compute_dtype,
     explicit_dtypes,
@@ -37,10 +38,11 @@ from nemotron.stack.models.decoding.steps import (
     prepare_mlp,
     prepare_moe,
     prepare_norm,
+    prepare_qkv,
     recurrence,
 )
 from nemotron.stack.models.kernels.linear import rounded
-from nemotron.stack.models.layers import MLP, at_least_fp32
+from nemotron.stack.models.layers import MLP
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
 from nemotron.stack.models.moe import MoE
 
@@ -217,17 +219,14 @@ def prepare_attention(mixer: Attention, state: AttentionCache, stack: CachedStac
     """`*`: T queries of each of the heads that share keys stand as a T rows of one matrix, so that no key is copied."""
     heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     group = heads // kv_heads
-    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-    qkv_weight = torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight])
-    qkv_proj = prepare_linear(qkv_weight, mixer.q_proj.round_input)  # all three read the same
-    o_proj = prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
+    project, o_proj = prepare_qkv(mixer), prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
 
     def step(x_RD: Tensor) -> Tensor:
-        q, k, v = qkv_proj(x_RD).split(sizes, dim=-1)
+        q, k, v = project(x_RD)
         window = stack.window
         num_tokens, mask = window.num_tokens, window.mask
-        window.write(state.k, rounded(k, mixer.k_proj.round_output).view(-1, num_tokens, kv_heads, head_dim))
-        window.write(state.v, rounded(v, mixer.v_proj.round_output).view(-1, num_tokens, kv_heads, head_dim))
+        window.write(state.k, k.view(-1, num_tokens, kv_heads, head_dim))
+        window.write(state.v, v.view(-1, num_tokens, kv_heads, head_dim))
         if mask is not None:
             mask = mask.repeat(*[1] * (mask.dim() - 2), group, 1)
         q_BJaTX = q.view(-1, num_tokens, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
@@ -306,36 +305,23 @@ class PendingStates:
 
 def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> Step:
     """`M`: convolution over the last K inputs of each token, then the recurrence, every state of which may be held."""
-    heads, head_dim, groups, state_size = mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_size
-    inner_size, conv_size, group_size = mixer.inner_size, mixer.conv_size, mixer.inner_size // groups
-    in_sizes = [inner_size, conv_size, heads]
-    xBC_sizes = [inner_size, groups * state_size, groups * state_size]
-    in_proj = prepare_linear(mixer.in_proj.weight, mixer.in_proj.round_input)
-    out_proj = prepare_linear(mixer.out_proj.weight, mixer.out_proj.round_input)
-    *past_taps, tap_c = at_least_fp32(mixer.conv1d.weight).squeeze(1).T.contiguous().unbind(0)
-    conv_bias_c, dt_bias_H = at_least_fp32(mixer.conv1d.bias), at_least_fp32(mixer.dt_bias)
-    A_H = -torch.exp(at_least_fp32(mixer.A_log))
-    D_I = at_least_fp32(mixer.D).repeat_interleave(head_dim)
-    norm = prepare_norm(mixer.norm.weight.view(groups, group_size), mixer.norm.eps)
+    block = PreparedMamba2(mixer)
+    width = len(block.past_taps)
 
     def step(x_RD: Tensor) -> Tensor:
-        first, num_tokens, width = stack.num_pending, stack.window.num_tokens, len(past_taps)
-        z_RI, xBC_Rc, dt_RH = in_proj(x_RD).split(in_sizes, dim=-1)
+        first, num_tokens = stack.num_pending, stack.window.num_tokens
+        z_RI, xBC_Rc, dt_RH = block.project(x_RD)
         xBC_BTc = xBC_Rc.unflatten(0, (-1, num_tokens))
         states.conv[:, first + width : first + width + num_tokens] = xBC_BTc
-        conv_BTc = torch.addcmul(conv_bias_c, xBC_BTc, tap_c)
-        for position, past_tap_c in enumerate(past_taps, start=first):
+        conv_BTc = torch.addcmul(block.conv_bias_c, xBC_BTc, block.tap_c)
+        for position, past_tap_c in enumerate(block.past_taps, start=first):
             conv_BTc.addcmul_(states.conv[:, position : position + num_tokens], past_tap_c)
         if states.in_place:
             states.conv[:, :width] = states.conv[:, 1:].clone()
-        x_BTI, B_BTn, C_BTn = F.silu(conv_BTc, inplace=True).split(xBC_sizes, dim=-1)
-        dt_RH = F.softplus(dt_RH + dt_bias_H)
-        decay_RI = torch.exp(dt_RH * A_H).repeat_interleave(head_dim, dim=1)
-        dtx_BTHP = x_BTI.unflatten(-1, (heads, head_dim)) * dt_RH.view(-1, num_tokens, heads, 1)
-        decay_TBG1i = decay_RI.view(-1, num_tokens, groups, 1, group_size).transpose(0, 1)
-        dtx_TBG1i = dtx_BTHP.view(-1, num_tokens, groups, 1, group_size).transpose(0, 1)
-        B_TBGN1 = B_BTn.unflatten(-1, (groups, state_size, 1)).transpose(0, 1)
-        C_TBG1N = C_BTn.unflatten(-1, (groups, 1, state_size)).transpose(0, 1)
+        x_RI, *inputs = block.recurrence_inputs(conv_BTc.flatten(0, 1), dt_RH)
+        decay_TBG1i, dtx_TBG1i, B_TBGN1, C_TBG1N = (
+            each.unflatten(0, (-1, num_tokens)).transpose(0, 1) for each in inputs
+        )
         held, read = states.ssm.unbind(0), []
         if states.in_place:
             read.append(recurrence(held[0], decay_TBG1i[0], dtx_TBG1i[0], B_TBGN1[0], C_TBG1N[0]))
@@ -350,8 +336,6 @@ def prepare_mamba2(mixer: Mamba2, states: PendingStates, stack: CachedStack) -> 
                     read.append(C_TBG1N[token - first] @ held[token + 1])
                     held[token + 1].copy_(rounded(held[token + 1], mixer.round_state))
         y_TBG1i = torch.stack(read) if read else C_TBG1N @ states.ssm[first + 1 : first + 1 + num_tokens]
-        y_RI = y_TBG1i.transpose(0, 1).reshape(-1, inner_size).addcmul_(x_BTI.reshape(-1, inner_size), D_I)
-        gated_RGi = F.silu(at_least_fp32(z_RI)).mul_(y_RI).view(-1, groups, group_size)
-        return out_proj(norm(gated_RGi).view(-1, inner_size))
+        return block.finish(y_TBG1i.transpose(0, 1).flatten(0, 1).contiguous(), x_RI, z_RI)
 
     return step

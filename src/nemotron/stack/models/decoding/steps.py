@@ -147,42 +147,68 @@ def prepare_norm(weight: Tensor, eps: float) -> Step:
 
 
 def prepare_mamba2(mixer: Mamba2, state: MambaCache) -> Step:
-    """`M`: convolution over the last K inputs, then the recurrence; everything between the projections is fp32."""
-    heads, head_dim, groups, state_size = mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_size
-    inner_size, group_size = mixer.inner_size, mixer.inner_size // groups
-    in_sizes = [inner_size, mixer.conv_size, heads]
-    xBC_sizes = [inner_size, groups * state_size, groups * state_size]
-    in_proj = prepare_linear(mixer.in_proj.weight, mixer.in_proj.round_input)
-    out_proj = prepare_linear(mixer.out_proj.weight, mixer.out_proj.round_input)
-    *past_taps, tap_c = at_least_fp32(mixer.conv1d.weight).squeeze(1).T.contiguous().unbind(0)
-    conv_bias_c, dt_bias_H = at_least_fp32(mixer.conv1d.bias), at_least_fp32(mixer.dt_bias)
-    A_H = -torch.exp(at_least_fp32(mixer.A_log))
-    D_I = at_least_fp32(mixer.D).repeat_interleave(head_dim)
-    norm = prepare_norm(mixer.norm.weight.view(groups, group_size), mixer.norm.eps)
+    """`M`: convolution over the last K inputs, then the recurrence."""
+    block = PreparedMamba2(mixer)
 
     def step(x_BD: Tensor) -> Tensor:
-        z_BI, xBC_Bc, dt_BH = in_proj(x_BD).split(in_sizes, dim=-1)
-        conv_Bc = torch.addcmul(conv_bias_c, xBC_Bc, tap_c)
-        for past_Bc, past_tap_c in zip(state.conv, past_taps, strict=True):
+        z_BI, xBC_Bc, dt_BH = block.project(x_BD)
+        conv_Bc = torch.addcmul(block.conv_bias_c, xBC_Bc, block.tap_c)
+        for past_Bc, past_tap_c in zip(state.conv, block.past_taps, strict=True):
             conv_Bc.addcmul_(past_Bc, past_tap_c)
         state.conv = [*state.conv, xBC_Bc][1:]
-        x_BI, B_Bn, C_Bn = F.silu(conv_Bc, inplace=True).split(xBC_sizes, dim=-1)
-        dt_BH = F.softplus(dt_BH + dt_bias_H)
-        decay_BI = torch.exp(dt_BH * A_H).repeat_interleave(head_dim, dim=1)
-        dtx_BHP = x_BI.view(-1, heads, head_dim) * dt_BH.unsqueeze(-1)
-        y_BG1i = recurrence(
-            state.ssm,
-            decay_BI.view(-1, groups, 1, group_size),
-            dtx_BHP.view(-1, groups, 1, group_size),
-            B_Bn.view(-1, groups, state_size, 1),
-            C_Bn.view(-1, groups, 1, state_size),
-        )
+        x_BI, *inputs = block.recurrence_inputs(conv_Bc, dt_BH)
+        y_BG1i = recurrence(state.ssm, *inputs)
         state.ssm = rounded(state.ssm, mixer.round_state)  # after it was read, as it is stored
-        y_BI = y_BG1i.view(-1, inner_size).addcmul_(x_BI, D_I)
-        gated_BGi = F.silu(at_least_fp32(z_BI)).mul_(y_BI).view(-1, groups, group_size)
-        return out_proj(norm(gated_BGi).view(-1, inner_size))
+        return block.finish(y_BG1i, x_BI, z_BI)
 
     return step
+
+
+class PreparedMamba2:
+    """The weights of an `M` block as steps take them, and what a step does around convolution and recurrence.
+
+    R rows, one for each row of the batch, or one for each token of each. All between the projections is fp32.
+    tap_c, past_taps: what the convolution multiplies its newest input by, and those before it, oldest first, each [c].
+    """
+
+    def __init__(self, mixer: Mamba2) -> None:
+        self.head_dim, self.groups, self.state_size = mixer.head_dim, mixer.num_groups, mixer.state_size
+        self.inner_size, self.group_size = mixer.inner_size, mixer.inner_size // mixer.num_groups
+        self.in_sizes = [mixer.inner_size, mixer.conv_size, mixer.num_heads]
+        self.xBC_sizes = [mixer.inner_size, *[mixer.num_groups * mixer.state_size] * 2]
+        self.in_proj = prepare_linear(mixer.in_proj.weight, mixer.in_proj.round_input)
+        self.out_proj = prepare_linear(mixer.out_proj.weight, mixer.out_proj.round_input)
+        *self.past_taps, self.tap_c = at_least_fp32(mixer.conv1d.weight).squeeze(1).T.contiguous().unbind(0)
+        self.conv_bias_c, self.dt_bias_H = at_least_fp32(mixer.conv1d.bias), at_least_fp32(mixer.dt_bias)
+        self.A_H = -torch.exp(at_least_fp32(mixer.A_log))
+        self.D_I = at_least_fp32(mixer.D).repeat_interleave(mixer.head_dim)
+        self.norm = prepare_norm(mixer.norm.weight.view(self.groups, self.group_size), mixer.norm.eps)
+
+    def project(self, x_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate z [R, I], input of the convolution [R, c] and raw step sizes [R, H]."""
+        z_RI, xBC_Rc, dt_RH = self.in_proj(x_RD).split(self.in_sizes, dim=-1)
+        return z_RI, xBC_Rc, dt_RH
+
+    def recurrence_inputs(self, conv_Rc: Tensor, dt_RH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """From what the convolution gives, which changes, x [R, I] and the arguments of `recurrence` behind the state:
+        decay and dt x [R, G, 1, i], B [R, G, N, 1], C [R, G, 1, N]."""
+        x_RI, B_Rn, C_Rn = F.silu(conv_Rc, inplace=True).split(self.xBC_sizes, dim=-1)
+        dt_RH = F.softplus(dt_RH + self.dt_bias_H)
+        decay_RI = torch.exp(dt_RH * self.A_H).repeat_interleave(self.head_dim, dim=1)
+        dtx_RHP = x_RI.view(*dt_RH.shape, self.head_dim) * dt_RH.unsqueeze(-1)
+        return (
+            x_RI,
+            decay_RI.view(-1, self.groups, 1, self.group_size),
+            dtx_RHP.view(-1, self.groups, 1, self.group_size),
+            B_Rn.view(-1, self.groups, self.state_size, 1),
+            C_Rn.view(-1, self.groups, 1, self.state_size),
+        )
+
+    def finish(self, y_RG1i: Tensor, x_RI: Tensor, z_RI: Tensor) -> Tensor:
+        """The block's output [R, D] from what the recurrence gives, which changes."""
+        y_RI = y_RG1i.view(-1, self.inner_size).addcmul_(x_RI, self.D_I)
+        gated_RGi = F.silu(at_least_fp32(z_RI)).mul_(y_RI).view(-1, self.groups, self.group_size)
+        return self.out_proj(self.norm(gated_RGi).view(-1, self.inner_size))
 
 
 def recurrence(ssm_BGNi: Tensor, decay_BG1i: Tensor, dtx_BG1i: Tensor, B_BGN1: Tensor, C_BG1N: Tensor) -> Tensor:
@@ -202,16 +228,13 @@ def recurrence(ssm_BGNi: Tensor, decay_BG1i: Tensor, dtx_BG1i: Tensor, B_BGN1: T
 def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> Step:
     """`*`: the A / J query heads that share keys stand as rows of one small matrix, so that no key is copied."""
     heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
-    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-    qkv_weight = torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight])
-    qkv_proj = prepare_linear(qkv_weight, mixer.q_proj.round_input)  # all three read the same
-    o_proj = prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
+    project, o_proj = prepare_qkv(mixer), prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
 
     def step(x_BD: Tensor) -> Tensor:
-        q, k, v = qkv_proj(x_BD).split(sizes, dim=-1)
+        q, k, v = project(x_BD)
         slot = cache.length
-        state.k[:, :, slot] = rounded(k, mixer.k_proj.round_output).view(-1, kv_heads, head_dim)
-        state.v[:, :, slot] = rounded(v, mixer.v_proj.round_output).view(-1, kv_heads, head_dim)
+        state.k[:, :, slot] = k.view(-1, kv_heads, head_dim)
+        state.v[:, :, slot] = v.view(-1, kv_heads, head_dim)
         mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, : slot + 1]
         out_BJaX = F.scaled_dot_product_attention(
             q.view(-1, kv_heads, heads // kv_heads, head_dim).to(state.k.dtype),
@@ -222,6 +245,20 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
         return o_proj(out_BJaX.reshape(-1, heads * head_dim))
 
     return step
+
+
+def prepare_qkv(mixer: Attention) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Queries [R, A X], keys and values [R, J X], these as the cache has them."""
+    sizes = [heads * mixer.head_dim for heads in (mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads)]
+    qkv_weight = torch.cat([mixer.q_proj.weight, mixer.k_proj.weight, mixer.v_proj.weight])
+    qkv_proj = prepare_linear(qkv_weight, mixer.q_proj.round_input)  # all three read the same
+    round_k, round_v = mixer.k_proj.round_output, mixer.v_proj.round_output
+
+    def project(x_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = qkv_proj(x_RD).split(sizes, dim=-1)
+        return q, rounded(k, round_k), rounded(v, round_v)
+
+    return project
 
 
 def prepare_mlp(mixer: MLP) -> Step:

@@ -3,7 +3,7 @@
 # make lint   ruff, mypy, import directions, command files
 #
 # Each target first makes .venv, which takes minutes once and nothing after that.
-# PYTHON=python3.12 chooses the interpreter; PIP_FLAGS="--index-url URL" chooses, for example, another build of torch.
+# PYTHON=python3.12 chooses the interpreter; PIP_FLAGS="--extra-index-url URL" chooses, for example, another build of torch.
 
 SHELL     := /bin/sh
 VENV      := .venv

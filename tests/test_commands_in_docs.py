@@ -240,6 +240,7 @@ def published_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "nano2-long-model",
         "super3-pretrain-model-tiny-phase1_retained",
         *(f"tokenize-data-{family}_pretrain" for family in FAMILIES),
+        "tokenize-data-own",
         "my-phase-2-blend",
         "my-blend",
         "nano2-rl-model-12b",

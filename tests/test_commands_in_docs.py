@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import typer
+from quick_commands import make_command_line_once, pack_nothing
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.cli import app as nemo_runspec
@@ -312,6 +313,9 @@ def stand_ins(tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) 
         raise Started
 
     monkeypatch.setattr("os.execve", replace_process)
+    make_command_line_once(monkeypatch)
+    pack_nothing(monkeypatch)
+    monkeypatch.setattr("nemo_runspec.fingerprint.code_of", lambda *_: {})  # of runs that never start
 
     class Popen(subprocess.Popen[str]):
         def __init__(self, words: Sequence[str], **options: Any) -> None:

@@ -91,7 +91,11 @@ def test_no_text_says_to_install_or_call_another_project() -> None:
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
     installs = re.compile(r"pip install [^\n`]*?[ '\"](nemotron|runspec)(?=[\s'\"\[=<>]|$)", re.MULTILINE)
     calls = re.compile(r"(?<![-\w])runspec (show|validate|run)\b")
-    for name in listed.stdout.split("\0"):
+    names = listed.stdout.split("\0")
+    if not names[0]:
+        pytest.skip("no git repository here")
+    assert len(names) > 500
+    for name in names:
         path = ROOT / name
         if path.suffix in {".md", ".py", ".toml", ".yaml", ".txt", ""} and path.is_file() and name != "CHANGELOG.md":
             text = path.read_text(encoding="utf-8")

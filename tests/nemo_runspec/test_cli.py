@@ -6,22 +6,31 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import typer
+from forked import run_forked
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.cli import run_app
 from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.errors import run_main
 
+OF_RUNSPEC = (
+    "nemo_runspec.cli",
+    "nemo_runspec.config",
+    "nemo_runspec.artifacts",
+    "nemo_runspec.publish",
+    "pydantic",
+    "omegaconf",
+    "yaml",
+)
+
 
 def runspec(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TERMINAL_WIDTH": "120"}
-    command = [sys.executable, "-m", "nemo_runspec", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return run_forked(OF_RUNSPEC, ["-m", "nemo_runspec", *words], folder, environment)
 
 
 def test_show(project: Path) -> None:

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 from forked import OF_COMMANDS, run_forked
+from quick_commands import make_command_line_once
 
 from nemotron.cli.main import _run
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _the_command_line_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_command_line_once(monkeypatch)
 
 
 @pytest.fixture

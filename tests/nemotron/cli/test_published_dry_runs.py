@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from quick_commands import pack_nothing
 
 from nemo_runspec.errors import ArtifactError, UserError
 from nemotron.cli.main import _run
@@ -24,6 +25,11 @@ COMMANDS = {
     "nano3 eval": (NEMO_RL, 1, ["config: benchmarks/gpqa/config.yaml", "num_repeats: 64", "published: 73.04"]),
     "super3 eval": (NEMO_RL, 1, ["config: benchmarks/gpqa/config.yaml", "published: 79.23"]),
 }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack_nothing(monkeypatch)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

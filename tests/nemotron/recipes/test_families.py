@@ -42,10 +42,11 @@ def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_step_of_a_pipe_reads_what_steps_before_it_write(family: str, size: str) -> None:
     """Nothing is published, so planning refuses an input that no step before writes; and all names are the family's."""
     recipe = read_recipe(RECIPES / family)
-    written = [name for step in planned(recipe, size) for name in step.job.resolved.outputs]
+    steps = planned(recipe, size)
+    written = [name for step in steps for name in step.job.resolved.outputs]
     assert len(set(written)) == len(written)
     assert all(name.startswith(f"{family}-") and f"-{size}" in name for name in written)
-    runs = {step.job.resolved.run["family"] for step in planned(recipe, size)}
+    runs = {step.job.resolved.run["family"] for step in steps}
     assert runs == {family}
 
 

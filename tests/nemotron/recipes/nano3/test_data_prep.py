@@ -38,6 +38,7 @@ RECIPE = RECIPES / "nano3"
 PRETRAIN = "stage0_pretrain"
 # Small and quick: no standard library, few tasks, a small vocabulary.
 QUICK = ("stdlib.enabled=false", "tasks.num_tasks=3000", "tokenizer.vocab_size=400", "curation.evaluation_tasks=20")
+FEW = "evaluation_tasks=20"  # to make the prompts of 500 tasks a family takes more than a second
 
 
 def prepare(
@@ -209,7 +210,9 @@ def test_own_tasks_that_evaluation_asks_are_dropped_whatever_they_are_called(tmp
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"question": asked["prompt"], "answer": 1}))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     source = f"sources=[{{name: mine, paths: [{tmp_path}/mine.jsonl], max_tasks: 500}}]"
-    version = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.families=[]", source, "questions=[quiz.jsonl]"))
+    version = published(
+        tmp_path, prepare("stage2_rl", tmp_path, FEW, "tasks.families=[]", source, "questions=[quiz.jsonl]")
+    )
     assert outcomes(version, "mine") == {
         "read": 6,
         "kept": 1,
@@ -231,7 +234,7 @@ def test_own_tasks_stay_where_the_generators_make_the_same_and_come_back_from_wh
     few = ("tasks.families=[math]", "tasks.num_tasks=3000", "tasks.num_valid_tasks=100")
 
     def prepare_here(*words: str) -> Version:
-        monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *words])
+        monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", FEW, *words])
         assert run_main(script.main, command_hint) == 0
         return Registry(tmp_path / "output" / "artifacts").resolve(json.loads(capsys.readouterr().out)["data"])
 
@@ -251,7 +254,7 @@ def test_questions_with_answers_are_tasks_that_rl_draws(
     script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
 
     def prepare_here(source: str) -> Version:
-        monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", "tasks.families=[]", source])
+        monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", FEW, "tasks.families=[]", source])
         assert run_main(script.main, command_hint) == 0
         output = capsys.readouterr()
         assert "env.families={questions/sums: 1}" in output.err
@@ -283,7 +286,7 @@ def test_a_question_that_is_evaluated_with_choices_is_not_trained_on(
     words = [f"{key}=[{{name: {name}, paths: [{name}.jsonl]}}]" for key, name in (
         ("sources", "mine"), ("questions", "quiz")
     )]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", "tasks.families=[]", *words])
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", FEW, "tasks.families=[]", *words])
     assert run_main(script.main, command_hint) == 0
     version = Registry(tmp_path / "output" / "artifacts").resolve(json.loads(capsys.readouterr().out)["data"])
     assert outcomes(version, "mine") == {"read": 2, "kept": 1, "equals evaluation prompt": 1}
@@ -411,7 +414,8 @@ def test_bad_input_is_one_message_and_nothing_is_published(
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     script = importlib.import_module(f"nemotron.recipes.nano3.{stage}.data_prep")
-    quick = QUICK if stage == PRETRAIN else ()
+    of_stages = {PRETRAIN: QUICK, "stage2_rl": (FEW, "tasks.families=[math]", "tasks.num_tasks=100")}
+    quick = of_stages.get(stage, (FEW,))
     monkeypatch.setattr(sys, "argv", [str(script.__file__), "--config", "tiny", *quick, *overrides])
     assert run_main(script.main, command_hint) == 2
     stderr = capsys.readouterr().err

@@ -40,7 +40,7 @@ def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepare(*words: str) -> int:
     script = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
-    sys.argv = [str(script.__file__), "--config", "tiny", "tasks.families=[]", *words]
+    sys.argv = [str(script.__file__), "--config", "tiny", "tasks.families=[]", "evaluation_tasks=20", *words]
     return int(run_main(script.main, command_hint))
 
 

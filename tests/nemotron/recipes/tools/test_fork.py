@@ -175,7 +175,9 @@ def commands_in(page: str) -> list[str]:
 @pytest.mark.parametrize("family", families())
 def test_the_page_of_a_fork_shows_a_config_that_is_there(family: str) -> None:
     files = project_files(family, "zebra")
-    for config in re.findall(r"`zebra [\w -]* -c ([\w-]+)`", files["README.md"]):
+    configs = re.findall(r"`zebra [\w -]* -c ([\w-]+)`", files["README.md"])
+    assert configs
+    for config in configs:
         assert any(re.search(rf"/config/(\w+/)?{config}\.yaml$", path) for path in files), config
 
 

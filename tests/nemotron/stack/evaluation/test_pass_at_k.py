@@ -95,6 +95,12 @@ def test_questions_vote_by_their_text_or_by_a_letter() -> None:
     assert not has_votes(questions.make_task("quiz", {"question": "?", "answer": "x"}, "contains"))
 
 
-@pytest.mark.parametrize("family", ["instruction_following", "structured_output", "workplace_assistant"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "instruction_following", "structured_output", "workplace_assistant", "code_generation", "repository_repair",
+        "tool_comparison",
+    ],
+)  # fmt: skip
 def test_programs_calls_and_free_text_have_no_majority(family: str) -> None:
     assert not any(has_votes(task) for task in generate_tasks(family, "eval", 3))

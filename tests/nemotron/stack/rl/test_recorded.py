@@ -125,7 +125,9 @@ def test_advantages(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_advantage_clip(dtype: str) -> None:
-    for case in cases("rl_advantages", "advantage_clip"):
+    recorded = cases("rl_advantages", "advantage_clip")
+    assert len(recorded) == 6
+    for case in recorded:
         low, high = case["options"]["advantage_clip_low"], case["options"]["advantage_clip_high"]
         before, after = case["outputs"][dtype]["before"], case["outputs"][dtype]["after"]
         assert not differs(clip_advantages(tensor(before, dtype), low, high), after, dtype), case["id"]
@@ -182,8 +184,9 @@ def test_clipped_policy_gradient(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_kl(dtype: str) -> None:
     """Theirs takes any weights; ours are exp(logp - logp_generator), whose gradient in logp is the weight."""
-    wrong = []
-    for case in cases("rl_clipped_pg", "calculate_kl"):
+    wrong, all_cases = [], cases("rl_clipped_pg", "calculate_kl")
+    assert len(all_cases) == 18
+    for case in all_cases:
         options, given, recorded = case["options"], case["inputs"], case["outputs"][dtype]
         weights = given.get("importance_sampling_weights")
         cfg = ClippedPGLossConfig(
@@ -214,7 +217,7 @@ def test_kl(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sequences_on_which_trainer_and_generator_disagree(dtype: str) -> None:
-    wrong = []
+    wrong, compared = [], 0
     for case in cases("rl_clipped_pg", "seq_logprob_error_mask"):
         given, recorded = case["inputs"], case["outputs"][dtype]
         mask = tensor(given["token_mask"], dtype)[:, 1:].bool()
@@ -234,9 +237,12 @@ def test_sequences_on_which_trainer_and_generator_disagree(dtype: str) -> None:
         record.add_sequences(errors, kept, tensor(given["rewards"], dtype)[samples], 0)
         metrics = record.metrics(ALONE)
         for name, expected in recorded["metrics"].items():
-            if name in metrics and str(expected) != "nan" and differs(metrics[name], expected, dtype):
-                wrong.append((case["id"], name, metrics[name], expected))
+            if name in metrics and str(expected) != "nan":
+                compared += 1
+                if differs(metrics[name], expected, dtype):
+                    wrong.append((case["id"], name, metrics[name], expected))
     assert not wrong
+    assert compared == 57
 
 
 def test_configs_that_mean_nothing_are_refused() -> None:

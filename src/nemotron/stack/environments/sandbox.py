@@ -100,8 +100,8 @@ def run_program(
         stdin.seek(0)
         with _started(sandbox, limits, stdin, stderr) as process:
             assert process.stdout is not None
-            # The driver keeps the time of each test; only one that was stopped or killed needs the end of all of them.
-            lines = _lines(process.stdout, limits.wall_seconds * len(inputs) + _GRACE_SECONDS)
+            # The driver keeps the time of each test. A program may stop the driver.
+            lines = _lines(process.stdout, limits.wall_seconds + _GRACE_SECONDS)
             if next(lines, "") != "ready":
                 stderr.seek(0)
                 said = stderr.read(4096).decode(errors="replace").strip().splitlines()
@@ -218,13 +218,12 @@ def _bubblewrap() -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _lines(stdout: IO[bytes], wall_seconds: float) -> Iterator[str]:
-    """Lines as they come, until the end, the deadline, or more output than is taken.
+def _lines(stdout: IO[bytes], seconds: float) -> Iterator[str]:
+    """Lines as they come, until the end, a line that takes too long, or more output than is taken.
 
-    The first has `_START_SECONDS`, and the clock of the others starts when it has come.
+    The first has `_START_SECONDS`, each of the others `seconds`.
     """
     deadline, size, rest = time.monotonic() + _START_SECONDS, 0, b""
-    is_first = True
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0 and size <= _OUTPUTS_BYTES and selector.select(left):
@@ -234,8 +233,7 @@ def _lines(stdout: IO[bytes], wall_seconds: float) -> Iterator[str]:
             size += len(block)
             *complete, rest = (rest + block).split(b"\n")
             for line in complete:
-                if is_first:
-                    deadline, is_first = time.monotonic() + wall_seconds, False
+                deadline = time.monotonic() + seconds
                 yield line.decode(errors="replace")
 
 

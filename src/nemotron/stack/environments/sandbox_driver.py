@@ -9,6 +9,7 @@ write in its place is outputs, and those are compared outside.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -71,6 +72,7 @@ def _run_in_child(job: dict[str, Any], text: str, names: dict[str, Any], setting
     if child == 0:
         status = 1
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             os.write(stdin, text.encode() if job["fn_name"] is None else b"")
             # SIGXCPU says that it was the limit; what ignores it is killed a second later. The clock of the limit
             # counts ticks, and may be ahead of the one that reports usage by a tenth where a host takes time away.
@@ -88,7 +90,8 @@ def _run_in_child(job: dict[str, Any], text: str, names: dict[str, Any], setting
     def end_test(*_: object) -> None:
         nonlocal timed_out
         timed_out = True
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, end_test)
     signal.setitimer(signal.ITIMER_REAL, settings["wall_seconds"])

@@ -50,6 +50,7 @@ for more, bf16, recompute in itertools.product(({}, latent), (False, True), (Non
     shared.load_state_dict(whole.state_dict())
     recompute_activations(shared, recompute)
     shard_model(shared, ranks, bf16)
+    optimizer = torch.optim.SGD(shared.parameters(), lr=0.0, momentum=0.9)
     for row in ids:
         backward(whole, row[None], bf16)
     first, second = ids[ranks.rank :: 2]
@@ -59,10 +60,9 @@ for more, bf16, recompute in itertools.product(({}, latent), (False, True), (Non
     backward(shared, second[None], bf16)
     loads = [moe.gate.expert_load.clone() for moe in shared.moe_blocks()]
     sum_over_ranks(loads)
-    with torch.no_grad():
-        shared(first[None, :-1])  # leaves the root's parameters whole
-    optimizer = torch.optim.SGD(shared.parameters(), lr=0.0, momentum=0.9)
     optimizer.step()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        shared(first[None, :-1])  # leaves the root's parameters whole
     moments = optimizer_tensors(shared, optimizer)
     gradients = {name: full_tensor(parameter.grad) for name, parameter in shared.named_parameters()}
     errors = {

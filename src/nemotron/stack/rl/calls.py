@@ -97,7 +97,7 @@ def draw_call(
             if verdict.status == "error":
                 errors.append(verdict.reason)
                 reward = None
-            elif (effort := settings.effort_levels) and effort.low_string in _last_request(task):
+            elif (effort := settings.effort_levels) and effort.low_string in last_request(task):
                 written = sum(message.num_tokens for message in dialogue.messages if message.generated)
                 reward = effort_reward(verdict.score, written, effort)
             rewards.append(reward)
@@ -113,7 +113,7 @@ def draw_call(
     return Drawn(rollouts, errors)
 
 
-def _last_request(task: Task) -> str:
+def last_request(task: Task) -> str:
     """What the user said last, which is where effort is asked for."""
     return str(next(each["content"] for each in reversed(prompt_messages(task)) if each["role"] == "user"))
 

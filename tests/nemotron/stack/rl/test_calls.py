@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,15 @@ from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.models import NemotronH
-from nemotron.stack.rl.calls import Call, Drawn, RolloutSettings, cut_into_calls, draw_call, merge_calls
+from nemotron.stack.rl.calls import (
+    Call,
+    Drawn,
+    RolloutSettings,
+    cut_into_calls,
+    draw_call,
+    last_request,
+    merge_calls,
+)
 from nemotron.stack.rl.ray_workers import Job, open_workers
 from nemotron.stack.rl.rollouts import Rollout
 from nemotron.stack.training.distributed import ALONE
@@ -95,3 +104,12 @@ def test_workers_that_cannot_be_are_refused(
 
 def test_the_number_of_workers_is_no_part_of_a_run_s_fingerprint() -> None:
     assert "cluster" in RLConfig.neutral_keys
+
+
+def test_effort_is_asked_for_in_the_last_request() -> None:
+    asked = [
+        {"role": "user", "content": "low"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+    assert last_request(replace(TASKS[0], messages=asked)) == "b" and last_request(TASKS[0]) == TASKS[0].prompt

@@ -666,6 +666,12 @@ def test_a_secret_pasted_as_a_value_is_not_repeated(write: Write, text: str) -> 
     assert "hf_abc" not in str(caught.value)
 
 
+def test_a_startup_command_may_read_a_secret(write: Write) -> None:
+    commands = ["export HF_TOKEN=$(cat /run/hf)", 'export HF_TOKEN="$MY_TOKEN"', "module load x"]
+    write("env.toml", f"[p]\nstartup_commands = {commands!r}")
+    assert parse_env("p").startup_commands == tuple(commands)
+
+
 # The example
 
 

@@ -108,7 +108,7 @@ def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, r
             if isinstance(secret, str) and not re.fullmatch(VARIABLE, secret):
                 raise UserError(f"{where} secrets: an entry is not the name of an environment variable")
     if key == "startup_commands" and isinstance(value, list):
-        for variable in re.findall(r"(?:^|[\s;&])(\w+)=[^\s$]", "\n".join(map(str, value))):
+        for variable in re.findall(r"(?:^|[\s;&])(\w+)=(?![\"']?\$)\S", "\n".join(map(str, value))):
             if looks_secret(variable):  # its value is not repeated here
                 at = f"{where} startup_commands: {variable} looks like a secret, which has no value here"
                 raise UserError(at, f'secrets = ["{variable}"] passes it on')

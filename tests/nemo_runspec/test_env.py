@@ -653,6 +653,7 @@ def test_an_unknown_profile_is_answered_with_the_nearest(write: Write) -> None:
         '[p]\nHF_TOKEN = "hf_abc"',
         '[p]\nstartup_commands = "export HF_TOKEN=hf_abc"',
         '[p]\nstartup_commands = ["module load x && export HF_TOKEN=hf_abc"]',
+        '[p]\nstartup_commands = ["(HF_TOKEN=hf_abc true)"]',
         'HF_TOKEN = "hf_abc"\n[p]',
         '[p]\nexecutor = "slurm"\nenv = { HF_TOKEN = "hf_abc" }',
         '[p]\nexecutor = "slurm"\nartifacts = "s3://me:hf_abc@bucket/a"',
@@ -667,7 +668,13 @@ def test_a_secret_pasted_as_a_value_is_not_repeated(write: Write, text: str) -> 
 
 
 def test_a_startup_command_may_read_a_secret(write: Write) -> None:
-    commands = ["export HF_TOKEN=$(cat /run/hf)", 'export HF_TOKEN="$MY_TOKEN"', "module load x"]
+    commands = [
+        "export HF_TOKEN=$(cat /run/hf)",
+        'export HF_TOKEN="$MY_TOKEN"',
+        "HF_TOKEN=`cat /run/hf`",
+        "module load x",
+    ]
+    commands += ["export HF_TOKEN_PATH=/run/hf", "unset X; HF_TOKEN= true"]
     write("env.toml", f"[p]\nstartup_commands = {commands!r}")
     assert parse_env("p").startup_commands == tuple(commands)
 

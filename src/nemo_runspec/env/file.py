@@ -15,6 +15,9 @@ from nemo_runspec.secrets import looks_secret, public
 from nemo_runspec.toml_text import TomlText, read_toml
 from nemo_runspec.variables import ENV_FILE, TOOL_TABLES
 
+# NAME=VALUE in a command, where VALUE is no other variable, what a command prints, or empty.
+_PASTED = re.compile(r"""(?:^|[\s;&(])(\w+)=(?!"?(?:\$[\w({]|`)|""|'')\S""")
+
 
 def find_env_file() -> Path | None:
     """The env.toml in force: RUNSPEC_ENV_FILE, else the first one from the current directory upwards, else None."""
@@ -108,8 +111,8 @@ def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, r
             if isinstance(secret, str) and not re.fullmatch(VARIABLE, secret):
                 raise UserError(f"{where} secrets: an entry is not the name of an environment variable")
     if key == "startup_commands" and isinstance(value, list):
-        for variable in re.findall(r"(?:^|[\s;&])(\w+)=(?![\"']?\$)\S", "\n".join(map(str, value))):
-            if looks_secret(variable):  # its value is not repeated here
+        for variable in _PASTED.findall("\n".join(map(str, value))):
+            if looks_secret(variable) and not variable.endswith(("_FILE", "_PATH")):  # its value is not repeated here
                 at = f"{where} startup_commands: {variable} looks like a secret, which has no value here"
                 raise UserError(at, f'secrets = ["{variable}"] passes it on')
     if not rules[key].allows(value):

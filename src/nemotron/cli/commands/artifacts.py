@@ -213,7 +213,7 @@ def gc(
     registry = Registry.default()
     refs = removal.unneeded(registry, inputs_in_use())
     if not refs:
-        typer.echo("nothing to remove: every version is the latest of its name, or one was made from it")
+        typer.echo("nothing to remove: every version is the latest of its name, or one or an unfinished run needs it")
         return
     if not yes:
         for ref in refs:

@@ -155,14 +155,16 @@ def typed(value: Any, schema: Any, root: Any = None) -> Any:
     """Data of XML or CSV with its text read as one of the types that `schema` allows; text that is none of them stays
     text. `root`: the schema that references lead into, if not this one."""
     root = schema if root is None else root
-    kinds = list[tuple[Any, Mapping[str, Any]]]()
-    for part in alternatives(schema, root) if isinstance(root, Mapping) else ():
-        if "const" in part:
-            kind = _TYPES.get(type(part["const"]))
-            if _read_as(value, kind, part, root) == part["const"]:
-                return part["const"]
-        else:
-            kinds += [(kind, part) for kind in (part["type"] if isinstance(part["type"], list) else [part["type"]])]
+    parts, kinds = alternatives(schema, root) if isinstance(root, Mapping) else [], list[tuple[Any, Any]]()
+    for part in parts:
+        stated = part.get("type", _TYPES.get(type(part.get("const"))))
+        of_part = [(kind, part) for kind in (stated if isinstance(stated, list) else [stated])]
+        if "const" not in part:
+            kinds += of_part
+        elif any((reading := _read_as(value, kind, part, root)) == part["const"] for kind, _ in of_part):
+            return reading
+    if value == "" and any("const" in part and part["const"] is None for part in parts):
+        return None
     if len(kinds) > 1 and value in (None, "") and any(kind == "null" for kind, _ in kinds):
         return None
     readings = (

@@ -19,7 +19,7 @@ from nemotron.stack.environments.task import Solution, Task, Verdict, right, wro
 
 Match = Literal["exact", "contains", "regex", "choice"]
 # `A` and `I` are also words: behind them a blank is not enough.
-_LETTER = re.compile(r"\(?([A-Z])(?:[).:,]|$|(?<![AI])\s)")
+_LETTER = re.compile(r"\(?([A-Z])(?:[).:,\n]|$|(?<![AI])\s)")
 
 
 def match_of(record: Mapping[str, Any], match: Match | None) -> Match:
@@ -104,18 +104,18 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
 
 
 def _chosen(options: list[str], answer: str) -> str | None:
-    """The letter of the option whose text the answer is, letter before it or not, else the letter that it begins with.
-
-    A single letter is always that of an option, never its text.
-    """
-    said, texts = _plain(answer), dict(zip(map(_plain, options), string.ascii_uppercase, strict=False))
-    if len(said) > 1 and (letter := texts.get(said)):
-        return letter
-    for text, letter in texts.items():
-        if said == f"{letter.casefold()} {text}":
-            return letter
-    found = _LETTER.match(answer.strip())
-    return found[1] if found else texts.get(said)
+    """The letter of the only option whose text the answer is, letter before it or not, else the letter that it begins
+    with. A single letter is always that of an option, never its text."""
+    said, letters = _plain(answer), string.ascii_uppercase
+    lettered = dict(zip(letters, map(_plain, options), strict=False))
+    if found := next((letter for letter, text in lettered.items() if said == f"{letter.casefold()} {text}"), None):
+        return found
+    same = [letter for letter, text in lettered.items() if said == text]
+    exact = [letter for letter, option in zip(letters, options, strict=False) if answer.strip() == option]
+    if len(said) > 1 and (only := same if len(same) == 1 else exact):
+        return only[0] if len(only) == 1 else None
+    begins = _LETTER.match(answer.strip())
+    return begins[1] if begins else same[0] if len(same) == 1 else None
 
 
 def _options(choices: Any) -> tuple[list[str], list[str]]:

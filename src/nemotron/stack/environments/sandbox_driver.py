@@ -119,9 +119,10 @@ def _content(file: int) -> str:
 
 def _run_test(job: dict[str, Any], text: str, names: dict[str, Any], returned: int) -> None:
     """Run the program, in this process: with the text on stdin, or call its function and write what that returns."""
-    # A program that replaces one of them, whose file would end with it, may still write to the descriptor.
-    files = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115
-    sys.stdin, sys.stdout, sys.stderr = files
+    # Under two names, as Python has them: a file that a program replaces would end, and the descriptor or its buffer with
+    # it.
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        vars(sys)[name] = vars(sys)[f"__{name}__"] = open(number, mode, closefd=False)  # noqa: SIM115
     sys.setrecursionlimit(50_000)
     threading.excepthook = _fail
     module = ModuleType("__main__" if job["fn_name"] is None else "solution")

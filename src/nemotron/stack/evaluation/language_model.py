@@ -39,7 +39,8 @@ def token_byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """
     vocabulary, added = tokenizer.get_vocab(with_added_tokens=True), tokenizer.get_added_tokens_decoder()
     lengths = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)  # ids may have gaps
-    is_byte_level = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
+    parts = json.loads(tokenizer.to_str())
+    is_byte_level = "ByteLevel" in json.dumps([parts["decoder"], parts["pre_tokenizer"]])
     for token, index in vocabulary.items():
         if index in added:
             lengths[index] = 0 if added[index].special else len(added[index].content.encode())

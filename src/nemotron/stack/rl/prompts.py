@@ -30,7 +30,7 @@ class PromptSource:
         environments: those of the user's own, by the family of their tasks.
 
     Raises:
-        UserError: a family of `shares` has no prompt, or its share of a batch is none.
+        UserError: a family of `shares` has no prompt, or its share of a batch rounds to none.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PromptSource:
         self.counts = dict(zip(shares, np.diff(edges).tolist(), strict=True))
         if none := [family for family, count in self.counts.items() if not count]:
             raise UserError(
-                f"env.families: the share of '{none[0]}' is no prompt of grpo.num_prompts_per_step {batch_size}",
+                f"env.families: the share of '{none[0]}' rounds to none of {batch_size} prompts a step",
                 "a larger share, or more prompts a step",
             )
         self.path = path

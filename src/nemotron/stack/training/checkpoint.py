@@ -207,7 +207,7 @@ def write_checkpoint(
     fsync_directory(root)
     # This one stays whatever the others are: a kill may have left one of a later step that `latest` never named.
     others = [other for other in _complete(root) if other != path]
-    for old in others[: len(others) - max(keep_last, 1) + 1]:
+    for old in others[: max(0, len(others) + 1 - max(keep_last, 1))]:
         shutil.rmtree(old)
 
 

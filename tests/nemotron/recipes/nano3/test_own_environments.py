@@ -64,7 +64,7 @@ def test_tasks_of_an_own_environment_are_prompts_that_it_verifies(
     environments = load_environments(REFERENCES)
     source = PromptSource(train, {"halves": 1.0}, 16, 0, environments)
     source.check_single_responses("why")
-    with pytest.raises(UserError, match=r"share of 'tenth' is no prompt of grpo\.num_prompts_per_step 4"):
+    with pytest.raises(UserError, match="share of 'tenth' rounds to none of 4 prompts a step"):
         (tmp_path / "two.jsonl").write_text(train.read_text() + train.read_text().replace('"halves"', '"tenth"'))
         PromptSource(tmp_path / "two.jsonl", {"halves": 10.0, "tenth": 1.0}, 4, 0, environments | {"tenth": None})
     with pytest.raises(UserError, match="halves has tasks of several turns; why"):

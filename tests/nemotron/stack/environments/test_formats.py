@@ -205,6 +205,8 @@ def test_xml_is_read_as_xmltodict_documents_it() -> None:
         ({"enum": ["1", 5]}, "1", "1"),
         ({"enum": ["1", 5]}, "6", "6"),
         ({"const": True}, "true", True),
+        ({"type": "number", "enum": [1, 2.5]}, "1.0", 1.0),
+        ({"type": ["string", "null"], "enum": ["a", None]}, "", None),
         ({}, "5", "5"),
     ],
 )

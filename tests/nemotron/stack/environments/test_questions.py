@@ -30,7 +30,7 @@ def task_of(answer: Any, match: Match | None, choices: Any = PLANETS, stated: st
         ("regex", r"^\s*-?\d+\s*$", [" 17 ", "-3"], ["17 apples"]),
         ("choice", "B", ["B", "(B)", "B) Mars", "B, since", "mars", "Mars."], ["A", "Bad", "the Earth", "A) Mars", ""]),
         ("choice", "venus 2", ["C", "Venus 2"], ["B", "Venus"]),
-        ("choice", "A", ["A", "A.", "(A) because"], ["A cat, of course", "I think it is A"]),
+        ("choice", "A", ["A", "A.", "(A) because", "A\nBecause"], ["A cat, of course", "I think it is A"]),
     ],
 )
 def test_a_response_is_held_against_the_answer(match: Match, answer: Any, right: list[str], wrong: list[str]) -> None:
@@ -115,6 +115,13 @@ def test_a_record_says_how_its_answer_is_compared(
 def test_a_field_match_that_says_something_else_is_refused() -> None:
     with pytest.raises(UserError, match="`match` is 'Germany - France', not one of exact, contains, regex, choice"):
         task_of("B", "exact", None, "Germany - France")
+
+
+def test_options_that_differ_by_case_are_told_apart() -> None:
+    task = task_of("A", "choice", ["5 MW", "5 mW"])
+    assert [verify(task, text, False).status for text in ("5 MW", "A 5 MW", "5 mW", "5 mw")] == [
+        "score", "score", "wrong", "wrong",
+    ]  # fmt: skip
 
 
 def test_an_option_that_begins_with_a_letter_is_not_that_letter() -> None:

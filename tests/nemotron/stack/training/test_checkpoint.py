@@ -153,6 +153,13 @@ def test_keep_last_and_latest(tmp_path: Path) -> None:
         latest_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("keep_last", [1, 2, 3, 6])
+def test_so_many_checkpoints_stay_as_are_to_be_kept(tmp_path: Path, keep_last: int) -> None:
+    for number in range(1, 6):
+        save(tmp_path, number, keep_last)
+        assert len(list(tmp_path.glob("step-*"))) == min(number, keep_last)
+
+
 def test_the_checkpoint_just_written_stays_whatever_a_kill_has_left(tmp_path: Path) -> None:
     for step in (200, 300):
         save(tmp_path, step)

@@ -105,7 +105,7 @@ class PretrainConfig(training.TrainingConfig):
     @model_validator(mode="after")
     def _every_depth_predicts_something(self) -> Self:
         short, depths = self.dataset.short, self.model.mtp_num_layers if self.model.num_nextn_predict_layers else 0
-        if (length := self.dataset.seq_length if short is None else short.seq_length) <= depths + 1:
+        if (length := self.dataset.seq_length if short is None else short.seq_length) <= depths:
             raise ValueError(f"model.mtp_num_layers {depths}: sequences of {length} tokens have nothing that far ahead")
         return self
 

@@ -85,10 +85,8 @@ def main() -> None:
 
 
 def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
-    """The wanted columns of each row, each for itself and joined, as short ones are found behind one another alone.
-
-    UserError for a file that has none of them.
-    """
+    """Each wanted column of a row, and all of them joined: one that is too short to be found alone is found with its
+    neighbours. UserError for a file that has none of them."""
     empty = True
     for row in read_piece(whole(file), Reading(required=()), ReadReport()):
         values = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]

@@ -119,8 +119,7 @@ def _content(file: int) -> str:
 
 def _run_test(job: dict[str, Any], text: str, names: dict[str, Any], returned: int) -> None:
     """Run the program, in this process: with the text on stdin, or call its function and write what that returns."""
-    # Under two names, as Python has them: a file that a program replaces would end, and the descriptor or its buffer with
-    # it.
+    # Under two names, as Python has them: else a file that a program replaces would end, and its buffer with it.
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         vars(sys)[name] = vars(sys)[f"__{name}__"] = open(number, mode, closefd=False)  # noqa: SIM115
     sys.setrecursionlimit(50_000)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nemo_runspec.artifacts import Registry, Version
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import RunFailed, UserError
 from nemotron.cli.main import app
 
 
@@ -257,3 +257,24 @@ def test_watch_says_once_what_is_wrong_and_watches_on(
     result = run(f"watch {saves} --name mine")
     assert "mine:1: iteration 200" in result.output
     assert (result.output + capfd.readouterr().err).count("error:") == 1
+
+
+def test_watch_goes_on_after_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([RunFailed("no answer"), None])
+
+    def register(*_: object) -> None:
+        if failure := next(answers):
+            raise failure
+
+    def pause(_: float) -> None:
+        if next(pauses):
+            raise KeyboardInterrupt
+
+    pauses = iter([False, True])
+    monkeypatch.setattr("nemotron.kit.megatron.register_checkpoint", register)
+    monkeypatch.setattr("nemotron.cli.commands.artifacts.time", SimpleNamespace(sleep=pause))
+    result = run(f"watch {tmp_path} --name mine")
+    assert next(answers, "looked twice") == "looked twice"
+    assert (result.output + capfd.readouterr().err).count("no answer") == 1

@@ -106,16 +106,17 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
 def _chosen(options: list[str], answer: str) -> str | None:
     """The letter of the only option whose text the answer is, letter before it or not, else the letter that it begins
     with. A single letter is always that of an option, never its text."""
-    said, letters = _plain(answer), string.ascii_uppercase
-    lettered = dict(zip(letters, map(_plain, options), strict=False))
-    if found := next((letter for letter, text in lettered.items() if said == f"{letter.casefold()} {text}"), None):
-        return found
-    same = [letter for letter, text in lettered.items() if said == text]
-    exact = [letter for letter, option in zip(letters, options, strict=False) if answer.strip() == option]
-    if len(said) > 1 and (only := same if len(same) == 1 else exact):
-        return only[0] if len(only) == 1 else None
+    said, lettered = _plain(answer), list(zip(string.ascii_uppercase, options, strict=False))
+    for letter, option in lettered:
+        if said == f"{letter.casefold()} {_plain(option)}":
+            return letter
+    exact = [letter for letter, option in lettered if answer.strip() == option]
+    named = exact or [letter for letter, option in lettered if said == _plain(option)]
+    only = named[0] if len(named) == 1 else None
+    if named and len(said) > 1:
+        return only
     begins = _LETTER.match(answer.strip())
-    return begins[1] if begins else same[0] if len(same) == 1 else None
+    return begins[1] if begins else only
 
 
 def _options(choices: Any) -> tuple[list[str], list[str]]:

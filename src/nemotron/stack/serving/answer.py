@@ -43,7 +43,7 @@ class Writing:
     def push(self, tokens: Iterable[Token]) -> tuple[Delta, list[Token]]:
         """What the next tokens make certain, and those of them that belong to the answer."""
         total, used = Delta(), []
-        for token in tokens if self.body.max_tokens != 0 else ():  # nothing but the prompt is wanted: the engine's one
+        for token in tokens if self.body.max_tokens != 0 else ():  # of 0, the engine draws one that nobody wants
             if isinstance(self._text.stopped_by, str):
                 break
             used.append(token)

@@ -32,14 +32,13 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from nemo_runspec.artifacts.aside import fsync_directory
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
 from nemo_runspec.write import write_in_one_step
 from nemotron.stack.training.distributed import from_rank_0, full_tensor, message_device
-from nemotron.stack.training.sharding import shard_like, trained_state
+from nemotron.stack.training.sharding import reshard_parameters, shard_like, trained_state
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -256,8 +255,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state by `parameter name:field`, for AdamW `step`, `exp_avg` and `exp_avg_sq`."""
-    if isinstance(model, FSDPModule):
-        model.reshard()  # a pass without a gradient leaves the root's parameters whole, which the optimiser knows not
+    reshard_parameters(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{names[id(parameter)]}:{key}": value if torch.is_tensor(value) else torch.tensor(value)

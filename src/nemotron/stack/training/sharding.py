@@ -116,6 +116,13 @@ def sync_gradients_in_backward(model: Any, sync: bool) -> None:
         model.set_requires_gradient_sync(sync)
 
 
+def reshard_parameters(model: Any) -> None:
+    """Make the parameters of a sharded model those that its optimiser knows: a forward pass without a gradient leaves
+    the root's whole. Without effect on a model that is not sharded."""
+    if hasattr(model, "reshard"):
+        model.reshard()
+
+
 def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """`whole` on the device of `like`, and sharded as `like` is; every rank has all of it, so nothing is sent."""
     if not is_sharded(like):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from nemotron.data_prep.curation.decontamination import (
     protect,
 )
 from nemotron.data_prep.curation.step import collect, plan_step, write_documents
+from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.work.engines import SerialEngine
+from nemotron.recipes.data.curation.nemotron_cc.decontaminate import _texts_of
 
 SECRET = " ".join(f"word{i}" for i in range(20))
 
@@ -61,3 +64,13 @@ def test_agrees_with_a_search_for_word_runs(protected: str, text: str) -> None:
     runs = {tuple(protected.split()[i : i + n]) for i in range(len(protected.split()) - n + 1)}
     expected = any(tuple(text.split()[i : i + n]) in runs for i in range(len(text.split()) - n + 1))
     assert overlaps([protected], text, n=n) == expected
+
+
+def test_a_question_is_protected_without_its_answer(tmp_path: Path) -> None:
+    question, answer = "which of these animals lays eggs in spring", "the small brown garden spider does it"
+    file = tmp_path / "quiz.jsonl"
+    file.write_text(json.dumps({"question": question, "answer": answer, "id": "q1"}))
+    texts = [*_texts_of(list_files([str(file)])[0], ["question", "answer"])]
+    assert texts == [question, answer, f"{question} {answer}"]
+    for leak in (f"Question: {question}? Answer: {answer}", f"A quiz: {question}?", f"{question} {answer}"):
+        assert overlaps(texts, leak), leak

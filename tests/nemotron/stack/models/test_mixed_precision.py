@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_autocast import CudaAutocast
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.kernels import experts
+from nemotron.stack.models.kernels.experts import Way
 
 
 def loss_of(model: NemotronH, bf16: bool) -> Tensor:
@@ -60,3 +63,19 @@ def test_weights_in_bf16_need_no_autocast(make_model: Callable[..., NemotronH]) 
     assert logits.dtype == torch.bfloat16 and all(p.grad is not None for p in model.parameters() if p.requires_grad)
     (tokens,) = generate(model, ids[:1].tolist(), 3, temperature=0, stop_token_ids=()).tokens
     assert tokens[0] == int(model(ids[:1]).logits[0, -1].argmax())
+
+
+@pytest.mark.parametrize("way", ["single", "grouped"])
+@pytest.mark.parametrize("latent", [None, 16])
+def test_autocast_of_a_gpu_which_squares_and_sums_in_fp32(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, way: Way, latent: int | None
+) -> None:
+    monkeypatch.setattr(experts, "row_padding", lambda *of: (1, way))
+    sizes = {"moe_latent_size": latent, "moe_intermediate_size": 16, "num_nextn_predict_layers": 1}
+    model = make_model("ME*-", **sizes).train()
+    exact = loss_of(model, False)
+    with CudaAutocast():
+        rounded = loss_of(model, True)
+        rounded.backward()
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
+    assert rounded.item() != exact.item()

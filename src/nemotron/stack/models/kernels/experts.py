@@ -4,7 +4,7 @@
 
 Choices are sorted by expert, so that each expert multiplies its tokens at once. Where one batched product is several
 times as fast as one for each expert (on a CPU bf16 through oneDNN, and the few rows of a decoding step), all experts
-get equally many rows.
+get equally many rows. A GPU multiplies bf16 rows of all experts at once, however many each has.
 
 Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices, S rows sorted by
 expert; a matrix is [O, I].
@@ -13,7 +13,7 @@ expert; a matrix is [O, I].
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Rounding, matmul_nt, onednn_serves, rounded
 
+# How the experts' products are computed: one by one, in a batch of equally many rows, or as PyTorch's grouped product.
+Way = Literal["single", "batched", "grouped"]
 # Of a batched product: each expert's rows are a multiple; those of all are at most so many times as without batching.
 BATCHED_MULTIPLE, MAX_PADDING = 16, 3
 
@@ -45,7 +47,8 @@ class RoutedExperts(torch.autograd.Function):
         ctx: Any, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, up_EFD: Tensor, down_EDF: Tensor,
         round_active: Rounding | None,
     ) -> Tensor:  # fmt: skip
-        rows = dispatch(chosen_TK, len(up_EFD), *row_padding(x_TD, chosen_TK.numel() // len(up_EFD)))
+        num_experts, width, _ = up_EFD.shape
+        rows = dispatch(chosen_TK, num_experts, *row_padding(x_TD, chosen_TK.numel() // num_experts, width))
         slot_TK, token_S = rows.slot_TK, rows.token_S
         x_SD = x_TD.index_select(0, token_S)  # copies whole rows; x_TD[token_S] takes three times as long
         relu_SF = rows.products(x_SD, up_EFD).relu_()
@@ -88,21 +91,25 @@ class ExpertRows:
     """The rows of all choices, sorted by expert, as matrix products take them.
 
     slot_TK: the row of each choice. token_S: the token of each row. capacity: rows of every expert, where all have
-    equally many and are multiplied at once, else 0. slices: the rows of every expert that has some, where they are
-    multiplied one by one, through oneDNN or not.
+    equally many and are multiplied at once, else 0. ends_E: int32, where the rows of each expert end, for PyTorch's
+    grouped product. slices: the rows of every expert that has some, where they are multiplied one by one, through
+    oneDNN or not.
     """
 
     num_experts: int
     slot_TK: Tensor
     token_S: Tensor
     slices: list[tuple[int, slice]]
-    capacity: int
-    onednn: bool
+    capacity: int = 0
+    onednn: bool = False
+    ends_E: Tensor | None = None
 
     def products(self, x_SI: Tensor, weight_EOI: Tensor) -> Tensor:
         """x W^T of each expert's rows and its matrix: [S, in] and [E, out, in] -> [S, out]."""
         if self.capacity:
             return torch.bmm(self._by_expert(x_SI), weight_EOI.transpose(1, 2)).flatten(0, 1)
+        if self.ends_E is not None:
+            return F.grouped_mm(x_SI, weight_EOI.transpose(1, 2), offs=self.ends_E)
         out_SO = x_SI.new_empty(len(x_SI), weight_EOI.shape[1])
         for expert, rows in self.slices:
             matmul_nt(x_SI[rows], weight_EOI[expert], out_SO[rows], self.onednn)
@@ -112,6 +119,8 @@ class ExpertRows:
         """dy^T x of each expert's rows, the gradient of its matrix: [S, out] and [S, in] -> [E, out, in]."""
         if self.capacity:
             return torch.bmm(self._by_expert(dy_SO).transpose(1, 2), self._by_expert(x_SI))
+        if self.ends_E is not None:
+            return F.grouped_mm(dy_SO.T, x_SI, offs=self.ends_E)
         dw_EOI = x_SI.new_zeros(self.num_experts, dy_SO.shape[1], x_SI.shape[1])
         for expert, rows in self.slices:
             matmul_nt(dy_SO[rows].T, x_SI[rows].T, dw_EOI[expert], self.onednn)
@@ -121,24 +130,26 @@ class ExpertRows:
         return x_SI.view(self.num_experts, self.capacity, -1)
 
 
-def row_padding(x_TD: Tensor, rows_per_expert: int) -> tuple[int, bool]:
-    """Of `dispatch`, what suits products of such rows: multiple, batched.
+def row_padding(x_TD: Tensor, rows_per_expert: int, width: int) -> tuple[int, Way]:
+    """Of `dispatch`, what suits products of such rows with experts of `width`: multiple, way.
 
     oneDNN compiles a product for each shape, so it gets rows by the multiple. In bf16 it multiplies all experts in one
-    call, several times as fast as one by one.
+    call, several times as fast as one by one. A GPU's grouped product reads 16 bytes at once.
     """
     if x_TD.dtype == torch.bfloat16 and x_TD.device.type == "cpu":
-        return BATCHED_MULTIPLE, True
-    return (ROW_MULTIPLE if onednn_serves(x_TD) and rows_per_expert >= ROW_MULTIPLE else 1), False
+        return BATCHED_MULTIPLE, "batched"
+    if x_TD.dtype == torch.bfloat16 and x_TD.device.type == "cuda" and not (x_TD.shape[-1] % 8 or width % 8):
+        return 1, "grouped"
+    return (ROW_MULTIPLE if onednn_serves(x_TD) and rows_per_expert >= ROW_MULTIPLE else 1), "single"
 
 
-def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int = 1, batched: bool = False) -> ExpertRows:
+def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int = 1, way: Way = "single") -> ExpertRows:
     """Give every choice a row among those of its expert, each expert's rows padded to a multiple of `multiple`.
 
-    `batched`: all to the rows of the expert with most, unless most of the rows would be padding.
+    "batched": all to the rows of the expert with most, unless most of the rows would be padding: then they are single.
     """
-    rows = equal_rows(chosen_TK, num_experts, multiple) if batched else None
-    return rows or sorted_rows(chosen_TK, num_experts, multiple, multiple > 1 and not batched)
+    rows = equal_rows(chosen_TK, num_experts, multiple) if way == "batched" else None
+    return rows or sorted_rows(chosen_TK, num_experts, multiple, way)
 
 
 def equal_rows(chosen_TK: Tensor, num_experts: int, multiple: int) -> ExpertRows | None:
@@ -151,10 +162,10 @@ def equal_rows(chosen_TK: Tensor, num_experts: int, multiple: int) -> ExpertRows
     if capacity * num_experts > MAX_PADDING * sum(padded):
         return None
     slot_R = (expert_1R * capacity).add_(counts_ER.gather(0, expert_1R)).sub_(1).squeeze(0)
-    return ExpertRows(num_experts, *_slots(slot_R, num_experts * capacity, chosen_TK), [], capacity, onednn=False)
+    return ExpertRows(num_experts, *_slots(slot_R, num_experts * capacity, chosen_TK), [], capacity)
 
 
-def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, onednn: bool) -> ExpertRows:
+def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, way: Way) -> ExpertRows:
     """Rows sorted by expert, one's behind another's."""
     expert_R = chosen_TK.flatten()
     order_R = expert_R.argsort(stable=True)
@@ -164,12 +175,16 @@ def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, onednn: bool
     moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
     slot_R = torch.empty_like(order_R)
     slot_R[order_R] = torch.arange(len(order_R), device=order_R.device) + moved_E[expert_R[order_R]]
+    if way == "grouped":  # without asking the device for a number: nothing waits for it
+        ends_E = padded_E.cumsum(0).int()
+        return ExpertRows(num_experts, *_slots(slot_R, len(slot_R), chosen_TK), [], ends_E=ends_E)
     slices, start = [], 0
     for expert, count in enumerate(padded_E.tolist()):
         if count:
             slices.append((expert, slice(start, start + count)))
         start += count
-    return ExpertRows(num_experts, *_slots(slot_R, start, chosen_TK), slices, 0, onednn)
+    onednn = multiple > 1 and way == "single"
+    return ExpertRows(num_experts, *_slots(slot_R, start, chosen_TK), slices, onednn=onednn)
 
 
 def _slots(slot_R: Tensor, num_rows: int, chosen_TK: Tensor) -> tuple[Tensor, Tensor]:

@@ -113,6 +113,7 @@ def test_nothing_is_imported_for_a_cpu(make_model: Callable[..., NemotronH], mon
     make_model("M")(torch.arange(9).unsqueeze(0))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_logits_and_gradients_are_those_of_the_cpu(

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from nemotron.stack.models.kernels import experts as module
 from nemotron.stack.models.kernels import linear
-from nemotron.stack.models.kernels.experts import RoutedExperts, dispatch, row_padding
+from nemotron.stack.models.kernels.experts import RoutedExperts, Way, dispatch, row_padding
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN, onednn_serves
 
-TOKENS, EXPERTS, WIDTH, INNER = 256, 4, 12, 20
+TOKENS, EXPERTS, WIDTH, INNER = 256, 4, 16, 24
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
 
 
@@ -62,13 +62,22 @@ def test_bf16(monkeypatch: pytest.MonkeyPatch, rows_of_first: int, most_padding:
     compare(choices(rows_of_first), torch.bfloat16, 0.01)
 
 
+@pytest.mark.parametrize("rows_of_first", [0, 1, 64, 150])
+def test_bf16_as_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch, rows_of_first: int) -> None:
+    monkeypatch.setattr(module, "row_padding", lambda *of: (1, "grouped"))
+    compare(choices(rows_of_first), torch.bfloat16, 0.01)
+
+
 def test_every_choice_has_a_row_among_those_of_its_expert() -> None:
     chosen = choices(100)
-    for multiple, batched in ((1, False), (64, False), (16, True)):
-        rows = dispatch(chosen, EXPERTS, multiple, batched)
+    ways: list[tuple[int, Way]] = [(1, "grouped"), (1, "single"), (64, "single"), (16, "batched")]
+    for multiple, way in ways:
+        rows = dispatch(chosen, EXPERTS, multiple, way)
         expert_S = torch.full((len(rows.token_S),), -1)
         if rows.capacity:
             expert_S = torch.arange(len(rows.token_S)) // rows.capacity
+        if rows.ends_E is not None:
+            expert_S = torch.bucketize(torch.arange(len(rows.token_S)), rows.ends_E, right=True)
         for expert, of_expert in rows.slices:
             assert (of_expert.stop - of_expert.start) % multiple == 0
             expert_S[of_expert] = expert
@@ -82,7 +91,7 @@ def test_every_choice_has_a_row_among_those_of_its_expert() -> None:
 def test_crowded_experts_are_multiplied_one_by_one() -> None:
     """Of 64 experts two have 48 rows each: with 64 times 48 rows, 31 of 32 would be padding."""
     crowded = torch.tensor([[5, 9]]).expand(48, -1)
-    assert dispatch(crowded, 64, 16, batched=True).capacity == 0
-    assert dispatch(crowded % 2, 2, 16, batched=True).capacity == 96  # all choices are of expert 1
-    assert row_padding(torch.ones(1, 1, dtype=torch.bfloat16), 1) == (16, True)
-    assert row_padding(torch.ones(1, 1, dtype=torch.float64), 1000) == (1, False)
+    assert dispatch(crowded, 64, 16, "batched").capacity == 0
+    assert dispatch(crowded % 2, 2, 16, "batched").capacity == 96  # all choices are of expert 1
+    assert row_padding(torch.ones(1, 1, dtype=torch.bfloat16), 1, 8) == (16, "batched")
+    assert row_padding(torch.ones(1, 1, dtype=torch.float64), 1000, 8) == (1, "single")

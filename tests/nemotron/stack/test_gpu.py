@@ -1,0 +1,103 @@
+"""On a CUDA GPU everything computes what it computes on the CPU: in fp64, where rounding hides nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemotron.kit.schemas.optimizer import AdamWConfig
+from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.speculative import generate_speculative
+from nemotron.stack.quantization.nvfp4 import Scales, quantize_nvfp4
+from nemotron.stack.serving.engine import Engine, Limits, Sampling
+from nemotron.stack.training.losses import mtp_loss, next_token_loss
+from nemotron.stack.training.optim import build_optimizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+SUPER: dict[str, Any] = {"moe_latent_size": 10, "num_nextn_predict_layers": 1}
+ADAMW = AdamWConfig(lr=3e-3, adam_beta2=0.95, weight_decay=0.1)
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13]]
+
+
+@pytest.fixture
+def model(small_model: Callable[..., NemotronH]) -> NemotronH:
+    return small_model("MEM*EME-", 1, **SUPER).double()
+
+
+def test_updates_are_those_of_the_cpu(model: NemotronH) -> None:
+    """Packed rows, a further token predicted, the bias of the experts, AdamW: ten steps."""
+    ids = torch.randint(61, (10, 4, 31), generator=torch.Generator().manual_seed(0))
+    seq_idx = torch.arange(30).div(8, rounding_mode="floor").expand(4, -1)
+
+    def losses_and_weights(device: str) -> tuple[list[float], Tensor]:
+        trained = copy.deepcopy(model).to(device).train()
+        optimizer, losses = build_optimizer(trained, ADAMW), []
+        for rows in ids.to(device):
+            out = trained(rows[:, :-1], seq_idx.to(device))
+            loss = next_token_loss(out.logits, rows[:, 1:]) + 0.3 * mtp_loss(out.mtp_logits, rows[:, 1:])
+            (loss + 1e-2 * out.load_balancing_loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            trained.update_expert_bias(1e-2)
+            losses.append(loss.item())
+        return losses, torch.cat([p.detach().flatten().cpu() for p in trained.state_dict().values()])
+
+    losses, weights = losses_and_weights("cpu")
+    found, found_weights = losses_and_weights("cuda")
+    assert losses[-1] < losses[0] - 0.1
+    assert found == pytest.approx(losses, rel=1e-9)
+    torch.testing.assert_close(found_weights, weights, rtol=1e-7, atol=1e-9)
+
+
+def test_updates_have_the_same_bits_each_time(small_model: Callable[..., NemotronH]) -> None:
+    """In bf16, on shapes that take the kernels of a real run: what a resumed run relies on."""
+    sizes = {"hidden_size": 128, "head_dim": 32, "mamba_head_dim": 32, "ssm_state_size": 32, "chunk_size": 64}
+    ids = torch.randint(61, (4, 8, 513), generator=torch.Generator().manual_seed(0)).cuda()
+    digests = set()
+    for _ in range(3):
+        model = small_model("MEM*EME-", 1, **sizes, moe_intermediate_size=64).cuda().train()
+        optimizer = build_optimizer(model, ADAMW)
+        for rows in ids:
+            with torch.autocast("cuda", torch.bfloat16):
+                logits = model(rows[:, :-1]).logits
+            next_token_loss(logits, rows[:, 1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        digests.add(tuple(parameter.detach().double().sum().item() for parameter in model.parameters()))
+    assert len(digests) == 1
+
+
+def test_tokens_are_those_of_the_cpu(model: NemotronH) -> None:
+    """Plain and speculative decoding, and the server's engine, which holds rows of all ages."""
+    model.eval()
+    expected = generate(model, PROMPTS, 20, temperature=0, stop_token_ids=())
+    model.cuda()
+    found = generate(model, PROMPTS, 20, temperature=0, stop_token_ids=())
+    assert found.tokens == expected.tokens
+    torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(expected.logprobs))
+    drafted, _ = generate_speculative(model, PROMPTS, 20, 3, stop_token_ids=())
+    assert drafted.tokens == expected.tokens
+    for num_drafts in (0, 2):
+        engine = Engine(model, Limits(max_length=100, max_rows=3, num_drafts=num_drafts))
+        engine.start()
+        try:
+            answers = [engine.submit(prompt, Sampling(20, (), temperature=0)) for prompt in PROMPTS]
+            served = [[token.id for tokens in answer for token in tokens] for answer in answers]
+        finally:
+            engine.stop(0)
+        assert served == expected.tokens
+
+
+@pytest.mark.parametrize("scales", ["max", "mse"])
+def test_codes_of_quantised_weights_are_those_of_the_cpu(scales: Scales) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    found, expected = (quantize_nvfp4(x, scales=scales) for x in (weight.cuda(), weight))
+    for name in ("codes", "scales", "global_scale"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name

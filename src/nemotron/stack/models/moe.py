@@ -49,9 +49,9 @@ class Router(nn.Module):
         weights_TK = scores_TE.gather(-1, chosen_TK)
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * self.scaling_factor
         if self.training and self.counts_load:
-            counts_R = None if counts_T is None else counts_T.repeat_interleave(self.top_k)
-            load_E = torch.bincount(chosen_TK.flatten(), counts_R, minlength=self.expert_load.shape[0])
-            self.expert_load += load_E.to(self.expert_load.dtype)
+            chosen_R = chosen_TK.flatten()
+            counts_R = torch.ones_like(chosen_R) if counts_T is None else counts_T.repeat_interleave(self.top_k)
+            self.expert_load.index_add_(0, chosen_R, counts_R)
         return weights_TK, chosen_TK, scores_TE
 
     @torch.no_grad()

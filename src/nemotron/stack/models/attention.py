@@ -16,8 +16,8 @@ from nemotron.stack.models.kernels.linear import Linear
 
 # Shapes: B batch, L length, D hidden, A query heads, J key/value heads, X head_dim.
 
-# On an H200, PyTorch would choose cuDNN's attention, which plans for 22 ms at each new number of keys: at every token of
-# decoding. FlashAttention does not, and takes as long in training.
+# On an H200, PyTorch would choose cuDNN's attention, which plans for 22 ms at each new number of keys, and so for every
+# token of decoding. FlashAttention does not, and takes as long in training.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +14,11 @@ from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import generate_speculative
+from nemotron.stack.quantization.fp8 import train_in_fp8
 from nemotron.stack.quantization.nvfp4 import Scales, quantize_nvfp4
+from nemotron.stack.quantization.nvfp4_training import Nvfp4Run, train_in_nvfp4
 from nemotron.stack.serving.engine import Engine, Limits, Sampling
+from nemotron.stack.training.distributed import use_one_order_of_sums
 from nemotron.stack.training.losses import mtp_loss, next_token_loss
 from nemotron.stack.training.optim import build_optimizer
 
@@ -56,17 +59,36 @@ def test_updates_are_those_of_the_cpu(model: NemotronH) -> None:
     torch.testing.assert_close(found_weights, weights, rtol=1e-7, atol=1e-9)
 
 
-def test_updates_have_the_same_bits_each_time(small_model: Callable[..., NemotronH]) -> None:
-    """In bf16, on shapes that take the kernels of a real run: what a resumed run relies on."""
+@pytest.fixture
+def one_order() -> Iterator[None]:
+    """As every training script has it. PyTorch also says so where an operation has no fixed order on a GPU."""
+    use_one_order_of_sums()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("one_order")
+@pytest.mark.parametrize("precision", ["bf16", "FP8", "NVFP4"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_updates_have_the_same_bits_each_time(
+    small_model: Callable[..., NemotronH], precision: str, packed: bool
+) -> None:
+    """On shapes that take the kernels of a real run: what a resumed run relies on."""
     sizes = {"hidden_size": 128, "head_dim": 32, "mamba_head_dim": 32, "ssm_state_size": 32, "chunk_size": 64}
-    ids = torch.randint(61, (4, 8, 513), generator=torch.Generator().manual_seed(0)).cuda()
+    ids = torch.randint(61, (3, 4, 257), generator=torch.Generator().manual_seed(0)).cuda()
+    seq_idx = torch.arange(256).div(100, rounding_mode="floor").expand(4, -1).cuda() if packed else None
     digests = set()
-    for _ in range(3):
-        model = small_model("MEM*EME-", 1, **sizes, moe_intermediate_size=64).cuda().train()
+    for _ in range(2):
+        model = small_model("M*-M*-" if precision == "FP8" else "MEM*EME-", 1, **sizes, moe_intermediate_size=64)
+        if precision == "FP8":
+            train_in_fp8(model, 0, 0)
+        elif precision == "NVFP4":
+            train_in_nvfp4(model, Nvfp4Run(0, 0), None, 0, 0)
+        model.cuda().train()
         optimizer = build_optimizer(model, ADAMW)
         for rows in ids:
             with torch.autocast("cuda", torch.bfloat16):
-                logits = model(rows[:, :-1]).logits
+                logits = model(rows[:, :-1], seq_idx).logits
             next_token_loss(logits, rows[:, 1:]).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -156,11 +156,12 @@ def _train(entry: Path, seed: int, budget: float, folder: Path) -> float:
         most = math.ceil(1.2 * budget) + 10  # counted in ticks, coarser than what is reported: only ends what goes on
         resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
 
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")  # more would only use the budget up
+    # More threads would only use the budget up, and a GPU would not: its time is no processor's.
+    settings = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = bench_research_entry.__file__
     process = subprocess.Popen(
         [sys.executable, script, str(entry.absolute()), str(folder), str(seed), str(budget)],
-        env=os.environ | threads, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=limit,
+        env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=limit,
     )  # fmt: skip
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

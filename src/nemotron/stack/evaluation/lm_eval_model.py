@@ -126,8 +126,8 @@ class NemotronLM(TemplateLM):
             with torch.inference_mode():
                 logits_TV = self.model(ids_NL[:, :-1], None, asked_NL[:, 1:]).logits
                 labels_T = ids_NL[:, 1:][asked_NL[:, 1:]]
-                losses_T = token_losses(logits_TV[None], labels_T[None])[0].double()
-                likeliest_T = logits_TV.argmax(-1) == labels_T
+                losses_T = token_losses(logits_TV[None], labels_T[None])[0].double().cpu()
+                likeliest_T = (logits_TV.argmax(-1) == labels_T).cpu()
             counts = asked_NL.sum(1).tolist()
             for row, losses, likeliest in zip(rows, losses_T.split(counts), likeliest_T.split(counts), strict=True):
                 results[row] = (-float(losses.sum()), bool(likeliest.all()))

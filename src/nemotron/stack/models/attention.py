@@ -81,6 +81,10 @@ def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) -> Tensor:
     """`scaled_dot_product_attention` [B, A, L, X], causal without a mask."""
     q, k, v = (t.to(attention_dtype(t.dtype, t.device)) for t in (q_BALX, k_BJLX, v_BJLX))
+    if k.device.type == "cuda" and (mask is not None or k.dtype == torch.float32):
+        # FlashAttention takes neither. What does take them shares no keys; without it all scores would be in memory.
+        copies = q.shape[1] // k.shape[1]
+        k, v = (t.unsqueeze(2).expand(-1, -1, copies, -1, -1).flatten(1, 2) for t in (k, v))
     with torch.autocast("cpu", enabled=False):
         out_BALX = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     return out_BALX.to(q_BALX.dtype)

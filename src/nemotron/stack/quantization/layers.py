@@ -219,12 +219,12 @@ def straight_through(rounding: Rounding) -> Rounding:
 
 def fp8_rounding(scale: Tensor) -> Rounding:
     """E4M3 with a static scale; values beyond 448 times it saturate."""
-    return straight_through(lambda x: fake_fp8(x, scale=scale.to(x.device)))
+    return straight_through(lambda x: fake_fp8(x, scale=scale))
 
 
 def nvfp4_rounding(global_scale: Tensor) -> Rounding:
     """E2M1 with a static global scale and, for each block of 16, the scale of its largest value."""
-    return straight_through(lambda x: fake_nvfp4(x, global_scale=global_scale.to(x.device)))
+    return straight_through(lambda x: fake_nvfp4(x, global_scale=global_scale))
 
 
 def operands(model: NemotronH) -> Iterator[tuple[str, nn.Module, str]]:
@@ -240,15 +240,19 @@ def operands(model: NemotronH) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def round_activations(model: NemotronH, quantization: Quantization) -> None:
-    """Let the model round what it multiplies, keeps as keys and values, and keeps as state, as the plan says."""
+    """Let the model round what it multiplies, keeps as keys and values, and keeps as state, as the plan says.
+
+    The model stays on the device where it is.
+    """
+    device = model.lm_head.weight.device
     for name, module, attribute in operands(model):
         if (scale := quantization.input_scales.get(name)) is not None:
             rounding = fp8_rounding if quantization.plan[name] == "FP8" else nvfp4_rounding
-            setattr(module, attribute, rounding(scale))
+            setattr(module, attribute, rounding(scale.to(device)))
     for name, scale in quantization.kv_scales.items():
         linear = model.get_submodule(name)
         assert isinstance(linear, Linear)
-        linear.round_output = fp8_rounding(scale)
+        linear.round_output = fp8_rounding(scale.to(device))
     for block in model.blocks():
         if isinstance(block.mixer, Mamba2) and quantization.ssm_state != "FP32":
             block.mixer.round_state = state_rounding(quantization.ssm_state, block.mixer.A_log.device)

@@ -189,7 +189,7 @@ def choose(
             held = list(masks)
             kept_B[held], remaining_BV[held] = 0, p_BTV[held, 0]
         tokens_BT = torch.cat([drafts_Bk, drafts_Bk.new_zeros(len(drafts_Bk), 1)], dim=1)
-        tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw(remaining_BV, uniforms[:, -1].tolist()))
+        tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw(remaining_BV, [uniforms_T[-1] for uniforms_T in uniforms_BT]))
     return kept_B.tolist(), tokens_BT.tolist()
 
 

@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -63,18 +64,34 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 def start_distributed() -> Ranks:
     """Join the process group that torchrun describes in the environment; alone without one.
 
-    A CUDA device per local rank where there is one, with NCCL; else CPU with gloo.
+    A CUDA device per local rank where there is one, with NCCL; else CPU with gloo. UserError: more ranks than devices.
     """
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
+        if local_rank >= (count := torch.cuda.device_count()):
+            raise UserError(
+                f"process {local_rank} of this machine has no GPU of its own: PyTorch sees {count}",
+                f"torchrun --nproc-per-node {count}, run.processes={count}, or CUDA_VISIBLE_DEVICES= for the CPU",
+            )
         torch.cuda.set_device(device)
+        use_one_order_of_sums()
     if world_size > 1:
-        dist.init_process_group("nccl" if cuda else "gloo")
+        # Ranks wait for the slowest one's answers and tests; NCCL's own limit is ten minutes, gloo's is this.
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
         if not cuda:  # a sharded model keeps the group for as long as a script holds it
             atexit.register(stop_distributed)
     return Ranks(rank, world_size, device)
+
+
+def use_one_order_of_sums() -> None:
+    """Let a GPU add up in the same order each time, as a CPU does: else the gradient of attention, summed by atomic
+    additions, differs from run to run, and a resumed run ends with other weights."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it PyTorch refuses to multiply
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # that is for finding mistakes, and takes time
 
 
 def stop_distributed() -> None:

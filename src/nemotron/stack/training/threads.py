@@ -28,16 +28,11 @@ MARGIN = 0.95  # the other number has to be faster by this much
 
 
 def fix_order_of_sums() -> None:
-    """Let MKL add up in one order on any number of threads ("strict" conditional numerical reproducibility), and a GPU
-    in the same order each time: else attention's gradient, summed by atomic additions, differs from run to run.
+    """Let MKL add up in one order on any number of threads ("strict" conditional numerical reproducibility).
 
-    MKL and cuBLAS read their variables at the first product: call this before. A value that is set already stays.
+    MKL reads the variable at its first product: call this before. A value that is set already stays.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-    if torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it PyTorch refuses to multiply
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # it finds mistakes, and takes time
 
 
 def has_fixed_gradients(model: NemotronH, shape: tuple[int, int], packed: bool, autocast: torch.autocast) -> bool:

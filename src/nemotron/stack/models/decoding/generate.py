@@ -143,6 +143,7 @@ def generate(
                 rows, next_B, finished_B, progress_B = rows[keep], next_B[keep], finished_B[keep], progress_B[keep]
                 cache.keep_rows(keep)
             logits_BV = step(model, next_B, cache)
+        cache.step = None  # which holds the cache: the memory of both comes back now
     finally:
         if was_training:
             model.train()

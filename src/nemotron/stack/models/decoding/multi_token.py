@@ -123,8 +123,10 @@ class CachedStack:
 
     def accept(self, counts: Sequence[int]) -> None:
         """The first `counts` (0 .. `num_pending`) of each row's pending tokens are settled, the others forgotten."""
+        counts_B = torch.tensor(counts, device=self.prompt_mask_BL.device)
+        same = counts[0] if counts.count(counts[0]) == len(counts) else None
         for states in self.pending_states:
-            states.accept(counts)
+            states.accept(counts_B, same)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.num_pending = 0
 
@@ -270,18 +272,20 @@ class PendingStates:
         """Whether a token that was read stays."""
         return len(self.ssm) == 1
 
-    def accept(self, counts: Sequence[int]) -> None:
-        """The states after `counts` pending tokens of each row become those before the next one."""
+    def accept(self, counts_B: Tensor, same: int | None) -> None:
+        """The states after `counts` pending tokens of each row become those before the next one.
+
+        same: the number, where it is that of all rows.
+        """
         if self.in_place:
             return
         width = self.conv.shape[1] - (len(self.ssm) - 1)
-        if counts.count(counts[0]) == len(counts):
-            if count := counts[0]:
-                self.ssm[0] = self.ssm[count]
-                self.conv[:, :width] = self.conv[:, count : count + width].clone()
+        if same is not None:
+            if same:
+                self.ssm[0] = self.ssm[same]
+                self.conv[:, :width] = self.conv[:, same : same + width].clone()
             return
-        counts_B = torch.tensor(counts, device=self.ssm.device)
-        rows_B = torch.arange(len(counts), device=self.ssm.device)
+        rows_B = torch.arange(len(counts_B), device=self.ssm.device)
         self.ssm[0] = self.ssm[counts_B, rows_B]
         kept_BK = counts_B.unsqueeze(1) + torch.arange(width, device=self.ssm.device)
         self.conv[:, :width] = self.conv[rows_B.unsqueeze(1), kept_BK]

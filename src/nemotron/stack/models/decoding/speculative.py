@@ -96,14 +96,14 @@ def generate_speculative(
     if not prompts or max_new_tokens <= 0:
         return result, acceptance
     stops = set(stop_token_ids)
+    capacity = input_ids_BL.shape[1] + max_new_tokens + k  # a row that wants one more token still verifies k drafts
+    trunk, drafter = Trunk(model, is_token_BL, capacity, k), Drafter(model, is_token_BL, capacity, k)
 
     was_training = model.training
     if was_training:  # every module's flag: at the size of a laptop a part of what a short answer costs
         model.eval()
     try:
         # ---- read the prompts: the trunk, its first token, then the drafter, one token behind
-        capacity = input_ids_BL.shape[1] + max_new_tokens + k  # a row that wants one more token still verifies k drafts
-        trunk, drafter = Trunk(model, is_token_BL, capacity, k), Drafter(model, is_token_BL, capacity, k)
         hidden_BLD = trunk.read(input_ids_BL)
         logits_B1V = at_least_fp32(model.lm_head(hidden_BLD[:, -1:]))
         newest_B1, _ = _draw(logits_B1V[:, 0], temperature, generator)
@@ -140,6 +140,8 @@ def generate_speculative(
             if any(live):
                 drafter.settle(tokens_BT, hidden_BTD, counts)
     finally:
+        for stack in (trunk.stack, drafter.stack):
+            stack.steps.clear()  # they hold the stack: the memory of both comes back now
         if was_training:
             model.train()
     for row, tokens in enumerate(result.tokens):

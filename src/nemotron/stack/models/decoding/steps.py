@@ -300,12 +300,12 @@ def prepare_experts(experts: Experts) -> ExpertStep:
 
     def step(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         x_TD, num_experts = rounded(x_TD, round_input).to(up_EFD.dtype), len(up_EFD)
-        if len(x_TD) == 1:
+        if len(x_TD) == 1 and x_TD.device.type == "cpu":
             y_KD = torch.cat([one(x_TD, index) for index in chosen_TK[0].tolist()])
             return (weights_TK @ at_least_fp32(y_KD)).to(x_TD.dtype)
-        # An expert has few rows: on a CPU one product of all takes as little as half the time of one for each.
+        # An expert has few rows: one product of all takes as little as half the time of one for each, also on a CPU.
         multiple, way = row_padding(x_TD, chosen_TK.numel() // num_experts, up_EFD.shape[1])
-        rows = dispatch(chosen_TK, num_experts, multiple, "batched" if x_TD.device.type == "cpu" else way)
+        rows = dispatch(chosen_TK, num_experts, multiple, way if way == "grouped" else "batched")
         active_SF = rows.products(x_TD.index_select(0, rows.token_S), up_EFD).relu_().square_()
         return weighted_sum(rows.products(rounded(active_SF, round_active), down_EDF), rows.slot_TK, weights_TK)
 

@@ -120,7 +120,10 @@ class ExpertRows:
         if self.capacity:
             return torch.bmm(self._by_expert(dy_SO).transpose(1, 2), self._by_expert(x_SI))
         if self.ends_E is not None:
-            return F.grouped_mm(dy_SO.T, x_SI, offs=self.ends_E)
+            dw_EOI = F.grouped_mm(dy_SO.T, x_SI, offs=self.ends_E)
+            # On Blackwell, PyTorch 2.10 leaves in memory what was there of an expert without rows (pytorch#172439).
+            is_empty_E = self.ends_E.diff(prepend=self.ends_E.new_zeros(1)) == 0
+            return dw_EOI.masked_fill_(is_empty_E.view(-1, 1, 1), 0)
         dw_EOI = x_SI.new_zeros(self.num_experts, dy_SO.shape[1], x_SI.shape[1])
         for expert, rows in self.slices:
             matmul_nt(dy_SO[rows].T, x_SI[rows].T, dw_EOI[expert], self.onednn)
@@ -169,14 +172,16 @@ def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, way: Way) ->
     """Rows sorted by expert, one's behind another's."""
     expert_R = chosen_TK.flatten()
     order_R = expert_R.argsort(stable=True)
-    counts_E = torch.bincount(expert_R, minlength=num_experts)
+    # Where each expert's rows end: `bincount` would ask the device how many experts there are.
+    last_E = torch.searchsorted(expert_R[order_R], torch.arange(num_experts, device=expert_R.device), right=True)
+    counts_E = last_E.diff(prepend=last_E.new_zeros(1))
     padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
     # How far padding has moved an expert's first row.
     moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
     slot_R = torch.empty_like(order_R)
     slot_R[order_R] = torch.arange(len(order_R), device=order_R.device) + moved_E[expert_R[order_R]]
     if way == "grouped":  # without asking the device for a number: nothing waits for it
-        ends_E = padded_E.cumsum(0).int()
+        ends_E = padded_E.cumsum(0, dtype=torch.int32)
         return ExpertRows(num_experts, *_slots(slot_R, len(slot_R), chosen_TK), [], ends_E=ends_E)
     slices, start = [], 0
     for expert, count in enumerate(padded_E.tolist()):

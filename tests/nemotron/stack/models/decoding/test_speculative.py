@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding import speculative
+from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.decoding.speculative import Drafter, generate_speculative
@@ -378,3 +380,17 @@ def test_bad_settings_are_refused(
 def test_a_model_without_the_block_is_refused(make_model: Callable[..., NemotronH]) -> None:
     with pytest.raises(ValueError, match="num_nextn_predict_layers"):
         generate_speculative(make_model("M"), [[1]], 4)
+
+
+def test_no_memory_outlives_a_generation(make_model: Callable[..., NemotronH]) -> None:
+    """What decodes is functions that hold the cache, and the cache holds them: on a GPU nobody would collect that."""
+    model = make_model("M*E-", **WITH_MTP)
+    gc.collect()
+    gc.disable()
+    try:
+        generate(model, [[1, 2, 3]], 4, stop_token_ids=())
+        generate_speculative(model, [[1, 2, 3]], 4, 2, stop_token_ids=())
+        left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, Cache | CachedStack)]
+    finally:
+        gc.enable()
+    assert left == []

@@ -1,4 +1,4 @@
-"""No test depends on where the person who runs it keeps outputs, artifacts and profiles, nor on a clock.
+"""No test depends on where the person who runs it keeps outputs, artifacts and profiles, on a GPU, nor on a clock.
 
 Subprocesses of tests import the code of this checkout.
 """
@@ -25,6 +25,14 @@ sys.dont_write_bytecode = False
 
 # Where a shell started the tests in the background, they and their subprocesses would ignore Ctrl-C, which some test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests and their processes compute on the CPU, whatever the machine has: all but `pytest -m gpu`, and `-m cluster`,
+    where engines hand out GPUs that are pretended."""
+    if config.option.markexpr not in ("gpu", "cluster"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")

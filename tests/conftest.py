@@ -28,9 +28,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests and their processes compute on the CPU, whatever the machine has: all but `pytest -m gpu`, and `-m cluster`,
-    where engines hand out GPUs that are pretended."""
-    if config.option.markexpr not in ("gpu", "cluster"):
+    """Tests and their subprocesses compute on the CPU, whatever the machine has, but for `pytest -m gpu`."""
+    if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

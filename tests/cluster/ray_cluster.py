@@ -66,7 +66,7 @@ def start(root: Path) -> RayCluster:
     gcs, dashboard, client, agent, agent_grpc, metrics, runtime_env = free_ports(7)
     settings = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
     secret = ("CLUSTER_TEST_SECRET", secrets.token_hex(16))
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "RUNSPEC_"))}
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "RUNSPEC_", "CUDA_"))}
     # Jobs start with the node's PATH: `python` is the one of these tests.
     path = f"{Path(sys.executable).parent}:{ours.get('PATH', '')}"
     head = [

@@ -152,7 +152,9 @@ class Slurm:
         self.root = root
         self.conf = root / "slurm.conf"
         self.env = {
-            key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("SLURM_", "SBATCH_", "SRUN_", "CUDA_"))
         }
         self.env |= {"SLURM_CONF": str(self.conf), "PATH": f"{os.environ.get('PATH', '')}:{SBIN}"}
         self.logs = root / "logs"

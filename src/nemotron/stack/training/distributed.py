@@ -91,7 +91,7 @@ def use_one_order_of_sums() -> None:
     additions, differs from run to run, and a resumed run ends with other weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it PyTorch refuses to multiply
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # that is for finding mistakes, and takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # to find mistakes, and slow
 
 
 def stop_distributed() -> None:

@@ -27,12 +27,13 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help demo test test-all test-cluster test-ecosystem contracts docs docs-serve lint format install install-dev clean
+.PHONY: help demo test test-gpu test-all test-cluster test-ecosystem contracts docs docs-serve lint format install install-dev clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train, evaluate and report a small Nemotron 3 Nano on this machine"
 	@echo "make test      run the tests;  make test-all  also the slow ones"
+	@echo "make test-gpu   tests on a CUDA GPU; needs a build of torch for it"
 	@echo "make test-cluster   tests on a real Slurm, sshd and Ray here; as root on Debian or Ubuntu, whose packages it installs"
 	@echo "make test-ecosystem   tests on NeMo Gym and five more libraries, which it installs (8.4 GB); a Python 3.12 or 3.13"
 	@echo "make contracts   the published-size scripts and configs against the sources of the libraries that they call"
@@ -49,6 +50,9 @@ test: $(VENV)/installed-dev
 
 test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 
 # Also replaces four packages of .venv by the older ones that nemo-run wants (constraints-cluster.txt).
 test-cluster: $(VENV)/installed-cluster $(SKYPILOT)/installed

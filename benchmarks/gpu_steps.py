@@ -26,11 +26,12 @@ from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.recipes.nano3 import stage0_pretrain
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding import steps
 from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.kernels import experts
 from nemotron.stack.models.published.config_json import config_from_dict
-from nemotron.stack.training.distributed import use_one_order_of_sums
+from nemotron.stack.training.distributed import use_deterministic_cuda
 from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.losses import next_token_loss
 from nemotron.stack.training.matmul_peak import measure_peak_flops
@@ -44,19 +45,18 @@ Ways = dict[str, Callable[[], contextlib.AbstractContextManager[object]]]
 @contextlib.contextmanager
 def any_order() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True)
 
 
-@contextlib.contextmanager
-def cudnn() -> Iterator[None]:
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(False)
+def cudnn() -> contextlib.AbstractContextManager[object]:
+    return mock.patch.object(steps, "without_cudnn", lambda device: contextlib.nullcontext())
 
 
 def one_by_one() -> contextlib.AbstractContextManager[object]:
-    return mock.patch.object(experts, "row_padding", lambda *of: (1, "single"))
+    return mock.patch.object(experts, "choose_implementation", lambda *of: (1, "eager"))
 
 
 def compare(label: str, run: Callable[[], int], ways: Ways, rounds: int, device: str) -> float:
@@ -91,7 +91,7 @@ def main() -> None:
     device, rounds = args.device, args.rounds
     rows, length, decoded = (32, 1024, (64, 2048)) if device == "cuda" else (1, 128, (4,))
 
-    use_one_order_of_sums()
+    use_deterministic_cuda()
     torch.manual_seed(0)
     config = config_from_dict(ModelConfig.model_validate(yaml.safe_load(SMALL.read_text())["model"]).model_dump())
     model = NemotronH(config).to(device).train()
@@ -120,6 +120,7 @@ def main() -> None:
     print(f"{rate:,.0f} tokens/s, {share:.0%} of {peak / 1e12:.1f} TFLOP/s, the matmul peak measured in this run")
 
     model.eval()
+    torch.use_deterministic_algorithms(False)  # in a session they are on, and cuDNN is off
     attention: Ways = {"as it is": contextlib.nullcontext, "with cuDNN's attention": cudnn}
     capacity = PROMPT_TOKENS + NEW_TOKENS * (1 + rounds) * len(attention)
     for count in decoded:

@@ -23,7 +23,7 @@ import torch
 from models import machine
 from process import restart_with_cpu_settings
 
-from nemotron.stack.models.kernels.experts import dispatch, row_padding
+from nemotron.stack.models.kernels.experts import choose_implementation, dispatch
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN, matmul_nt
 
 EXPERTS, WIDTH = 16, 128
@@ -68,9 +68,9 @@ def main() -> None:
         dtype = torch.bfloat16 if rows >= 16 else torch.float32  # as training and decoding have them
         x, weight = torch.randn(EXPERTS * rows, WIDTH), torch.randn(EXPERTS, WIDTH, WIDTH)
         chosen = torch.arange(EXPERTS).repeat_interleave(rows).unsqueeze(1)  # every expert gets as many
-        singly = dispatch(chosen, EXPERTS, *row_padding(x, rows, WIDTH))
-        multiple, _ = row_padding(x.to(dtype), rows, WIDTH)
-        batched = dispatch(chosen, EXPERTS, multiple, "batched")
+        singly = dispatch(chosen, EXPERTS, *choose_implementation(x, rows, WIDTH))
+        multiple, _ = choose_implementation(x.to(dtype), rows, WIDTH)
+        batched = dispatch(chosen, EXPERTS, multiple, "batched_mm")
         calls = (partial(singly.products, x, weight), partial(batched.products, x.to(dtype), weight.to(dtype)))
         best = [float("inf"), float("inf")]
         for _ in range(40):

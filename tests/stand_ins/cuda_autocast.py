@@ -1,6 +1,7 @@
 """Autocast as a CUDA GPU has it, on a CPU, whose own leaves all but products in the dtype that they come in.
 
-What it cannot show is arithmetic; what it shows are operations that suddenly return fp32, or refuse mixed operands.
+It shows operations that suddenly return fp32, and what they are then mixed with. It does not show arithmetic, nor the
+operations that bring their operands to one dtype there (`addcmul`, `index_put`, `scatter_add`).
 """
 
 from __future__ import annotations

@@ -5,20 +5,18 @@ Next: `mamba2.py`.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.kernels.linear import Linear
 
 # Shapes: B batch, L length, D hidden, A query heads, J key/value heads, X head_dim.
-
-# On an H200, PyTorch would choose cuDNN's attention, which plans for 22 ms at each new number of keys, and so for every
-# token of decoding. FlashAttention does not, and takes as long in training.
-torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @dataclass
@@ -78,14 +76,25 @@ def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
 
 
+def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
+    """Around attention: PyTorch would choose cuDNN's on an H200, which plans for 22 ms at each new number of keys.
+
+    In decoding that is every token.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) -> Tensor:
     """`scaled_dot_product_attention` [B, A, L, X], causal without a mask."""
     q, k, v = (t.to(attention_dtype(t.dtype, t.device)) for t in (q_BALX, k_BJLX, v_BJLX))
     if k.device.type == "cuda" and (mask is not None or k.dtype == torch.float32):
-        # FlashAttention takes neither. What does take them shares no keys; without it all scores would be in memory.
+        # FlashAttention takes neither; memory-efficient attention does, but shares no keys among heads. Without either
+        # all scores would be in memory.
         copies = q.shape[1] // k.shape[1]
         k, v = (t.unsqueeze(2).expand(-1, -1, copies, -1, -1).flatten(1, 2) for t in (k, v))
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False), without_cudnn(k.device):
         out_BALX = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     return out_BALX.to(q_BALX.dtype)
 

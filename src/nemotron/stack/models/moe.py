@@ -50,6 +50,7 @@ class Router(nn.Module):
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * self.scaling_factor
         if self.training and self.counts_load:
             chosen_R = chosen_TK.flatten()
+            # Not `bincount`, which on a GPU has no fixed order where it is given weights.
             counts_R = torch.ones_like(chosen_R) if counts_T is None else counts_T.repeat_interleave(self.top_k)
             self.expert_load.index_add_(0, chosen_R, counts_R)
         return weights_TK, chosen_TK, scores_TE
@@ -99,7 +100,7 @@ class Experts(nn.Module):
         x_TD = rounded(x_TD, self.round_input)
         up_EFD: Tensor = self.up_proj
         down_EDF: Tensor = self.down_proj
-        if torch.is_autocast_enabled(device):  # the function has its own gradient: it casts nothing
+        if torch.is_autocast_enabled(device):  # it is off below
             dtype = torch.get_autocast_dtype(device)
             x_TD, up_EFD, down_EDF = x_TD.to(dtype), up_EFD.to(dtype), down_EDF.to(dtype)
         with torch.autocast(device, enabled=False):  # on a GPU it would square in fp32

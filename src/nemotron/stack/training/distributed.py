@@ -77,7 +77,6 @@ def start_distributed() -> Ranks:
                 f"torchrun --nproc-per-node {count}, run.processes={count}, or CUDA_VISIBLE_DEVICES= for the CPU",
             )
         torch.cuda.set_device(device)
-        use_one_order_of_sums()
     if world_size > 1:
         # Ranks wait for the slowest one's answers and tests; NCCL's own limit is ten minutes, gloo's is this.
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
@@ -86,8 +85,8 @@ def start_distributed() -> Ranks:
     return Ranks(rank, world_size, device)
 
 
-def use_one_order_of_sums() -> None:
-    """Let a GPU add up in the same order each time, as a CPU does: else the gradient of attention, summed by atomic
+def use_deterministic_cuda() -> None:
+    """Let GPUs add up in the same order each time, as a CPU does: else the gradient of attention, summed by atomic
     additions, differs from run to run, and a resumed run ends with other weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it PyTorch refuses to multiply
     torch.use_deterministic_algorithms(True)

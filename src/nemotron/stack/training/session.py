@@ -35,7 +35,7 @@ from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.kit.trackers import open_mirrors
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.checkpoint import Checkpoints, Restored
-from nemotron.stack.training.distributed import Ranks, any_rank, from_rank_0, start_distributed
+from nemotron.stack.training.distributed import Ranks, any_rank, from_rank_0, start_distributed, use_deterministic_cuda
 from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.precision import multiplies_bf16
 from nemotron.stack.training.threads import Threads, fix_order_of_sums, has_fixed_gradients
@@ -57,6 +57,8 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
     """Join the other ranks, open the run of `script`, and listen to signals for as long as the `with` block lasts."""
     fix_order_of_sums()
     ranks = start_distributed()
+    if ranks.device.type == "cuda":
+        use_deterministic_cuda()
     settings = cfg.checkpoint
     with (
         open_run(cfg, script=script) as run,

@@ -61,6 +61,14 @@ def test_what_does_not_divide_among_the_ranks_is_refused() -> None:
         Ranks(0, 2, torch.device("cpu")).check_divides("train.global_batch_size", 5)
 
 
+def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UserError, match="process 1 of this machine has no GPU of its own: PyTorch sees 1"):
+        start_distributed()
+
+
 def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
     """And leave: threads of Gloo that run on, as a module that keeps the group makes them, abort a process at its end.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.nemotron_h import NemotronH
@@ -105,6 +106,7 @@ def generate(
     if not prompts or max_new_tokens <= 0:
         return result
 
+    cache: Cache | None = None
     was_training = model.training
     if was_training:  # every module's flag: at the size of a laptop a part of what a short answer costs
         model.eval()
@@ -143,8 +145,9 @@ def generate(
                 rows, next_B, finished_B, progress_B = rows[keep], next_B[keep], finished_B[keep], progress_B[keep]
                 cache.keep_rows(keep)
             logits_BV = step(model, next_B, cache)
-        cache.step = None  # which holds the cache: the memory of both comes back now
     finally:
+        if cache is not None:
+            cache.step = None  # which holds the cache: the memory of both comes back now
         if was_training:
             model.train()
 
@@ -186,6 +189,7 @@ def generate_tokens(
     Raises ValueError for an empty prompt.
     """
     input_ids_BL, is_token_BL = pad_left([prompt], model.lm_head.weight.device)
+    cache: Cache | None = None
     was_training = model.training
     if was_training:
         model.eval()
@@ -206,6 +210,8 @@ def generate_tokens(
             with torch.inference_mode():
                 logits_BV = step(model, next_B, cache)
     finally:
+        if cache is not None:
+            cache.step = None  # which holds the cache: the memory of both comes back now
         if was_training:
             model.train()
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention, AttentionCache, attention_dtype, packing_mask
+from nemotron.stack.models.attention import Attention, AttentionCache, attention_dtype, packing_mask, without_cudnn
 from nemotron.stack.models.block import Block
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.decoding.cache import Cache
@@ -123,10 +123,10 @@ class CachedStack:
 
     def accept(self, counts: Sequence[int]) -> None:
         """The first `counts` (0 .. `num_pending`) of each row's pending tokens are settled, the others forgotten."""
-        counts_B = torch.tensor(counts, device=self.prompt_mask_BL.device)
-        same = counts[0] if counts.count(counts[0]) == len(counts) else None
+        is_same = counts.count(counts[0]) == len(counts)
+        kept = counts[0] if is_same else torch.tensor(counts, device=self.prompt_mask_BL.device)
         for states in self.pending_states:
-            states.accept(counts_B, same)
+            states.accept(kept)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.num_pending = 0
 
@@ -232,12 +232,13 @@ def prepare_attention(mixer: Attention, state: AttentionCache, stack: CachedStac
         if mask is not None:
             mask = mask.repeat(*[1] * (mask.dim() - 2), group, 1)
         q_BJaTX = q.view(-1, num_tokens, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-        out_BJRX = F.scaled_dot_product_attention(
-            q_BJaTX.flatten(2, 3).to(state.k.dtype),
-            state.k[:, :, : window.num_slots],
-            state.v[:, :, : window.num_slots],
-            attn_mask=mask,
-        )
+        with without_cudnn(state.k.device):
+            out_BJRX = F.scaled_dot_product_attention(
+                q_BJaTX.flatten(2, 3).to(state.k.dtype),
+                state.k[:, :, : window.num_slots],
+                state.v[:, :, : window.num_slots],
+                attn_mask=mask,
+            )
         out_BTJaX = out_BJRX.unflatten(2, (group, num_tokens)).permute(0, 3, 1, 2, 4)
         return o_proj(out_BTJaX.reshape(-1, heads * head_dim))
 
@@ -272,23 +273,20 @@ class PendingStates:
         """Whether a token that was read stays."""
         return len(self.ssm) == 1
 
-    def accept(self, counts_B: Tensor, same: int | None) -> None:
-        """The states after `counts` pending tokens of each row become those before the next one.
-
-        same: the number, where it is that of all rows.
-        """
+    def accept(self, kept: int | Tensor) -> None:
+        """The states after `kept` pending tokens, of all rows or int64 [B], become those before the next one."""
         if self.in_place:
             return
         width = self.conv.shape[1] - (len(self.ssm) - 1)
-        if same is not None:
-            if same:
-                self.ssm[0] = self.ssm[same]
-                self.conv[:, :width] = self.conv[:, same : same + width].clone()
+        if isinstance(kept, int):
+            if kept:
+                self.ssm[0] = self.ssm[kept]
+                self.conv[:, :width] = self.conv[:, kept : kept + width].clone()
             return
-        rows_B = torch.arange(len(counts_B), device=self.ssm.device)
-        self.ssm[0] = self.ssm[counts_B, rows_B]
-        kept_BK = counts_B.unsqueeze(1) + torch.arange(width, device=self.ssm.device)
-        self.conv[:, :width] = self.conv[rows_B.unsqueeze(1), kept_BK]
+        rows_B = torch.arange(len(kept), device=self.ssm.device)
+        self.ssm[0] = self.ssm[kept, rows_B]
+        inputs_BK = kept.unsqueeze(1) + torch.arange(width, device=self.ssm.device)
+        self.conv[:, :width] = self.conv[rows_B.unsqueeze(1), inputs_BK]
 
     def keep_rows(self, rows_B: Tensor) -> None:
         """Drop every row but `rows` (int64 [B'])."""

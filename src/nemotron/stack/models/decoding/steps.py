@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.attention import Attention, AttentionCache
+from nemotron.stack.models.attention import Attention, AttentionCache, without_cudnn
 from nemotron.stack.models.decoding.cache import Cache
-from nemotron.stack.models.kernels.experts import dispatch, row_padding, weighted_sum
+from nemotron.stack.models.kernels.experts import choose_implementation, dispatch, weighted_sum
 from nemotron.stack.models.kernels.linear import Rounding, matmul_nt, onednn_serves, rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
@@ -236,12 +236,13 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
         state.k[:, :, slot] = k.view(-1, kv_heads, head_dim)
         state.v[:, :, slot] = v.view(-1, kv_heads, head_dim)
         mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, : slot + 1]
-        out_BJaX = F.scaled_dot_product_attention(
-            q.view(-1, kv_heads, heads // kv_heads, head_dim).to(state.k.dtype),
-            state.k[:, :, : slot + 1],
-            state.v[:, :, : slot + 1],
-            attn_mask=mask,
-        )
+        with without_cudnn(state.k.device):
+            out_BJaX = F.scaled_dot_product_attention(
+                q.view(-1, kv_heads, heads // kv_heads, head_dim).to(state.k.dtype),
+                state.k[:, :, : slot + 1],
+                state.v[:, :, : slot + 1],
+                attn_mask=mask,
+            )
         return o_proj(out_BJaX.reshape(-1, heads * head_dim))
 
     return step
@@ -304,8 +305,9 @@ def prepare_experts(experts: Experts) -> ExpertStep:
             y_KD = torch.cat([one(x_TD, index) for index in chosen_TK[0].tolist()])
             return (weights_TK @ at_least_fp32(y_KD)).to(x_TD.dtype)
         # An expert has few rows: one product of all takes as little as half the time of one for each, also on a CPU.
-        multiple, way = row_padding(x_TD, chosen_TK.numel() // num_experts, up_EFD.shape[1])
-        rows = dispatch(chosen_TK, num_experts, multiple, way if way == "grouped" else "batched")
+        multiple, implementation = choose_implementation(x_TD, chosen_TK.numel() // num_experts, up_EFD.shape[1])
+        implementation = "grouped_mm" if implementation == "grouped_mm" else "batched_mm"
+        rows = dispatch(chosen_TK, num_experts, multiple, implementation)
         active_SF = rows.products(x_TD.index_select(0, rows.token_S), up_EFD).relu_().square_()
         return weighted_sum(rows.products(rounded(active_SF, round_active), down_EDF), rows.slot_TK, weights_TK)
 

@@ -22,8 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from nemotron.stack.models.kernels.linear import ROW_MULTIPLE, Rounding, matmul_nt, onednn_serves, rounded
 
-# How the experts' products are computed: one by one, in a batch of equally many rows, or as PyTorch's grouped product.
-Way = Literal["single", "batched", "grouped"]
+# How the experts' products are computed, by transformers' names: one by one ("eager"), as a batch of equally many rows,
+# or as PyTorch's grouped product.
+Implementation = Literal["eager", "batched_mm", "grouped_mm"]
 # Of a batched product: each expert's rows are a multiple; those of all are at most so many times as without batching.
 BATCHED_MULTIPLE, MAX_PADDING = 16, 3
 
@@ -48,11 +49,11 @@ class RoutedExperts(torch.autograd.Function):
         round_active: Rounding | None,
     ) -> Tensor:  # fmt: skip
         num_experts, width, _ = up_EFD.shape
-        rows = dispatch(chosen_TK, num_experts, *row_padding(x_TD, chosen_TK.numel() // num_experts, width))
+        rows = dispatch(chosen_TK, num_experts, *choose_implementation(x_TD, chosen_TK.numel() // num_experts, width))
         slot_TK, token_S = rows.slot_TK, rows.token_S
         x_SD = x_TD.index_select(0, token_S)  # copies whole rows; x_TD[token_S] takes three times as long
         relu_SF = rows.products(x_SD, up_EFD).relu_()
-        active_SF = rounded(relu_SF.square(), round_active)
+        active_SF = rounded(relu_SF * relu_SF, round_active)
         y_SD = rows.products(active_SF, down_EDF)
         ctx.save_for_backward(x_SD, y_SD, weights_TK, slot_TK, token_S, up_EFD, down_EDF, relu_SF)
         ctx.rows, ctx.round_active = rows, round_active
@@ -73,7 +74,7 @@ class RoutedExperts(torch.autograd.Function):
         grad_x_SD = rows.products(grad_pre_SF, up_EFD.transpose(1, 2))
         grad_up = grad_down = None
         if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            active_SF = rounded(relu_SF.square(), ctx.round_active)
+            active_SF = rounded(relu_SF * relu_SF, ctx.round_active)
             grad_down, grad_up = rows.outer(grad_y_SD, active_SF), rows.outer(grad_pre_SF, x_SD)
         return F.embedding_bag(slot_TK, grad_x_SD, mode="sum"), grad_weights_TK, None, grad_up, grad_down, None
 
@@ -121,7 +122,7 @@ class ExpertRows:
             return torch.bmm(self._by_expert(dy_SO).transpose(1, 2), self._by_expert(x_SI))
         if self.ends_E is not None:
             dw_EOI = F.grouped_mm(dy_SO.T, x_SI, offs=self.ends_E)
-            # On Blackwell, PyTorch 2.10 leaves in memory what was there of an expert without rows (pytorch#172439).
+            # On Blackwell it may leave uninitialised memory where an expert has no rows (pytorch#172439, open).
             is_empty_E = self.ends_E.diff(prepend=self.ends_E.new_zeros(1)) == 0
             return dw_EOI.masked_fill_(is_empty_E.view(-1, 1, 1), 0)
         dw_EOI = x_SI.new_zeros(self.num_experts, dy_SO.shape[1], x_SI.shape[1])
@@ -133,26 +134,29 @@ class ExpertRows:
         return x_SI.view(self.num_experts, self.capacity, -1)
 
 
-def row_padding(x_TD: Tensor, rows_per_expert: int, width: int) -> tuple[int, Way]:
-    """Of `dispatch`, what suits products of such rows with experts of `width`: multiple, way.
+def choose_implementation(x_TD: Tensor, rows_per_expert: int, width: int) -> tuple[int, Implementation]:
+    """Of `dispatch`, what suits products of such rows with experts of `width`: multiple, implementation.
 
     oneDNN compiles a product for each shape, so it gets rows by the multiple. In bf16 it multiplies all experts in one
-    call, several times as fast as one by one. A GPU's grouped product reads 16 bytes at once.
+    call, several times as fast as one by one. A GPU's grouped product reads 16 bytes at once; it is one kernel on
+    Hopper and Blackwell, and a loop over experts on others.
     """
     if x_TD.dtype == torch.bfloat16 and x_TD.device.type == "cpu":
-        return BATCHED_MULTIPLE, "batched"
+        return BATCHED_MULTIPLE, "batched_mm"
     if x_TD.dtype == torch.bfloat16 and x_TD.device.type == "cuda" and not (x_TD.shape[-1] % 8 or width % 8):
-        return 1, "grouped"
-    return (ROW_MULTIPLE if onednn_serves(x_TD) and rows_per_expert >= ROW_MULTIPLE else 1), "single"
+        return 1, "grouped_mm"
+    return (ROW_MULTIPLE if onednn_serves(x_TD) and rows_per_expert >= ROW_MULTIPLE else 1), "eager"
 
 
-def dispatch(chosen_TK: Tensor, num_experts: int, multiple: int = 1, way: Way = "single") -> ExpertRows:
+def dispatch(
+    chosen_TK: Tensor, num_experts: int, multiple: int = 1, implementation: Implementation = "eager"
+) -> ExpertRows:
     """Give every choice a row among those of its expert, each expert's rows padded to a multiple of `multiple`.
 
-    "batched": all to the rows of the expert with most, unless most of the rows would be padding: then they are single.
+    "batched_mm": all to the rows of the expert with most, unless most of the rows would be padding: then it is "eager".
     """
-    rows = equal_rows(chosen_TK, num_experts, multiple) if way == "batched" else None
-    return rows or sorted_rows(chosen_TK, num_experts, multiple, way)
+    rows = equal_rows(chosen_TK, num_experts, multiple) if implementation == "batched_mm" else None
+    return rows or sorted_rows(chosen_TK, num_experts, multiple, implementation)
 
 
 def equal_rows(chosen_TK: Tensor, num_experts: int, multiple: int) -> ExpertRows | None:
@@ -168,27 +172,25 @@ def equal_rows(chosen_TK: Tensor, num_experts: int, multiple: int) -> ExpertRows
     return ExpertRows(num_experts, *_slots(slot_R, num_experts * capacity, chosen_TK), [], capacity)
 
 
-def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, way: Way) -> ExpertRows:
+def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, implementation: Implementation) -> ExpertRows:
     """Rows sorted by expert, one's behind another's."""
-    expert_R = chosen_TK.flatten()
-    order_R = expert_R.argsort(stable=True)
-    # Where each expert's rows end: `bincount` would ask the device how many experts there are.
-    last_E = torch.searchsorted(expert_R[order_R], torch.arange(num_experts, device=expert_R.device), right=True)
+    sorted_R, order_R = chosen_TK.flatten().sort(stable=True)
+    # Where each expert's rows end. `bincount` would ask the device for the largest index.
+    last_E = torch.searchsorted(sorted_R, torch.arange(num_experts, device=sorted_R.device), right=True)
     counts_E = last_E.diff(prepend=last_E.new_zeros(1))
     padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
-    # How far padding has moved an expert's first row.
-    moved_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)
+    moved_E = (padded_E.cumsum(0) - padded_E) - (last_E - counts_E)  # how far padding has moved an expert's first row
     slot_R = torch.empty_like(order_R)
-    slot_R[order_R] = torch.arange(len(order_R), device=order_R.device) + moved_E[expert_R[order_R]]
-    if way == "grouped":  # without asking the device for a number: nothing waits for it
-        ends_E = padded_E.cumsum(0, dtype=torch.int32)
-        return ExpertRows(num_experts, *_slots(slot_R, len(slot_R), chosen_TK), [], ends_E=ends_E)
+    slot_R[order_R] = torch.arange(len(order_R), device=order_R.device) + moved_E[sorted_R]
+    if implementation == "grouped_mm":  # without asking the device for a number
+        assert multiple == 1
+        return ExpertRows(num_experts, *_slots(slot_R, len(slot_R), chosen_TK), [], ends_E=last_E.int())
     slices, start = [], 0
     for expert, count in enumerate(padded_E.tolist()):
         if count:
             slices.append((expert, slice(start, start + count)))
         start += count
-    onednn = multiple > 1 and way == "single"
+    onednn = multiple > 1 and implementation == "eager"
     return ExpertRows(num_experts, *_slots(slot_R, start, chosen_TK), slices, onednn=onednn)
 
 

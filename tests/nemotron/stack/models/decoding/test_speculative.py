@@ -14,7 +14,7 @@ from torch import Tensor
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding import speculative
 from nemotron.stack.models.decoding.cache import Cache
-from nemotron.stack.models.decoding.generate import generate
+from nemotron.stack.models.decoding.generate import generate, generate_tokens
 from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.decoding.speculative import Drafter, generate_speculative
 from nemotron.stack.models.decoding.steps import prefill, step
@@ -383,14 +383,25 @@ def test_a_model_without_the_block_is_refused(make_model: Callable[..., Nemotron
 
 
 def test_no_memory_outlives_a_generation(make_model: Callable[..., NemotronH]) -> None:
-    """What decodes is functions that hold the cache, and the cache holds them: on a GPU nobody would collect that."""
-    model = make_model("M*E-", **WITH_MTP)
+    """What decodes holds the cache, and the cache what decodes: only the garbage collector, which does not see a GPU's
+    memory, would take both."""
+    model, calls = make_model("M*E-", **WITH_MTP), 0
+
+    def poll() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # a step was decoded by then
+            raise InterruptedError
+
     gc.collect()
     gc.disable()
     try:
         generate(model, [[1, 2, 3]], 4, stop_token_ids=())
         generate_speculative(model, [[1, 2, 3]], 4, 2, stop_token_ids=())
-        left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, Cache | CachedStack)]
+        list(generate_tokens(model, [1, 2, 3], 4, 0, (), torch.Generator()))
+        with pytest.raises(InterruptedError):
+            generate(model, [[1, 2, 3]], 4, stop_token_ids=(), poll=poll)
+        left = [type(each).__name__ for each in gc.get_objects() if type(each) in (Cache, CachedStack)]
     finally:
         gc.enable()
     assert left == []

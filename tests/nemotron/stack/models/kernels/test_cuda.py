@@ -114,21 +114,22 @@ def test_nothing_is_imported_for_a_cpu(make_model: Callable[..., NemotronH], mon
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and `pytest -m gpu`")
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_logits_and_gradients_are_those_of_the_cpu(
-    make_model: Callable[..., NemotronH], dtype: torch.dtype
+    make_model: Callable[..., NemotronH], dtype: torch.dtype, packed: bool
 ) -> None:
     """With whatever kernels are installed there, and without them."""
-    sizes = {"head_dim": 16, "mamba_head_dim": 16, "ssm_state_size": 16, "hidden_size": 64}
+    sizes = {"head_dim": 16, "mamba_head_dim": 16, "ssm_state_size": 16, "hidden_size": 64, "moe_intermediate_size": 16}
     model = make_model("MEM*EME-", **sizes)
     ids = torch.randint(61, (2, 48), generator=torch.Generator().manual_seed(0))
-    seq_idx = torch.arange(48).div(20, rounding_mode="floor").expand(2, -1)
+    seq_idx = torch.arange(48).div(20, rounding_mode="floor").expand(2, -1) if packed else None
 
     def loss_and_gradients(device: str, dtype: torch.dtype) -> tuple[float, Tensor]:
         model.to(device).zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            logits = model(ids.to(device), seq_idx.to(device)).logits
+            logits = model(ids.to(device), None if seq_idx is None else seq_idx.to(device)).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten().to(device))
         loss.backward()
         return loss.item(), torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None])

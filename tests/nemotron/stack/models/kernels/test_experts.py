@@ -9,10 +9,10 @@ from torch import Tensor
 
 from nemotron.stack.models.kernels import experts as module
 from nemotron.stack.models.kernels import linear
-from nemotron.stack.models.kernels.experts import RoutedExperts, Way, dispatch, row_padding
+from nemotron.stack.models.kernels.experts import Implementation, RoutedExperts, choose_implementation, dispatch
 from nemotron.stack.models.kernels.linear import HAS_ONEDNN, onednn_serves
 
-TOKENS, EXPERTS, WIDTH, INNER = 256, 4, 16, 24
+TOKENS, EXPERTS, WIDTH, INNER = 256, 4, 12, 20
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
 
 
@@ -32,11 +32,11 @@ def choices(rows_of_first: int) -> Tensor:
     return chosen
 
 
-def compare(chosen: Tensor, dtype: torch.dtype, tolerance: float) -> None:
+def compare(chosen: Tensor, dtype: torch.dtype, tolerance: float, width: int = WIDTH, inner: int = INNER) -> None:
     """Output and gradients beside every expert applied to every token and weighted, by autograd in fp32."""
-    x, weights = random(TOKENS, WIDTH, seed=0), random(TOKENS, 2, seed=1)
-    up, down = random(EXPERTS, INNER, WIDTH, seed=2), random(EXPERTS, WIDTH, INNER, seed=3)
-    upstream = random(TOKENS, WIDTH, seed=4).detach()
+    x, weights = random(TOKENS, width, seed=0), random(TOKENS, 2, seed=1)
+    up, down = random(EXPERTS, inner, width, seed=2), random(EXPERTS, width, inner, seed=3)
+    upstream = random(TOKENS, width, seed=4).detach()
     out = RoutedExperts.apply(x.to(dtype), weights, chosen, up.to(dtype), down.to(dtype), None)
     assert out.dtype == dtype
     every = torch.einsum("edf,tef->ted", down, F.relu(torch.einsum("efd,td->tef", up, x)).square())
@@ -64,15 +64,15 @@ def test_bf16(monkeypatch: pytest.MonkeyPatch, rows_of_first: int, most_padding:
 
 @pytest.mark.parametrize("rows_of_first", [0, 1, 64, 150])
 def test_bf16_as_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch, rows_of_first: int) -> None:
-    monkeypatch.setattr(module, "row_padding", lambda *of: (1, "grouped"))
-    compare(choices(rows_of_first), torch.bfloat16, 0.01)
+    monkeypatch.setattr(module, "choose_implementation", lambda *of: (1, "grouped_mm"))
+    compare(choices(rows_of_first), torch.bfloat16, 0.01, 16, 24)  # it reads 16 bytes at once
 
 
 def test_every_choice_has_a_row_among_those_of_its_expert() -> None:
     chosen = choices(100)
-    ways: list[tuple[int, Way]] = [(1, "grouped"), (1, "single"), (64, "single"), (16, "batched")]
-    for multiple, way in ways:
-        rows = dispatch(chosen, EXPERTS, multiple, way)
+    ways: list[tuple[int, Implementation]] = [(1, "grouped_mm"), (1, "eager"), (64, "eager"), (16, "batched_mm")]
+    for multiple, implementation in ways:
+        rows = dispatch(chosen, EXPERTS, multiple, implementation)
         expert_S = torch.full((len(rows.token_S),), -1)
         if rows.capacity:
             expert_S = torch.arange(len(rows.token_S)) // rows.capacity
@@ -91,7 +91,7 @@ def test_every_choice_has_a_row_among_those_of_its_expert() -> None:
 def test_crowded_experts_are_multiplied_one_by_one() -> None:
     """Of 64 experts two have 48 rows each: with 64 times 48 rows, 31 of 32 would be padding."""
     crowded = torch.tensor([[5, 9]]).expand(48, -1)
-    assert dispatch(crowded, 64, 16, "batched").capacity == 0
-    assert dispatch(crowded % 2, 2, 16, "batched").capacity == 96  # all choices are of expert 1
-    assert row_padding(torch.ones(1, 1, dtype=torch.bfloat16), 1, 8) == (16, "batched")
-    assert row_padding(torch.ones(1, 1, dtype=torch.float64), 1000, 8) == (1, "single")
+    assert dispatch(crowded, 64, 16, "batched_mm").capacity == 0
+    assert dispatch(crowded % 2, 2, 16, "batched_mm").capacity == 96  # all choices are of expert 1
+    assert choose_implementation(torch.ones(1, 1, dtype=torch.bfloat16), 1, 8) == (16, "batched_mm")
+    assert choose_implementation(torch.ones(1, 1, dtype=torch.float64), 1000, 8) == (1, "eager")

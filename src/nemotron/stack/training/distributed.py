@@ -31,6 +31,7 @@ import torch.distributed.nn
 from torch import nn
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.gpus import visible_gpus
 
 T = TypeVar("T")
 Name = TypeVar("Name")
@@ -77,6 +78,8 @@ def start_distributed() -> Ranks:
                 f"torchrun --nproc-per-node {count}, run.processes={count}, or CUDA_VISIBLE_DEVICES= for the CPU",
             )
         torch.cuda.set_device(device)
+    elif rank == 0 and (count := visible_gpus()):
+        print(f"GPUs: {count}, of which torch {torch.__version__} sees none: training on the CPU", file=sys.stderr)
     if world_size > 1:
         # Ranks wait for the slowest one's answers and tests; NCCL's own limit is ten minutes, gloo's is this.
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))

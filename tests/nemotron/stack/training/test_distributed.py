@@ -69,6 +69,16 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPa
         start_distributed()
 
 
+def test_a_build_of_torch_for_cpus_beside_gpus_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else as many processes as GPUs would train on the CPU without a word."""
+    monkeypatch.setattr("nemotron.stack.training.distributed.visible_gpus", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert start_distributed().device.type == "cpu"
+    assert capsys.readouterr().err == f"GPUs: 8, of which torch {torch.__version__} sees none: training on the CPU\n"
+
+
 def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
     """And leave: threads of Gloo that run on, as a module that keeps the group makes them, abort a process at its end.
 

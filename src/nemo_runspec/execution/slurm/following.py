@@ -106,16 +106,18 @@ class _Follower:
         return how_to_follow(self.jobs)
 
     def cancel(self) -> int:
-        """Cancel the current job and those behind it, and follow the current one to its end."""
+        """Cancel the current job and those behind it, and follow the current one to its end, which may be a good one."""
         jobs = self.jobs[self.current :]
         ids = " ".join(job.id for job in reversed(jobs))
-        answer = jobs[0].shell.run(f"scancel {ids}")
+        answer = jobs[0].shell.run(f"scancel --quiet {ids}")  # quiet: a job that has just ended is no error
         if answer.code != 0:
             raise RunFailed(f"scancel failed: {answer.stderr.strip()}")
         self.told_to_stop = True
         say(f"cancelling {self.left}")
         with contextlib.suppress(SignalNoted):
-            self._to_the_end(jobs[0])
+            state = self._to_the_end(jobs[0])
+            if state.name == "COMPLETED" and len(jobs) == 1:
+                return self._report(jobs[0], state)
             report(Interrupted(f"{self.left} cancelled", f"log: {jobs[0].log(self.attempt)}"))
         return INTERRUPTED
 

@@ -45,7 +45,9 @@ class Cluster:
         if command.startswith("sacct"):
             return done(self.accounting.pop(0) if len(self.accounting) > 1 else self.accounting[0])
         if command.startswith("scancel"):
-            self.cancelled += command.split()[1:]
+            _, quiet, *ids = command.split()
+            assert quiet == "--quiet"
+            self.cancelled += ids
             return done("")
         if command.startswith("grep"):
             pattern = re.findall(r"'(\^.*?)'", command)[0]
@@ -206,3 +208,9 @@ def test_ctrl_c_without_a_terminal(
     else:
         assert (code, running.cancelled) == (130, ["20", "19"])
         assert "error: jobs 19, 20 cancelled" in err
+
+
+def test_a_job_that_ends_well_while_it_is_cancelled_has_ended_well(capsys: pytest.CaptureFixture[str]) -> None:
+    follower = module._Follower([job(Cluster([said("COMPLETED")]))], 1.0)
+    assert follower.cancel() == 0
+    assert "job 18 (job18) completed" in capsys.readouterr().err

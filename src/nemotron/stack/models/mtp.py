@@ -131,8 +131,9 @@ class MTP(nn.Module):
         is_first_BL1[:, 1:, 0] = seq_idx_BL[:, 1:] != seq_idx_BL[:, :-1]
         states, hiddens = [hidden_BLD], list[Tensor]()
         for sources_BL in sources_NBL:
-            chosen_BL11 = sources_BL[..., None, None]
-            x_BLD = torch.stack(states, dim=2).take_along_dim(chosen_BL11, dim=2).squeeze(2)
+            x_BLD = states[0]
+            for source, state_BLD in enumerate(states[1:], start=1):
+                x_BLD = torch.where((sources_BL == source).unsqueeze(-1), state_BLD, x_BLD)
             x_BLD = self.merge(next_embedded_BLD, x_BLD)
             for block in self.blocks():
                 x_BLD, _ = block(x_BLD, seq_idx_BL, mask, counts_BL=counts_BL)

@@ -106,7 +106,10 @@ class _Follower:
         return how_to_follow(self.jobs)
 
     def cancel(self) -> int:
-        """Cancel the current job and those behind it, and follow the current one to its end, which may be a good one."""
+        """Cancel the current job and those behind it, and follow the current one to its end: INTERRUPTED.
+
+        DONE, where it was the last one and ended well before it could be cancelled.
+        """
         jobs = self.jobs[self.current :]
         ids = " ".join(job.id for job in reversed(jobs))
         answer = jobs[0].shell.run(f"scancel --quiet {ids}")  # quiet: a job that has just ended is no error

@@ -89,13 +89,16 @@ def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
 def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) -> Tensor:
     """`scaled_dot_product_attention` [B, A, L, X], causal without a mask."""
     q, k, v = (t.to(attention_dtype(t.dtype, t.device)) for t in (q_BALX, k_BJLX, v_BJLX))
-    if k.device.type == "cuda" and (mask is not None or k.dtype == torch.float32):
+    shares_keys = not (k.device.type == "cuda" and (mask is not None or k.dtype == torch.float32))
+    if not shares_keys:
         # FlashAttention takes neither; memory-efficient attention does, but shares no keys among heads. Without either
         # all scores would be in memory.
         copies = q.shape[1] // k.shape[1]
         k, v = (t.unsqueeze(2).expand(-1, -1, copies, -1, -1).flatten(1, 2) for t in (k, v))
     with torch.autocast("cpu", enabled=False), without_cudnn(k.device):
-        out_BALX = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        out_BALX = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shares_keys
+        )
     return out_BALX.to(q_BALX.dtype)
 
 

@@ -100,10 +100,10 @@ class Experts(nn.Module):
         x_TD = rounded(x_TD, self.round_input)
         up_EFD: Tensor = self.up_proj
         down_EDF: Tensor = self.down_proj
-        if torch.is_autocast_enabled(device):  # it is off below
+        if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             x_TD, up_EFD, down_EDF = x_TD.to(dtype), up_EFD.to(dtype), down_EDF.to(dtype)
-        with torch.autocast(device, enabled=False):  # on a GPU it would square in fp32
+        with torch.autocast(device, enabled=False):  # operands have their dtypes; on a GPU it would change some to fp32
             out_TD: Tensor = RoutedExperts.apply(x_TD, weights_TK, chosen_TK, up_EFD, down_EDF, self.round_active)
         return out_TD
 

@@ -93,7 +93,8 @@ def use_deterministic_cuda() -> None:
     additions, differs from run to run, and a resumed run ends with other weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it PyTorch refuses to multiply
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # to find mistakes, and slow
+    # Filling memory that an operation then writes would only show mistakes.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def stop_distributed() -> None:

@@ -123,7 +123,7 @@ class CachedStack:
 
     def accept(self, counts: Sequence[int]) -> None:
         """The first `counts` (0 .. `num_pending`) of each row's pending tokens are settled, the others forgotten."""
-        is_same = counts.count(counts[0]) == len(counts)
+        is_same = len(set(counts)) == 1
         kept = counts[0] if is_same else torch.tensor(counts, device=self.prompt_mask_BL.device)
         for states in self.pending_states:
             states.accept(kept)

@@ -304,10 +304,9 @@ def prepare_experts(experts: Experts) -> ExpertStep:
         if len(x_TD) == 1 and x_TD.device.type == "cpu":
             y_KD = torch.cat([one(x_TD, index) for index in chosen_TK[0].tolist()])
             return (weights_TK @ at_least_fp32(y_KD)).to(x_TD.dtype)
-        # An expert has few rows: one product of all takes as little as half the time of one for each, also on a CPU.
+        # An expert has few rows: on a CPU one product of all takes as little as half the time of one for each.
         multiple, implementation = choose_implementation(x_TD, chosen_TK.numel() // num_experts, up_EFD.shape[1])
-        implementation = "grouped_mm" if implementation == "grouped_mm" else "batched_mm"
-        rows = dispatch(chosen_TK, num_experts, multiple, implementation)
+        rows = dispatch(chosen_TK, num_experts, multiple, "batched_mm" if implementation == "eager" else implementation)
         active_SF = rows.products(x_TD.index_select(0, rows.token_S), up_EFD).relu_().square_()
         return weighted_sum(rows.products(rounded(active_SF, round_active), down_EDF), rows.slot_TK, weights_TK)
 

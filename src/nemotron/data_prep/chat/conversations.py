@@ -153,22 +153,17 @@ def last_turn_only(conversation: Conversation) -> Conversation:
     messages = conversation.messages
     answer = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     question = max((i for i in range(answer) if messages[i]["role"] == "user"), default=-1)
-    return replace(
-        conversation,
-        messages=[
-            {**message, "weight": 0} if i < question and message["role"] == "assistant" else message
-            for i, message in enumerate(messages)
-        ],
-    )
+    return replace(conversation, messages=_without_weight(messages, max(question, 0)))
 
 
 def training_spans(conversation: Conversation, template: str) -> Iterator[Conversation]:
     """The sequences to train on so that every assistant turn is trained exactly as it is produced.
 
     A template that drops the reasoning of turns before the last user turn (all but nano2) does not train those turns: a
-    conversation in which that happens is therefore also emitted up to each earlier user turn's answer; any other stays
-    one sequence. With a template that writes every earlier turn differently from how it was produced (nano2), each
-    assistant turn ends a sequence of its own. A turn of weight 0 needs no sequence.
+    conversation in which that happens is therefore also emitted up to each earlier user turn's answer, and what one
+    sequence trains has weight 0 in the next; any other stays one sequence. With a template that writes every earlier
+    turn differently from how it was produced (nano2), each assistant turn ends a sequence of its own. A turn of weight
+    0 needs no sequence.
     """
     messages = conversation.messages
     if conversation.text is not None:
@@ -184,8 +179,18 @@ def training_spans(conversation: Conversation, template: str) -> Iterator[Conver
         yield conversation
         return
     user_turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    trained = 0  # messages of the sequences so far
     for i, following in pairwise(user_turns):
         turn = messages[i + 1 : following]
         if any(message.get("reasoning_content") and message.get("weight") != 0 for message in turn):
-            yield replace(conversation, messages=messages[:following])
-    yield conversation
+            yield replace(conversation, messages=_without_weight(messages[:following], trained))
+            trained = following
+    yield replace(conversation, messages=_without_weight(messages, trained)) if trained else conversation
+
+
+def _without_weight(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The messages, the responses among the first `count` of them with weight 0."""
+    return [
+        {**message, "weight": 0} if i < count and message["role"] == "assistant" else message
+        for i, message in enumerate(messages)
+    ]

@@ -29,7 +29,8 @@ class Rollout:
 
     completion_ids: all that follows the prompt, what tools answered included. messages: its parts, of policy and
     environment. logprobs: of the tokens that the policy sampled; only they are in the loss. entropy: mean over those.
-    reward: None where verification failed (an error is not a zero). truncated: not ended within the limits.
+    reward: None where verification failed (an error is not a zero). truncated: cut at a number of tokens.
+    max_turns_reached: ended by the number of turns, which is no truncation, as in NeMo-RL (`rollouts.py`).
     """
 
     prompt_index: int
@@ -40,6 +41,7 @@ class Rollout:
     truncated: bool
     reward: float | None
     messages: list[Message]
+    max_turns_reached: bool = False
 
     @property
     def is_sampled(self) -> list[bool]:
@@ -147,9 +149,10 @@ def collect_rollouts(
                     completion_ids=conversations[row].tokens,
                     logprobs=conversations[row].logprobs,
                     entropy=conversations[row].entropy,
-                    truncated=not conversations[row].finished,
+                    truncated=not (conversations[row].finished or conversations[row].max_turns_reached),
                     reward=reward,
                     messages=dialogues[row].messages,
+                    max_turns_reached=conversations[row].max_turns_reached,
                 )
                 for row, reward in zip(rows, rewards, strict=True)
             ]
@@ -182,8 +185,9 @@ def count_rollouts(
 ) -> dict[str, float | Tensor]:
     """What rates of a batch are made of, as counts and sums that add up over ranks.
 
-    completions, tokens, truncated completions, the entropy of the policy summed over tokens (nats), its messages and
-    the malformed ones, and for each of `families` the sum of its rewards and the number of completions with a verdict.
+    completions, tokens, completions that were truncated or had no turn left, the entropy of the policy summed over
+    tokens (nats), its messages and the malformed ones, and for each of `families` the sum of its rewards and the number
+    of completions with a verdict.
 
     Args:
         prompt_families: the family of each prompt, which `Rollout.prompt_index` points to.
@@ -194,6 +198,7 @@ def count_rollouts(
         "tokens": sum(len(rollout.logprobs) for rollout in rollouts),
         "entropy": sum(rollout.entropy * len(rollout.logprobs) for rollout in rollouts),
         "truncated": sum(rollout.truncated for rollout in rollouts),
+        "max_turns_reached": sum(rollout.max_turns_reached for rollout in rollouts),
         **count_forms([message for rollout in rollouts for message in rollout.messages]),
     }
     for family in families:
@@ -206,8 +211,9 @@ def rollout_rates(sums: Mapping[str, float], families: Sequence[str]) -> dict[st
     """The rates of a step: `sums` are what `count_rollouts` counted, summed over all ranks.
 
     reward: mean over the completions with a verdict, of all and of each family that has some. entropy: nats a token.
-    completion_tokens: mean number of sampled tokens. truncated: share of the completions. avg_turns_per_sample:
-    messages of the policy in a completion. invalid_tool_call_rate and malformed_thinking_rate: shares of those.
+    completion_tokens: mean number of sampled tokens. truncated, max_turns_reached: shares of the completions.
+    avg_turns_per_sample: messages of the policy in a completion. invalid_tool_call_rate and malformed_thinking_rate:
+    shares of those.
     """
     verdicts = {family: sums[f"verdicts_{family}"] for family in families}
     return {
@@ -216,6 +222,7 @@ def rollout_rates(sums: Mapping[str, float], families: Sequence[str]) -> dict[st
         "entropy": sums["entropy"] / max(sums["tokens"], 1),
         "completion_tokens": sums["tokens"] / max(sums["completions"], 1),
         "truncated": sums["truncated"] / max(sums["completions"], 1),
+        "max_turns_reached": sums["max_turns_reached"] / max(sums["completions"], 1),
         "avg_turns_per_sample": sums["messages"] / max(sums["completions"], 1),
         "invalid_tool_call_rate": sums["invalid_tool_calls"] / max(sums["messages"], 1),
         "malformed_thinking_rate": sums["malformed_thinking"] / max(sums["messages"], 1),

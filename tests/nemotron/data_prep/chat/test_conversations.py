@@ -73,6 +73,15 @@ def test_spans_train_every_answer_with_its_reasoning() -> None:
     assert list(training_spans(conversation(turn("a"), turn("b")), "nano3")) == [conversation(turn("a"), turn("b"))]
 
 
+def test_of_two_spans_only_the_first_trains_what_both_hold() -> None:
+    mixed = conversation(turn("a", "first"), turn("b", "second", reasoning_content="r"), turn("c"))
+    trained = [
+        [text for text, is_trained in render_with_mask(span.messages, template="nano3") if is_trained]
+        for span in training_spans(mixed, "nano3")
+    ]
+    assert trained == [["first<|im_end|>", "r\n</think>\nsecond<|im_end|>"], ["yes<|im_end|>"]]
+
+
 @pytest.mark.parametrize(("most", "more"), [(None, False), (2, True), (3, False), (4, False)])
 def test_a_cap_that_leaves_something_out_says_so(most: int | None, more: bool) -> None:
     table = ConversationTable()

@@ -92,7 +92,7 @@ def slow_sequences(
     """(ids, label-aligned mask) of every sequence that a record becomes: the whole text encoded at once, trained spans
     found in it by the tokens that control turns."""
     messages, jinja = record["messages"], compiled(template)
-    for end in slow_ends(messages, template):
+    for begin, end in pairwise([0, *slow_ends(messages, template)]):
         part = messages[:end]
         text = jinja.render(messages=part, tools=record["tools"])
         spans = []
@@ -106,10 +106,10 @@ def slow_sequences(
             turns = list(
                 re.finditer(r"<\|im_start\|>assistant\n(<think>\n|<think></think>)(.*?<\|im_end\|>)", text, re.S)
             )
-            answers = [message for message in part if message["role"] == "assistant"]
-            for turn, message in zip(turns, answers, strict=True):
-                lost = message.get("reasoning_content") and turn[1] == "<think></think>"
-                spans += [] if lost else [turn.span(2)]
+            answers = [i for i, message in enumerate(part) if message["role"] == "assistant"]
+            for turn, i in zip(turns, answers, strict=True):
+                lost = part[i].get("reasoning_content") and turn[1] == "<think></think>"
+                spans += [] if lost or i < begin else [turn.span(2)]
         encoding = tokenizer.encode(text, add_special_tokens=False)
         trained = [any(begin <= start < stop for begin, stop in spans) for start, _ in encoding.offsets]
         yield encoding.ids, [*map(int, trained[1:]), 0]

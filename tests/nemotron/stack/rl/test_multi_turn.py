@@ -163,10 +163,14 @@ def test_turns_that_are_told_anew_are_trained_behind_what_the_policy_read(model:
 
 
 def test_a_conversation_ends_at_its_limits_and_says_so(model: NemotronH) -> None:
+    ends = set()
     for r in rollouts_of(model, 3, max_turns=2):
-        written = sum(m.generated for m in r.messages)
-        assert written <= 2 and (not r.truncated or r.prompt_index >= 2 or r.completion_ids[-1] not in STOP)
-        assert r.is_sampled[-1]  # no answer that nobody reads
+        written, stopped = sum(m.generated for m in r.messages), r.completion_ids[-1] in STOP
+        assert written <= 2 and r.is_sampled[-1]  # no answer that nobody reads
+        assert r.truncated == (not stopped)
+        assert r.max_turns_reached == (stopped and r.prompt_index >= 2)  # whose dialogues have a turn more
+        ends.add((r.truncated, r.max_turns_reached))
+    assert ends == {(False, False), (False, True), (True, False)}
     for r in rollouts_of(model, 3, max_length=48):
         assert len(r.prompt_ids) + len(r.completion_ids) <= 48
 

@@ -234,7 +234,7 @@ def test_scores_reach_their_rollout_and_an_error_is_none(model: NemotronH) -> No
 def test_counts_leave_out_what_has_no_verdict() -> None:
     def rollout(prompt: int, length: int, entropy: float, truncated: bool, reward: float | None) -> Rollout:
         messages = [Message(length, True, invalid_tool_call=truncated, malformed_thinking=length < 3)]
-        return Rollout(prompt, [1], [2] * length, [0.0] * length, entropy, truncated, reward, messages)
+        return Rollout(prompt, [1], [2] * length, [0.0] * length, entropy, truncated, reward, messages, length == 3)
 
     rollouts = [
         rollout(0, 3, 0.5, False, 1.0), rollout(0, 1, 1.0, True, None), rollout(1, 2, 0.25, False, 0.0),
@@ -243,6 +243,7 @@ def test_counts_leave_out_what_has_no_verdict() -> None:
     counts = count_rollouts(rollouts, ["math", "choice"], ["math", "choice", "text"])
     assert counts == {
         "completions": 4, "tokens": 8, "entropy": 3 * 0.5 + 1.0 + 2 * 0.25 + 2 * 0.75, "truncated": 1,
+        "max_turns_reached": 1,
         "messages": 4, "invalid_tool_calls": 1, "malformed_thinking": 2,
         "reward_math": 1.0, "verdicts_math": 1, "reward_choice": 1.0, "verdicts_choice": 2,
         "reward_text": 0, "verdicts_text": 0,
@@ -250,7 +251,8 @@ def test_counts_leave_out_what_has_no_verdict() -> None:
     rates = rollout_rates({name: float(count) for name, count in counts.items()}, ["math", "choice", "text"])
     assert rates == {
         "reward": 2 / 3, "reward_math": 1.0, "reward_choice": 0.5, "entropy": 4.5 / 8, "completion_tokens": 2.0,
-        "truncated": 0.25, "avg_turns_per_sample": 1.0, "invalid_tool_call_rate": 0.25, "malformed_thinking_rate": 0.5,
+        "truncated": 0.25, "max_turns_reached": 0.25, "avg_turns_per_sample": 1.0, "invalid_tool_call_rate": 0.25,
+        "malformed_thinking_rate": 0.5,
     }  # fmt: skip
 
 

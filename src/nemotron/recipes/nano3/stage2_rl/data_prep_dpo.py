@@ -224,10 +224,11 @@ class Sampler:
         outcomes = [outcome for index in sorted(judged) for outcome in judged[index]]
         for rollout, (points, called) in zip(rollouts, outcomes, strict=True):
             answers = by_task[rollout.prompt_index]
+            ended = not (rollout.truncated or rollout.max_turns_reached)
             hallucinated = bool(set(called) - declared_by(answers.task))
             self.counts += Counter(
                 responses=1, tokens=len(rollout.logprobs), right=int(points == 1.0), hallucinated=int(hallucinated),
-                verifier_errors=int(points is None), truncated=int(rollout.truncated),
+                verifier_errors=int(points is None), truncated=int(not ended),
             )  # fmt: skip
             if points is None or rollout.completion_ids[-1] not in self.stop_ids:
                 continue
@@ -235,7 +236,7 @@ class Sampler:
             if not self.gives_its_tokens(answers.task, messages, rollout):
                 self.counts["other_tokens"] += 1
             elif all(messages != answer.messages for answer in answers.answers):
-                answers.answers.append(Answer(messages, 0.0 if rollout.truncated else points, called))
+                answers.answers.append(Answer(messages, points if ended else 0.0, called))
         return by_task
 
     def messages_of(self, task: Task, rollout: Rollout) -> list[dict[str, Any]]:

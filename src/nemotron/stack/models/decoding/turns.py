@@ -37,7 +37,7 @@ class Conversation:
     A response that was told anew stands there twice: as it was sampled, and among the environment's tokens.
 
     logprobs: of the sampled tokens. entropy: nats, mean over those. finished: every turn ended with a stop token, and
-    the conversation within its limits.
+    the conversation within its limits. max_turns_reached: every turn ended with one, and there was to be one more.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -45,6 +45,7 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     entropy: float = 0.0
     finished: bool = False
+    max_turns_reached: bool = False
 
     def add_turn(self, tokens: list[int], logprobs: list[float], entropy: float) -> None:
         """Append a turn of the model."""
@@ -100,6 +101,7 @@ def generate_turns(
             conversation, sampled, answer = conversations[row], outputs.tokens[position], answers[position]
             conversation.add_turn(sampled, outputs.logprobs[position], outputs.entropies[position])
             conversation.finished = outputs.finished[position] and answer is None
+            conversation.max_turns_reached = outputs.finished[position] and answer is not None and turn + 1 == max_turns
             if answer is None or not outputs.finished[position] or turn + 1 == max_turns:
                 continue
             read = prompts[position // (samples_per_prompt if turn == 0 else 1)]

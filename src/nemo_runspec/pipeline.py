@@ -8,6 +8,7 @@ the versions that the earlier ones made or were skipped for, not whatever is the
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -90,7 +91,10 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """How a step went. `seconds`: its wall time, 0 if skipped; `versions`: what it published, by name."""
+    """How a step went. `seconds`: its wall time, 0 if skipped; `versions`: what it published, by name.
+
+    exit_code: that of the script; 130 or 143 of a step that is done where a signal stopped the steps after it.
+    """
 
     step: Step
     status: Status
@@ -132,7 +136,7 @@ def part_of(steps: Sequence[Step], part: slice) -> Sequence[Step]:
 
 
 def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
-    """Run `steps` in order and return one result a step, up to the first that failed.
+    """Run `steps` in order and return one result a step, up to the first that failed or got a signal.
 
     Args:
         cfg: the command line: config, profile, `--dry-run` (only plan and show), `--force` (skip nothing). Its
@@ -150,6 +154,7 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
         return []
     results: list[StepResult] = []
     produced: dict[str, str | None] = {}
+    signals: list[int] = []
     for number, step in enumerate(steps, start=1):
         job = _job(step, cfg, produced)
         planned = _planned(step, job, cfg, read=True)
@@ -158,12 +163,16 @@ def run_pipeline(steps: Sequence[Step], cfg: RecipeConfig) -> list[StepResult]:
         if planned.versions:
             results.append(StepResult(step, "skipped", DONE, 0.0, job.run.dir, planned.versions))
         else:
-            results.append(_run(step, job))
-            if results[-1].exit_code != DONE:
+            result = _run(step, job, signals)
+            if result.exit_code == DONE and signals and number < len(steps):  # it came when the step was at its end
+                code = INTERRUPTED if signal.SIGINT in signals else PREEMPTED
+                result = dataclasses.replace(result, exit_code=code)
+            results.append(result)
+            if result.exit_code != DONE:
                 # What failed after publishing, such as numbers outside their bands, would fail again.
-                is_over = results[-1].exit_code == REFUSED or published(job)
+                is_over = result.exit_code == REFUSED or (result.status == "failed" and published(job))
                 goes_on = "" if is_over else "; the same command goes on from here"
-                _say(f"{title}: {ended(results[-1].exit_code)}{goes_on}")
+                _say(f"{title}: {ended(result.exit_code)}{goes_on}")
                 break
         produced.update({name: version.ref for name, version in results[-1].versions.items()})
     return results
@@ -358,13 +367,13 @@ def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executo
     return job
 
 
-def _run(step: Step, job: Job) -> StepResult:
+def _run(step: Step, job: Job, signals: list[int]) -> StepResult:
     spec = job.resolved.spec
     display_job(job, spec, job.env, show_config=False)
     job_dir = save_configs(job, spec)
     started = time.monotonic()
     try:
-        code = execute_local(spec, job_dir, build_env_vars(job, job.env))
+        code = execute_local(spec, job_dir, build_env_vars(job, job.env), signals)
     except RunFailed as error:
         raise error.at(f"step {step.name}") from None
     seconds = time.monotonic() - started

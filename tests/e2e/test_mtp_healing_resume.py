@@ -48,6 +48,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     return house
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("number", "exit_code", "steps"),
     [pytest.param(signal.SIGKILL, -9, 7, id="kill"), pytest.param(signal.SIGTERM, 143, 5, id="term")],

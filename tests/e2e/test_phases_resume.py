@@ -35,6 +35,7 @@ SECOND = [
 ]  # fmt: skip
 
 
+@pytest.mark.gpu
 def test_a_killed_phase_ends_with_the_same_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     house = House(tmp_path_factory.mktemp("house"))
     draw = random.Random(0)

@@ -82,6 +82,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     return house
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("command", "stage", "steps"),
     [
@@ -107,6 +108,7 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert sorted(losses(house, output)) == list(range(1, steps + 1))
 
 
+@pytest.mark.gpu
 def test_stochastic_rounding_of_nvfp4_goes_on_with_the_same_numbers(house: House) -> None:
     command = [*PRETRAIN, "mixed_precision=bf16_with_nvfp4_mixed", "run.output=nvfp4", "run.results=nvfp4-results"]
     house.run(command, "unbroken-nvfp4")

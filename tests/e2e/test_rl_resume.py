@@ -112,6 +112,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     return house
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("number", "exit_code", "steps", "resumes"),
     [
@@ -155,6 +156,7 @@ def stopped_in_every_phase(
     assert house.digest(name) == expected
 
 
+@pytest.mark.gpu
 def test_generation_ahead_stopped_in_generation_reward_and_update(house: House) -> None:
     command = [*RL, AHEAD]
     house.run(command, "ahead")
@@ -201,6 +203,7 @@ def save_caller(house: House, name: str, call: str, family: str) -> None:
     save_model(house, name, set_model(tokenizer.get_vocab_size(), first, rates), tokenizer)
 
 
+@pytest.mark.gpu
 def test_conversations_with_tools_stopped_in_generation_reward_and_update(house: House) -> None:
     save_caller(house, "caller", CALL, "workplace_assistant")
     house.run(TOOLS, "tools")
@@ -212,6 +215,7 @@ def test_conversations_with_tools_stopped_in_generation_reward_and_update(house:
     assert house.records("tools-stopped", "rollouts.jsonl") == house.records("tools", "rollouts.jsonl")
 
 
+@pytest.mark.gpu
 def test_an_agent_in_the_sandbox_stopped_in_generation_reward_and_update(house: House) -> None:
     """Generation is ahead, as in Super's SWE 2; what runs the tests of a repository ends with the process."""
     if why_not := sandbox_failure("bubblewrap"):

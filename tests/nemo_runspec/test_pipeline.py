@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ SCRIPT = """
 # [tool.runspec.config]
 # dir = "./{name}"
 # ///
-import pathlib, sys
+import os, pathlib, signal, sys
 from nemo_runspec.runspec import parse
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
@@ -47,6 +48,10 @@ def main():
         payload.write_text(f"{{cfg.run.stage}} {{cfg.get('value')}}")
         record = {{"producer": {{"fingerprint": folder.name.rpartition("-")[2]}}}}
         Registry.default().publish(cfg.run.output, payload, record)
+    if cfg.get("signal"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{cfg.signal}})
+        os.kill(os.getppid(), cfg.signal)
+        signal.sigwait([cfg.signal])
 
 sys.exit(run_main(main))
 """
@@ -157,6 +162,18 @@ def test_the_first_failure_stops_the_rest(project: Path, steps: list[Step], capf
     assert results[-1].exit_code == 1
     assert order(project) == ["one<None", "two<demo-one:1"]
     assert "error: on purpose" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_a_step_at_its_end_stops_those_after_it(
+    project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    results = run_pipeline(with_overrides(steps, 1, f"signal={int(number)}"), CFG)
+    assert [(result.status, result.exit_code) for result in results] == [("done", 0), ("done", code)]
+    assert order(project) == ["one<None", "two<demo-one:1"]
+    assert capfd.readouterr().out.rstrip().endswith("; the same command goes on from here")
+    results = run_pipeline(with_overrides(steps, 2, f"signal={int(number)}"), CFG)  # nothing is left to stop
+    assert [result.exit_code for result in results] == [0, 0, 0]
 
 
 def test_a_step_that_publishes_nothing_is_not_done(project: Path, steps: list[Step]) -> None:

@@ -114,12 +114,14 @@ def execute_local(
     spec: Runspec,
     job_dir: Path,
     env_vars: Mapping[str, str],
+    signals: list[int] | None = None,
 ) -> int:
     """Run the script of `spec` with the config in `job_dir`, and wait for it.
 
     Args:
         job_dir: holds train.yaml (train.json for `format = "json"`).
         env_vars: set for the child, over this process's environment.
+        signals: is given the numbers of those that were passed on: a script in its last moments still ends with 0.
 
     Returns:
         0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
@@ -138,7 +140,7 @@ def execute_local(
     outputs, fingerprint = _promised(job_dir)
     before = {name: Registry(environment[ARTIFACTS_ROOT]).versions(name) for name in outputs}
     with tempfile.TemporaryDirectory(prefix="runspec-") as folder:
-        code = run_command(command, environment, spec.run.workdir, Path(folder) / "exit_code")
+        code = run_command(command, environment, spec.run.workdir, Path(folder) / "exit_code", signals)
     for name in outputs if code == DONE else ():
         registry = Registry(environment[ARTIFACTS_ROOT])
         # A run that goes on after it has published makes no further version.
@@ -174,6 +176,7 @@ def run_command(
     environment: Mapping[str, str],
     workdir: Path | None,
     left: Path,
+    signals: list[int] | None = None,
     *,
     all_are_signalled: bool = False,
 ) -> int:
@@ -182,6 +185,7 @@ def run_command(
     Args:
         environment: the whole environment of the child.
         left: a file that does not exist yet, for the exit code of rank 0: torchrun makes 1 of every other than 0.
+        signals: see `execute_local`.
         all_are_signalled: who stops or warns the job signals every process of it, as Slurm does, and not only this one.
 
     Returns:
@@ -191,7 +195,8 @@ def run_command(
     if torchrun:
         restarts = {RESTARTS: "1"} if any(word.startswith("--max-restarts") for word in command) else {}
         environment = {**environment, **restarts, EXIT_CODE_FILE: str(left)}
-    code = _wait(command, environment, workdir, torchrun=torchrun, shielded=torchrun and all_are_signalled)
+    forward = _Forward(torchrun, torchrun and all_are_signalled, [] if signals is None else signals)
+    code = _wait(command, environment, workdir, forward)
     if code >= DONE and left.is_file():  # below, a process was killed: what rank 0 then made of it does not count
         of_rank_0 = int(left.read_text(encoding="utf-8"))
         if code > DONE or of_rank_0 == PREEMPTED:  # which ends with 0 where workers are started again
@@ -216,13 +221,10 @@ def exit_code(returncode: int) -> int:
     return FAILED
 
 
-def _wait(
-    command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, *, torchrun: bool, shielded: bool
-) -> int:
+def _wait(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, forward: _Forward) -> int:
     """Start the child, pass signals on to it until it ends, and return its return code."""
     sys.stdout.flush()
     sys.stderr.flush()
-    forward = _Forward(torchrun, shielded)
     # Handlers belong to the main thread; elsewhere the caller keeps its own.
     signals = (signal.SIGINT, *leaving_signals()) if threading.current_thread() is threading.main_thread() else ()
     with handling(signals, forward):
@@ -234,7 +236,7 @@ def _wait(
                 stdin=subprocess.DEVNULL,
                 # A group of its own: Ctrl-C reaches the child once, through us, not twice.
                 start_new_session=True,
-                preexec_fn=functools.partial(_before_child, shielded) if sys.platform == "linux" else None,
+                preexec_fn=functools.partial(_before_child, forward.shielded) if sys.platform == "linux" else None,
             )
         except OSError as error:
             raise RunFailed(f"cannot start {command[0]}: {error.strerror}") from None
@@ -264,15 +266,17 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 class _Forward:
     """Signals received so far, and the child to pass them to; those that came before it started are kept for it."""
 
-    def __init__(self, torchrun: bool, shielded: bool) -> None:
+    def __init__(self, torchrun: bool, shielded: bool, received: list[int]) -> None:
         self.torchrun, self.shielded = torchrun, shielded
         self.ended_it = False
         self.child: subprocess.Popen[bytes] | None = None
+        self.received = received
         self.kept: list[int] = []
         self.interrupts = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         say_in_handler(number, "")
+        self.received.append(number)
         if self.child is None:
             self.kept.append(number)
         else:

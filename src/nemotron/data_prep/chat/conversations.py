@@ -51,6 +51,13 @@ class Conversation:
         content = [messages, self.tools] if self.tools else messages
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
+    def opening_key(self, template: str = "nano3") -> str:
+        """`key` of the messages up to the first of the user: equal for other answers to it, and for a conversation that
+        was recorded again when it was longer."""
+        roles = [message["role"] for message in self.messages]
+        opening = roles.index("user") + 1 if "user" in roles else len(roles)
+        return replace(self, messages=self.messages[:opening]).key(template)
+
 
 @dataclass
 class ConversationTable:

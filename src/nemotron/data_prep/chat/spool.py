@@ -377,8 +377,10 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
             spool.reasoning += counts.reasoning
             progress.add(rows=counts.sequences, tokens=counts.tokens, bytes=work.piece.size, was_done=was_done)
     for name, source in settings.sources.items():
-        column = source.reading.columns.get("category", "category")
-        check_categories(name, source.loss_weights, spool.categories[name], column)
+        is_part = source.max_records is not None or spool.table.counts.get(name, {}).get(BEYOND_SCALE, 0) > 0
+        if not is_part:  # of a part the rare categories may be missing
+            column = source.reading.columns.get("category", "category")
+            check_categories(name, source.loss_weights, spool.categories[name], column)
     return spool
 
 
@@ -474,7 +476,9 @@ def _spans(
             outcomes[OVERLAPS] += 1
             continue
         if source.split_column is None:
-            split = split_of(key, source.valid_fraction, settings.seed, source.test_fraction)
+            # Else what is held out would be trained on in another answer to its question, or in a longer record of it.
+            opening = conversation.opening_key(settings.template)
+            split = split_of(opening, source.valid_fraction, settings.seed, source.test_fraction)
         else:
             split = conversation.split
         if source.train_on == "last" and conversation.text is None:

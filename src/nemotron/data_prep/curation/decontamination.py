@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,18 +22,20 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from nemotron.data_prep.curation.deduplication.text_hashes import window_polynomials
+from nemotron.data_prep.curation.deduplication.text_hashes import NO_SPACES, window_polynomials
 from nemotron.data_prep.curation.step import DocumentShard, DocumentWriter, StepTable, output_name, read_documents
 from nemotron.data_prep.work.shards import Plan, ShardOutput
 
 REASON = "overlaps evaluation or held-out text"
 MIN_WORDS = 5
-WORD = re.compile(r"\w+")
+# Of a script without spaces each character, else a question in Chinese would be one or two words.
+_SINGLE = "".join(f"{chr(first)}-{chr(last)}" for first, last in NO_SPACES)
+WORD = re.compile(rf"(?=\w)[{_SINGLE}]|[^\W{_SINGLE}]+")
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased words and numbers; punctuation and layout do not count."""
-    return WORD.findall(text.lower())
+    """Lower-cased words and numbers; punctuation, layout and how accents are encoded do not count."""
+    return WORD.findall((text if text.isascii() else unicodedata.normalize("NFC", text)).lower())
 
 
 _word_hashes: dict[str, int] = {}  # lasts as long as the process
@@ -107,14 +110,23 @@ def hit_shard(shard: DocumentShard, protected: Mapping[int, np.ndarray], output:
 
 
 def leaks_of(
-    plan: Plan[Path], folder: Path, protected: Mapping[int, np.ndarray], boilerplate_documents: int = 10
+    plan: Plan[Path],
+    folder: Path,
+    protected: Mapping[int, np.ndarray],
+    boilerplate_documents: int = 10,
+    never_boilerplate: Iterable[str] = (),
 ) -> Leaks:
-    """Tell leaks from boilerplate, which more than `boilerplate_documents` documents hold, over all shards."""
+    """Tell leaks from boilerplate, which more than `boilerplate_documents` documents hold, over all shards.
+
+    never_boilerplate: protected texts whose grams are leaks however many documents hold them.
+    """
     documents_with: Counter[int] = Counter()
     for shard in plan.shards:
         for hit in _read_hits(folder, shard.name).values():
             documents_with.update(hit)
     grams = {gram for gram, count in documents_with.items() if count <= boilerplate_documents}
+    for text in never_boilerplate:
+        grams.update(hits(text, protected).tolist())
     return Leaks(frozenset(grams), tuple(protected), folder)
 
 

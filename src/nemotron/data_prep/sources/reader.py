@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from nemo_runspec.errors import RunspecError, UserError
-from nemotron.data_prep.sources.documents import in_share
+from nemotron.data_prep.sources.documents import in_share, stable_hash
 from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, can_be_cut
 from nemotron.data_prep.sources.lines import lines_before, read_csv, read_json, read_text
 from nemotron.data_prep.sources.locations import list_files
@@ -157,8 +157,11 @@ def where(piece: Piece, index: int) -> str:
 
 def row_id(piece: Piece, index: int) -> str:
     """A name of a record that is unique among all files and needs no reading: `notes.jsonl:17` in the first piece of a
-    file, `notes.jsonl@33554432:17` (counted from the piece's beginning) in others."""
-    return f"{piece.file.name}{f'@{piece.begin}' if piece.begin else ''}:{index + 1}"
+    file, `notes.jsonl@33554432:17` (counted from the piece's beginning) in others. Of an address whose query is not
+    shown, a hash of it stands in its place."""
+    name, uri = piece.file.name, piece.file.uri
+    query = "" if name == uri else f"?{stable_hash(uri):016x}"
+    return f"{name}{query}{f'@{piece.begin}' if piece.begin else ''}:{index + 1}"
 
 
 def place(piece: Piece, index: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import UserError
+from nemotron.kit.tokenizer import read_tokenizer
 
 LONG_CHARS = 2**19  # a text beyond this is encoded in windows
 # Window and overlap in characters, and what is tried where the first two windows do not agree.
@@ -28,21 +28,12 @@ _CACHED_WORDS = 250_000
 def plain_tokenizer(text: str) -> Tokenizer:
     """The tokenizer of a `tokenizer.json` for running text; the last one is kept, also for workers that are forked.
 
-    Special tokens that stand in a text are spelled out, and nothing is cut, padded or left to chance, whatever the file
-    says. UserError if it cannot be read.
+    Special tokens that stand in a text are spelled out. UserError if it cannot be read.
     """
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"not a readable tokenizer ({str(error).splitlines()[0]})") from error
+    tokenizer = read_tokenizer(text)
     tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    model = tokenizer.model
-    if getattr(model, "dropout", None):
-        model.dropout = None
-    if hasattr(model, "_resize_cache"):
-        model._resize_cache(_CACHED_WORDS)
+    if hasattr(tokenizer.model, "_resize_cache"):
+        tokenizer.model._resize_cache(_CACHED_WORDS)
     return tokenizer
 
 

@@ -157,6 +157,8 @@ def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutp
             if capped:
                 break
     num_documents = sum(count.documents for count in counts)
+    if capped:
+        report.records = num_documents  # not the one more that was read to see where the batch ends
     capped = capped or (work.max_documents is not None and num_documents >= work.max_documents)
     return TokenizeCounts(dict(zip(SPLITS, counts, strict=True)), report, capped)
 

@@ -26,6 +26,7 @@ from nemotron.kit.chat import render, required_tokens
 from nemotron.kit.chat_template import has_template, load_template, special_token
 from nemotron.kit.chat_templates import OF_TOKENIZER, TEMPLATES
 from nemotron.kit.hub import download_hint, what_failed
+from nemotron.kit.tokenizer import read_tokenizer
 
 NUM_SPECIAL = 16
 _NAMED = {
@@ -129,8 +130,8 @@ def check_trained_tokens(template: str) -> None:
 
 @lru_cache(maxsize=1)
 def tokenizer_from(text: str) -> Tokenizer:
-    """The tokenizer that `tokenizer.to_str()` wrote; the last one is kept, for tasks that get the same text each."""
-    return Tokenizer.from_str(text)
+    """The tokenizer of a `tokenizer.json`; the last one is kept, for tasks that get the same text each."""
+    return read_tokenizer(text)
 
 
 def check_template_tokens(tokenizer: Tokenizer, location: str, template: str) -> None:

@@ -215,6 +215,14 @@ class ShardOutput:
         return outputs
 
 
+def discard(folder: Path) -> None:
+    """Delete finished work. What a signal leaves of it is never taken for work to go on with: it has another name."""
+    aside = folder.with_name(f"{folder.name}.discarded")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
 def publish_file(path: Path | str, target: Path | str) -> None:
     """Give a file that a shard wrote a second name; a copy where the file system has no links.
 

@@ -200,7 +200,7 @@ class SourceConfig(UserSource):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="share of the tokens drawn, beside the weights of the others; 0 leaves it out",
+        description="share of the tokens drawn, beside the weights of the others; 0: it is not trained on",
     )
     repeats: float | None = Field(None, gt=0, allow_inf_nan=False, description="epochs of it")
     on_error: OnError | None = Field(None, description="in place of reading.on_error")
@@ -223,7 +223,8 @@ class ReadingConfig(Group):
 
 
 class SplitsConfig(Group):
-    """Shares of the records that are held out, by a hash of their content: equal records are on one side."""
+    """Shares of the records that are held out, by a hash of the text or, of a conversation, of its beginning up to the
+    user's first message: equal texts and all answers to a message are on one side."""
 
     valid: float = Field(0.01, ge=0, lt=1, description="looked at while training")
     test: float = Field(0.0, ge=0, lt=1, description="looked at at the end")

@@ -18,6 +18,7 @@ from nemo_runspec.errors import UserError
 from nemotron.kit import chat
 from nemotron.kit.chat_template import load_template, stop_tokens
 from nemotron.kit.metrics import Progress, StatusLine
+from nemotron.kit.tokenizer import read_tokenizer
 from nemotron.stack.environments import (
     Episode,
     Task,
@@ -43,10 +44,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"no tokenizer.json in {model_dir}")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as failure:  # the tokenizers library raises bare Exception
-        raise UserError(f"{path} is not a tokenizer: {failure}") from None
+    return read_tokenizer(path.read_bytes(), str(path))
 
 
 def stop_token_ids(tokenizer_dir: Path, template: str | None) -> list[int]:

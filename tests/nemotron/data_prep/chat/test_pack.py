@@ -197,6 +197,22 @@ def test_a_record_may_say_its_split_and_none_that_overlaps_evaluation_is_kept(
         assert outcomes[chat_spool.OVERLAPS] == 2 - kept
 
 
+def test_no_beginning_of_what_is_held_out_is_trained_on(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Of each conversation also records of its first turn, one of them with another answer."""
+    rows = []
+    for number in range(60):
+        first = {"role": "user", "content": f"What is {number} plus 1?"}
+        answers = [{"role": "assistant", "content": text} for text in (f"It is {number + 1}.", f"{number + 1}")]
+        more = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
+        rows += [{"messages": [first, answer]} for answer in answers] + [{"messages": [first, answers[0], *more]}]
+    folder, _, _ = run(tmp_path, [write(tmp_path / "own.jsonl", rows)], settings_of(tokenizer))
+    questions = [
+        {re.findall(r"What is (\d+) plus 1", tokenizer.decode(list(ids)))[0] for ids, _ in sequences_in(folder / split)}
+        for split in ("train", "valid", "test")
+    ]
+    assert all(questions) and sum(map(len, questions)) == 60
+
+
 def sequences_in(folder: Path, seq_len: int = 2048) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every sequence of the rows below a folder, by their `seq_start_id`."""
     found = []
@@ -558,6 +574,16 @@ def test_a_category_of_no_record_is_said_before_the_work(
         spooled(tmp_path / "b", path, settings_of(tokenizer, source=source))
     assert tokenised
     assert "of source 'own' no record has the category 'hrad'" in capsys.readouterr().err
+    # Of a part that was asked for, the rare categories may be missing.
+    monkeypatch.undo()
+    weights = {"hard": 2.0}
+    for part in (replace(source, max_records=20), replace(source, reading=replace(source.reading, share=0.02, seed=1))):
+        spool = spooled(
+            tmp_path / f"part{part.max_records}",
+            path,
+            settings_of(tokenizer, source=replace(part, loss_weights=weights)),
+        )
+        assert "hard" not in spool.categories["own"] and spool.categories["own"]["easy"]
     # A column of weights that is not there counted every record as 1 without a word.
     monkeypatch.undo()
     misspelt = ChatSource("own", chat_spool.chat_reading({"loss_weight": "weihgt"}, "skip"))

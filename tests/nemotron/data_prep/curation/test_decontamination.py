@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from nemotron.data_prep.curation.decontamination import (
     hits,
     leaks_of,
     protect,
+    words,
 )
 from nemotron.data_prep.curation.step import collect, plan_step, write_documents
 from nemotron.data_prep.sources.locations import list_files
@@ -46,14 +48,23 @@ def test_short_protected_texts_count_as_a_whole() -> None:
     assert not overlaps(["17 plus 5"], "17 plus 5")  # under five words: says nothing
 
 
-@pytest.mark.parametrize(("documents", "kept"), [(3, 0), (4, 4)])
-def test_boilerplate_is_no_overlap(tmp_path: Path, documents: int, kept: int) -> None:
+def test_neither_a_script_without_spaces_nor_the_encoding_of_accents_hides_it() -> None:
+    question = "北京故宫是在哪一个朝代开始修建的，又花了多少年？"
+    assert words("1-é, の。") == ["1", "é", "の"]
+    assert overlaps([question], f"请回答下面的问题：{question}答案在后面。")
+    assert not overlaps([question], "请回答下面的问题：长城是在哪一个朝代修建的？")
+    accents = "où était l'élève après la dernière leçon du matin à l'école"
+    assert overlaps([unicodedata.normalize("NFD", accents)], unicodedata.normalize("NFC", accents))
+
+
+@pytest.mark.parametrize(("documents", "kept", "never"), [(3, 0, ()), (4, 4, ()), (4, 0, (SECRET,))])
+def test_boilerplate_is_no_overlap(tmp_path: Path, documents: int, kept: int, never: tuple[str, ...]) -> None:
     write_documents(
         tmp_path / "in.jsonl.zst", ({"id": str(i), "text": f"{SECRET} number {i}"} for i in range(documents))
     )
     plan, protected = plan_step([tmp_path / "in.jsonl.zst"], {}), protect([SECRET])
     collect(plan, tmp_path / "hits", hit_shard, protected, SerialEngine())
-    leaks = leaks_of(plan, tmp_path / "hits", protected, boilerplate_documents=3)
+    leaks = leaks_of(plan, tmp_path / "hits", protected, boilerplate_documents=3, never_boilerplate=never)
     table = collect(plan, tmp_path / "work", drop_shard, leaks, SerialEngine())
     assert (table.read.documents, table.kept.documents) == (documents, kept)
 

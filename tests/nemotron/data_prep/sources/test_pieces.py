@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron.data_prep.sources.files import Piece
+from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.reader import pieces_of, read_piece, where, whole
+from nemotron.data_prep.sources.reader import pieces_of, read_piece, row_id, where, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 
 from .written import arrow, every_format, json_lines, parquet, read
@@ -109,3 +109,12 @@ def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
         assert pieces_of(file, 1 << 20) == [whole(file)]
         with pytest.raises(ValueError, match="target_bytes 0 must be at least 1"):
             pieces_of(file, 0)
+
+
+def test_row_ids_tell_addresses_apart_whose_query_is_not_shown() -> None:
+    ids = [
+        row_id(whole(SourceFile(f"https://host/data.jsonl{query}", 10, "", "jsonl")), 0)
+        for query in ("", "?n=1", "?n=2")
+    ]
+    assert ids[0] == "https://host/data.jsonl:1" and len(set(ids)) == 3
+    assert not any("n=" in each for each in ids)

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.encoding import Encoder, plain_tokenizer, vocab_size_of
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.kit.tokenizer import read_tokenizer
 
 SENTENCE = "the quick brown fox jumps over lazy dogs 3.14 naïve 東京タワー 🙂 don't == --> </s> ___"
 WORDS = [*SENTENCE.split(), "", "\n\n\t"]
@@ -135,6 +136,10 @@ def test_what_the_file_says_of_cutting_padding_and_chance_is_not_done() -> None:
     expected = Encoder(plain_tokenizer(BYTE_LEVEL)).encode(CORPUS[:5])
     found = Encoder(plain_tokenizer(wild.to_str())).encode(CORPUS[:5])
     assert [array.tolist() for array in found] == [array.tolist() for array in expected]
+    for text in (wild.to_str(), BYTE_LEVEL):  # of conversations and prompts, with their special tokens
+        assert (
+            read_tokenizer(text).encode("".join(CORPUS)).ids == read_tokenizer(BYTE_LEVEL).encode("".join(CORPUS)).ids
+        )
 
 
 def test_the_largest_id_counts_not_the_number_of_tokens() -> None:

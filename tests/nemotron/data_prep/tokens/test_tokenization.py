@@ -168,7 +168,7 @@ def test_without_eos_and_bos_nothing_stands_around_a_document_and_a_large_vocabu
         assert [ids.tolist() for ids in dataset] == [reference(tokenizer, text)[:-1] for text in TEXTS[:5]]
 
 
-def test_caps_hold_and_come_from_all_shards(tmp_path: Path) -> None:
+def test_caps_hold_and_come_from_all_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         write(tmp_path / "in" / f"{i}.jsonl", TEXTS[100 * i : 100 * i + 100])
     source = {"a": tmp_path / "in"}
@@ -188,6 +188,9 @@ def test_caps_hold_and_come_from_all_shards(tmp_path: Path) -> None:
     used = streams["a"].files["documents"] + streams["a"].files["valid_documents"]
     assert read.records == used
     assert read.skipped[tokenization.BEYOND_CAP] > 0
+    monkeypatch.setattr(tokenization, "_BATCH_DOCUMENTS", 7)  # each batch ends with a document of the next
+    streams, _ = run(tmp_path / "batches", source, caps=(None, 1000), num_shards=1, rules=rules)
+    assert streams["a"].read.records == streams["a"].files["documents"] + streams["a"].files["valid_documents"]
 
 
 def test_a_long_text_is_encoded_in_windows_to_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from nemotron.data_prep.work.shards import (
     Receipt,
     Shard,
     ShardOutput,
+    discard,
     freeze,
     read_receipt,
     run_shards,
@@ -257,3 +259,26 @@ def test_killed_again_and_again_it_ends_with_the_same_files(tmp_path: Path) -> N
             json.loads((folder / "receipts" / f"s{n:02}.json").read_text())["outputs"][f"s{n:02}.bin"]["bytes"]
             == 20_000
         )
+
+
+def test_discarded_work_is_gone_from_its_place_before_a_file_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+
+    def make() -> None:
+        work.mkdir()
+        (work / "plan.json").write_text("{}")
+
+    def stopped(folder: Path, ignore_errors: bool = False) -> None:
+        assert not work.exists() or not folder.exists()
+        if folder.exists():
+            raise SystemExit(143)
+
+    make()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(shutil, "rmtree", stopped)
+        discard(work)
+    make()
+    discard(work)  # with what was left the first time
+    assert not list(tmp_path.iterdir())

@@ -60,6 +60,9 @@ def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_
     assert [tokenizer.token_to_id(f"<SPECIAL_{i}>") for i in (10, 11, 12)] == [10, 11, 12]
     assert (tmp_path / "out" / "blend.json").is_file() and dataset.ref == "nano2-pretrain-data:1"
     assert curate(sources=(tmp_path / "mine.jsonl",)).digest == dataset.digest
+    few = json.loads((curate(sources=(tmp_path / "mine.jsonl",), held_out=1).path / "blend.json").read_text())
+    assert blend["sources"]["own"]["valid_documents"] > 1
+    assert [few["sources"]["own"][name] for name in ("documents", "valid_documents")] == [39, 1]  # none is lost
     share = json.loads((curate(scale="medium").path / "blend.json").read_text())
     assert share["sources"]["docs"]["documents"] == 45 * 30 // 100
     assert share["sources"]["docs"]["valid_documents"] == 12  # what is held out does not shrink

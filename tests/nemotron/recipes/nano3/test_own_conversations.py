@@ -72,6 +72,10 @@ def test_on_from_a_model_with_chats_whose_last_answers_and_hard_ones_count(
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
     registry = Registry(tmp_path / "output" / "artifacts")
+    own, copy = (
+        folder / "tokenizer.json" for folder in (tmp_path / "my-model", registry.resolve("my-chats").path / "tokenizer")
+    )
+    assert copy.read_bytes() == own.read_bytes()
     trained: dict[int, tuple[str, set[float]]] = {}
     for file in registry.resolve("my-chats").path.rglob("*.parquet"):
         for row in pq.read_table(file).to_pylist():

@@ -101,7 +101,7 @@ def _known_powers(base: int, count: int) -> U64:
 SPACE, PART, SINGLE = 0, 1, 2
 
 # Scripts that are written without spaces: a character there is a unit of its own, as a word is elsewhere.
-_NO_SPACES = (
+NO_SPACES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
@@ -119,7 +119,7 @@ _NO_SPACES = (
 @cache
 def _token_classes() -> NDArray[np.uint8]:
     classes = np.full(0x110000, PART, dtype=np.uint8)
-    for first, last in _NO_SPACES:
+    for first, last in NO_SPACES:
         classes[first : last + 1] = SINGLE
     classes[[c for c in range(0x3001) if chr(c).isspace()]] = SPACE
     return classes

@@ -54,7 +54,7 @@ from nemotron.data_prep.sources.locations import check_not_empty, list_files
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, check_kept, check_scale, check_skipped
 from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer, template_with, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.shards import freeze
+from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
@@ -169,7 +169,7 @@ def main() -> None:
             sources=[_source(name, listed) for name, listed in files.items()],
         )
         dataset.save(move=True)
-        shutil.rmtree(work)
+        discard(work)
         print_complete({"data": dataset})
 
 

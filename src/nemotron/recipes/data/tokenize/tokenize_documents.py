@@ -66,7 +66,7 @@ from nemotron.data_prep.tokens.tokenization import (
 )
 from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.shards import freeze
+from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
@@ -213,7 +213,7 @@ def main() -> None:
             ],
         )
         dataset.save(move=True)
-        shutil.rmtree(work_dir)
+        discard(work_dir)
         print(f"{dataset.ref}: {counted(num_documents, 'document')}, {counted(num_tokens, 'token')}", file=sys.stderr)
         print_complete({"data": dataset})
 

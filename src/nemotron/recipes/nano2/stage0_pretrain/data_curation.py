@@ -138,6 +138,8 @@ def curate(source: str, documents: Iterator[tuple[str, str]], config: Config) ->
     by_split: dict[str, list[str]] = {"valid": [], "train": []}
     for raw, known in sorted(documents, key=lambda document: stable_hash(str(config.seed), document[0])):
         by_split.get(known or split_of(raw, 0.05, config.seed), []).append(raw)
+    if source == "own":  # all of them are read, so what is too many to be held out is trained on
+        by_split["train"] += by_split["valid"][config.held_out :]
     if source != "tasks":  # of which only the share was generated
         by_split["train"] = by_split["train"][: apply_scale(len(by_split["train"]), config.scale)]
     by_split["valid"] = by_split["valid"][: config.held_out]

@@ -83,7 +83,7 @@ from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtyp
 from nemotron.data_prep.tokens.tokenization import SourceRules, TokenizeJob, link_streams, tokenize_sources
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.data_prep.work.shards import freeze
+from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
@@ -188,20 +188,27 @@ def main() -> None:
                 texts = list_documents(work / "fuzzy")
 
             # The evaluation prompts are protected, besides being held out by the hash of the task itself.
-            prompts = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties) + question_texts(cfg.questions)
+            questions = question_texts(cfg.questions)
+            prompts = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties) + questions
             held_out = (d["text"] for d in chain.from_iterable(map(read_documents, texts)) if d["split"] == "valid")
             protected = decontamination.protect(chain(prompts, held_out), cfg.curation.ngram)
             digest = hashlib.sha256(b"".join(grams.tobytes() for _, grams in sorted(protected.items()))).hexdigest()
             plan = plan_step([*texts, *templates], {"step": "decontaminate", "protected": digest})
             collect(plan, work / "hits", decontamination.hit_shard, protected, engine)
             boilerplate = cfg.curation.boilerplate_documents
-            leaks = decontamination.leaks_of(plan, work / "hits", protected, boilerplate)
+            leaks = decontamination.leaks_of(plan, work / "hits", protected, boilerplate, never_boilerplate=questions)
             collect(plan, work / "curated", decontamination.drop_shard, leaks, engine)
             curated = list_documents(work / "curated")
         steps = [work / "documents" / name for name in names]
         steps += [work / name for name in ("filtered", "exact", "fuzzy", "curated")]
         tables = tables_by_source(steps)
         print(source_table(tables), file=sys.stderr)
+        if short := [text for text in questions if len(decontamination.words(text)) < decontamination.MIN_WORDS]:
+            print(
+                f"questions: {counted(len(short), 'question')} of fewer than {decontamination.MIN_WORDS} words may "
+                f"stand in the text, as {short[0]!r}",
+                file=sys.stderr,
+            )
         for name, table in tables.items():
             if MORE in table.noted:
                 print(
@@ -240,7 +247,9 @@ def main() -> None:
             versions = {"tokenizer": tokenizer_files.digest, "tokenizers": tokenizers.__version__, "dtype": dtype}
             token_plan = make_plan(versions, inputs, shard_bytes=1 << 20)
             freeze(token_plan, work / "tokens")
-            rules = SourceRules(Reading(columns={"split": "split"}), split_column="split")
+            # Escapes and fields make a record longer than its text, of which the limit was that of the sources.
+            reading = Reading(columns={"split": "split"}, max_record_bytes=2**30)
+            rules = SourceRules(reading, split_column="split")
             job = TokenizeJob(
                 tokenizer_files.json_text(), None, bpe.EOS_ID, dtype, cfg.seed, dict.fromkeys(names, rules)
             )
@@ -281,7 +290,7 @@ def main() -> None:
             sources=list(_lineage(cfg, modules, generated.get(TASKS, []), own_files)),
         )
         dataset.save(move=True)
-        shutil.rmtree(work)
+        discard(work)
         print(f"{dataset.ref}: {counted(num_documents, 'document')}, {counted(num_tokens, 'token')}", file=sys.stderr)
         print_complete({"data": dataset})
 

@@ -64,7 +64,7 @@ from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
-from nemotron.data_prep.work.shards import freeze
+from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
@@ -165,10 +165,8 @@ def main() -> None:
         paths = pack.publish_rows(packed, work, run.output_dir)
         # Which tasks the model meets: what evaluation checks for leaks and measures novelty against.
         write_jsonl(run.output_dir / "tasks.jsonl", (task.to_dict() for split, task in tasks if split == "train"))
-        # One of the Hub travels with the data: its cache is on this machine only.
-        tokenizer_dir = run.output_dir / "tokenizer" if tokenizer_files.revision else Path(cfg.tokenizer)
-        if tokenizer_files.revision:
-            tokenizer_files.copy_to(tokenizer_dir)
+        # It travels with the data: training compares it with the model's, wherever this one may be by then.
+        tokenizer_files.copy_to(run.output_dir / "tokenizer")
         dataset = SFTPack(
             path=run.output_dir,
             num_examples=packed["train"].counts.sequences,
@@ -176,7 +174,7 @@ def main() -> None:
             num_loss_tokens=packed["train"].counts.trained_tokens,
             train_path=paths["train"],
             valid_path=paths.get("valid"),
-            tokenizer_path=tokenizer_dir,
+            tokenizer_path=run.output_dir / "tokenizer",
             seq_len=cfg.packing.seq_length,
             chat_template=keep_template(template, run.output_dir),
             metrics={
@@ -189,7 +187,7 @@ def main() -> None:
             sources=list(_lineage(cfg.tasks, generated, own_files)),
         )
         dataset.save(move=True)
-        shutil.rmtree(work)
+        discard(work)
         print_complete({"data": dataset})
 
 

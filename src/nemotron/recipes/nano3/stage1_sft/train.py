@@ -130,6 +130,8 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     """Refuses data that was tokenised with another tokenizer than the model's: its ids would mean other text."""
     pack, base = SFTPack.load(path=cfg.dataset.path), Checkpoint.load(path=cfg.checkpoint.pretrained_checkpoint)
     tokenizer = (pack.tokenizer_path or pack.path) / "tokenizer.json"
+    if pack.tokenizer_path is not None and not tokenizer.is_file():
+        raise UserError(f"{pack.ref}: no tokenizer at {tokenizer}", "prepare the data again, which copies it there")
     if tokenizer.is_file() and tokenizer.read_bytes() != (base.path / "tokenizer.json").read_bytes():
         raise UserError(
             f"{pack.ref} was tokenised with another tokenizer than that of {base.ref}",

@@ -73,7 +73,7 @@ from nemotron.data_prep.sources.reader import pieces_of
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, ReadReport, check_scale
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.progress import Progress
-from nemotron.data_prep.work.shards import Plan, Receipt, Shard, freeze, run_shards
+from nemotron.data_prep.work.shards import Plan, Receipt, Shard, discard, freeze, run_shards
 from nemotron.kit import RLPrompts, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.lineage import write_json
@@ -232,7 +232,7 @@ def main() -> None:
             ],
         )
         dataset.save(move=True)
-        shutil.rmtree(work)
+        discard(work)
         prompts = counted(totals["train"], "prompt")
         print(f"{dataset.ref}: {prompts}, {totals['valid']:,} for validation", file=sys.stderr)
         print_complete({"data": dataset})

@@ -11,6 +11,7 @@ import difflib
 import errno
 import io
 import os
+import select
 import signal
 import stat
 import sys
@@ -35,7 +36,7 @@ WAIT_FOR_THE_SAME_ERROR = 5
 SAME_SIGNAL = 5
 
 # What a file system refuses to this user: nothing is wrong with the program or with the file.
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 DEBUG = "RUNSPEC_DEBUG"
 
@@ -223,7 +224,11 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     main_began, work_began = True, False
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
         sys.stdout.reconfigure(errors="backslashreplace")
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    unhandled = [number for number in leaving_signals() if signal.getsignal(number) is signal.SIG_DFL]
     try:
+        for number in unhandled if in_main_thread else ():  # of a script without `begin_script`, of a command line
+            signal.signal(number, _end)
         release_interrupts()
         code = fn() or DONE
     except RunspecError as error:
@@ -234,8 +239,8 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         code = INTERRUPTED
         report(error, "interrupted")
     except BrokenPipeError:
-        # The reader of our stdout left (`… | head`). Python would complain once more while closing it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not _reader_left():  # another pipe: to a process that died, say
+            raise
         code = FAILED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DENIED and error.filename:
@@ -250,8 +255,25 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         code = FAILED
         where = error.filename if isinstance(error, OSError) and error.filename else _fullest_folder()
         report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
+    finally:
+        for number in unhandled if in_main_thread else ():
+            signal.signal(number, signal.SIG_DFL)
     _leave_exit_code(code)
     return DONE if code == PREEMPTED and RESTARTS in os.environ else code
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads our stdout any more (`… | head`). It is then closed: Python would complain once more."""
+    try:
+        sys.stdout.flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        left = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except BrokenPipeError:
+        left = True
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return left
 
 
 def report(error: BaseException, message: str | None = None, hint: str | None = None) -> None:

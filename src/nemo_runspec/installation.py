@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import CODE_DIGEST
@@ -92,9 +93,13 @@ def install_line(extra: str) -> str:
 
 
 def imported_from_extras(script: Path) -> list[str]:
-    """The modules of extras that a script imports at its top."""
+    """The modules of extras that a script imports at its top. UserError: it is no Python."""
     names: set[str] = set()
-    for node in ast.parse(script.read_bytes()).body:
+    try:
+        statements = ast.parse(script.read_bytes()).body
+    except SyntaxError as error:
+        raise UserError(f"{shown(script)}:{error.lineno}: {error.msg}") from None
+    for node in statements:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
         names |= {module.partition(".")[0] for module in modules} & _BROUGHT_BY.keys()

@@ -163,6 +163,8 @@ def parse_config(cfg: RecipeConfig, spec: Runspec) -> LoadedConfig:
     """
     name = chosen_config(spec, cfg.config_name)
     loaded = load_config(spec.config_dir, name, cfg.overrides, spec.config.format, spec.script_path.name)
+    if not isinstance(loaded.run.script, str):
+        raise UserError(f"{loaded.origin(('run', 'script'))}: run.script = {loaded.run.script!r}: must be text")
     script = find_script(spec.script_path.parent, loaded.run.script)
     if script.parent != spec.script_path.parent and script.is_file():
         other = parse_runspec(script)

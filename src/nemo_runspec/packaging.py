@@ -173,8 +173,10 @@ def _walk(folder: Path) -> Iterator[str]:
             (names if (Path(at) / name).is_symlink() else kept).append(name)
         folders[:] = kept
         for name in sorted(names):
-            if not name.startswith(".") and not name.endswith(".pyc"):
-                yield (Path(at) / name).relative_to(folder).as_posix()
+            path = Path(at) / name
+            is_read = path.is_symlink() or path.is_file()  # no named pipe or socket
+            if is_read and not name.startswith(".") and not name.endswith(".pyc"):
+                yield path.relative_to(folder).as_posix()
 
 
 def _git_root(folder: Path) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -288,6 +289,8 @@ def _check_table(
 def _check_command(toml: TomlText, run: Run) -> None:
     try:
         placeholders = {name for _, name, _, _ in string.Formatter().parse(run.cmd) if name is not None}
+        if placeholders <= {"script", "config"}:
+            [word.format(script="", config="") for word in shlex.split(run.cmd)]
     except ValueError as error:
         raise _fault(toml, ("run", "cmd"), f'= "{run.cmd}": {error}') from None
     if unknown := placeholders - {"script", "config"}:

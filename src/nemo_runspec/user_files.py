@@ -50,6 +50,8 @@ def files_of(location: str) -> list[str]:
     Raises:
         UserError: there is no such file or folder, or nothing matches.
     """
+    if not location.strip():
+        raise UserError("a path that is empty", "the current folder is .")
     path = local_path(location)
     if path.is_dir():
         return sorted(files_below(path))

@@ -58,6 +58,53 @@ def test_exit_codes_and_messages(
     assert captured.out == ""
 
 
+PIPES = """
+import multiprocessing, sys
+from nemo_runspec.errors import run_main
+
+def to_nobody():
+    print("training", flush=True)
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    ours.send(1)
+
+def much():
+    for number in range(100_000):
+        print(number)
+
+sys.exit(run_main(globals()[sys.argv[1]]))
+"""
+
+
+def test_a_reader_that_left_is_no_error_and_another_pipe_that_broke_is_one() -> None:
+    words = [sys.executable, "-c", PIPES]
+    done = subprocess.run([*words, "to_nobody"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "training\n") and "BrokenPipeError" in done.stderr
+    for buffering in ((), ("-u",)):
+        with subprocess.Popen(
+            [words[0], *buffering, *words[1:], "much"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == ""
+        assert process.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_ends_what_has_no_handlers_of_its_own(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as left:
+            run_main(lambda: signal.raise_signal(number))
+        assert left.value.code == 143 and signal.getsignal(number) is signal.SIG_DFL
+        assert capfd.readouterr().err == f"error: stopped by {number.name}\nthe same command starts again\n"
+    finally:
+        signal.signal(number, before)
+
+
 def test_what_is_denied_after_a_run_began_has_failed_and_keeps_its_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -114,6 +114,8 @@ def bad(write: Write, body: str) -> UserError:
         (MINIMAL + '[tool.runspec.config]\ndir = "./cfg"', 6, 'config.dir = "./cfg": no such folder', None),
         (MINIMAL + '[tool.runspec.run]\nlaunch = "torchrn"', 6, "torchrun, ray, direct", "torchrun"),
         (MINIMAL + "[tool.runspec.run]\nlauncher = 1", 6, "unknown runspec key 'launcher' in [run]", "launch"),
+        (MINIMAL + "[tool.runspec.run]\ncmd = 'python {script} \"{config}'", 6, "No closing quotation", None),
+        (MINIMAL + '[tool.runspec.run]\ncmd = "python {script} {config!z}"', 6, "conversion", None),
         (MINIMAL + '[tool.runspec.run]\ncmd = "python {scrip} {config}"', 6, "unknown placeholder {scrip}", "{script}"),
         (MINIMAL + '[tool.runspec.run]\ncmd = "python {script}"', 6, "must hold {config}", None),
         (

@@ -67,6 +67,7 @@ def test_what_is_left_out_is_counted(folder: Path) -> None:
     [
         ("mine/b.txt", "no such file: mine/b.txt", "did you mean .*/mine/a.txt"),
         ("nowhere/b.txt", "no such file: nowhere/b.txt", "None"),
+        (" ", "a path that is empty", "the current folder is [.]"),
         ("mine/*.csv", r"no file matches mine/\*\.csv", "None"),
         ("mine/s*", r"no file matches mine/s\*", "it matches folders: name them without the glob"),
     ],

@@ -291,6 +291,10 @@ def _check_run(run: Mapping[str, Any], loaded: LoadedConfig, spec: Runspec) -> N
             raise UserError(f"{at} = {value!r}: must be {kind}")
         if key in ("family", "stage") and not re.fullmatch(NAME, value or ""):
             raise UserError(f"{at} = {value!r}: must be words of letters, digits, '.', '_', '-', joined by '/'")
+        if key == "config" and value and Path(value).name != value:
+            raise UserError(f"{at} = {value!r}: must be one word, which names the run's folder")
+        if key == "root" and value and "://" in value:
+            raise UserError(f"{at} = {value!r}: must be a folder")
         if key in ("output", "results") and value:
             try:
                 check_name(value)

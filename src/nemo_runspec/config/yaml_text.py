@@ -34,12 +34,15 @@ _FLOAT = re.compile(
 _INT = re.compile(r"[-+]?(?:0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
 _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"(?:~|null|Null|NULL|)$")
+_STR, _MERGE = (f"tag:yaml.org,2002:{name}" for name in ("str", "merge"))
+# What a tag may not ask for: none of it is a value of a config.
+_NO_VALUES = [f"tag:yaml.org,2002:{name}" for name in ("timestamp", "set", "binary", "omap", "pairs")]
 _RESOLVERS = (
     ("tag:yaml.org,2002:bool", _BOOL, list("tTfF")),
     ("tag:yaml.org,2002:int", _INT, list("-+0123456789")),
     ("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789.")),
     ("tag:yaml.org,2002:null", _NULL, ["~", "n", "N", ""]),
-    ("tag:yaml.org,2002:merge", re.compile(r"<<$"), ["<"]),
+    (_MERGE, re.compile(r"<<$"), ["<"]),
 )
 
 
@@ -49,11 +52,8 @@ def _loader_class() -> type[yaml.SafeLoader]:
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: ClassVar[_Resolvers] = {}  # type: ignore[misc]
-        # Nor where a tag asks for it is there a date or a set: neither is a value of a config.
         yaml_constructors: ClassVar[dict[str | None, Any]] = {
-            tag: construct
-            for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-            if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:set")
+            tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NO_VALUES
         }
 
     for tag, pattern, first in _RESOLVERS:
@@ -75,7 +75,7 @@ def _dumper_class() -> type[yaml.SafeDumper]:
         def represent_str(self, data: str) -> yaml.ScalarNode:
             # PyYAML would write these line breaks of Unicode as they are, and read them back as spaces.
             style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
-            return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+            return self.represent_scalar(_STR, data, style)
 
     Dumper.add_representer(str, Dumper.represent_str)
     for tag, pattern, first in _RESOLVERS:
@@ -98,22 +98,25 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
     """
     import yaml
 
-    loader = _loader_class()(text)
+    loader = None
     try:
+        loader = _loader_class()(text)
         node = loader.get_single_node()
         if node is None:
             return None, {}
         lines: dict[KeyPath, str] = {}
         _note_lines(node, (), where, lines, ())
-        return _string_keys(loader.construct_document(node)), lines
+        return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f":{mark.line + 1}"
         raise UserError(f"{where}{line}: malformed YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{where}: malformed YAML: {str(error).splitlines()[0]}") from None
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        raise UserError(f"{where}: malformed YAML: {reason}") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _note_lines(
@@ -134,6 +137,8 @@ def _note_lines(
             if key.value in seen:
                 raise UserError(f"{at}: {'.'.join(map(str, (*path, key.value)))} stands twice")
             seen.add(key.value)
+            if key.tag != _MERGE:
+                key.tag = _STR  # as written: `1` and `true` would be one key, `null` would be None
             lines[(*path, key.value)] = at
             _note_lines(value, (*path, key.value), where, lines, above)
     elif isinstance(node, yaml.SequenceNode):
@@ -142,19 +147,13 @@ def _note_lines(
             _note_lines(value, (*path, index), where, lines, above)
 
 
-def _string_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _string_keys(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_string_keys(item) for item in value]
-    return value
-
-
 def read_scalar(text: str, where: str) -> Any:
     """The value of an override, parsed as YAML; nothing after the `=` is the empty string."""
     try:
         return "" if text == "" else read_yaml(text, where)[0]
-    except UserError:
+    except UserError as error:
+        if error.message.endswith(" stands twice"):
+            raise UserError(f"{where}: {error.message.partition(': ')[2]}") from None
         hint = "quote it, as in 'key=\"@text\"', or write it in YAML's [a, b] or {a: 1}"
         raise UserError(f"{where}: {text!r} is not a value", hint) from None
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.config.yaml_text import shown
+from nemo_runspec.config.yaml_text import read_yaml, shown
 from nemo_runspec.cpus import usable_cpus
 from nemo_runspec.errors import (
     DONE,
@@ -154,9 +154,7 @@ def execute_local(
 
 def _processes(config: Path) -> int:
     """`run.processes` of a job's config, which is YAML or JSON; 1 where it has none."""
-    import yaml
-
-    run: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8")).get("run") or {}
+    run: dict[str, Any] = read_yaml(config.read_text(encoding="utf-8"), str(config))[0].get("run") or {}
     return run.get("processes") or 1
 
 
@@ -165,9 +163,7 @@ def _promised(job_dir: Path) -> tuple[list[str], str | None]:
     record = job_dir / "job.yaml"
     if not record.is_file():
         return [], None
-    import yaml
-
-    job = yaml.safe_load(record.read_text(encoding="utf-8"))
+    job = read_yaml(record.read_text(encoding="utf-8"), str(record))[0]
     return list(job["outputs"]), job["fingerprint"]
 
 

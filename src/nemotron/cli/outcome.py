@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from nemo_runspec.artifacts.registry import Registry
+from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.errors import DONE, FAILED, RunFailed
 from nemo_runspec.pipeline import StepResult
 from nemo_runspec.variables import ARTIFACTS_ROOT
@@ -57,14 +58,13 @@ def _evaluation(last: StepResult, registry: Registry) -> Version | None:
     if last.step.name != "eval" or last.exit_code not in (DONE, FAILED):
         return None
     versions = last.versions.values() if last.exit_code == DONE else _published_by(last.run_dir, registry)
-    return next((version for version in versions if "bands" in version.record["metrics"]), None)
+    return next((version for version in versions if "bands" in version.record.get("metrics", {})), None)
 
 
 def _published_by(run_dir: Path, registry: Registry) -> list[Version]:
     """What the job in `run_dir` published before it failed, from the record of the job."""
-    import yaml
-
-    job = yaml.safe_load((run_dir / "job.yaml").read_text(encoding="utf-8"))
+    record = run_dir / "job.yaml"
+    job = read_yaml(record.read_text(encoding="utf-8"), str(record))[0]
     versions = [registry.find_published(name, job["fingerprint"]) for name in job["outputs"]]
     return [version for version in versions if version is not None]
 

@@ -95,6 +95,11 @@ def test_every_key_knows_its_line() -> None:
         ("a: !!python/object:os.system x", "f.yaml:1: malformed YAML: could not determine a constructor"),
         ("a: !!timestamp 2020-01-01", "f.yaml:1: malformed YAML: could not determine a constructor"),
         ("a: !!set {x}", "f.yaml:1: malformed YAML: could not determine a constructor"),
+        ("a: !!binary aGk=", "f.yaml:1: malformed YAML: could not determine a constructor"),
+        ('a: !!int ""', "f.yaml: malformed YAML: "),
+        ("a: !!bool foo", "f.yaml: malformed YAML: "),
+        ("a: \x1b[31m", "f.yaml: malformed YAML: "),
+        ("[" * 5000, "f.yaml: malformed YAML: nested too deeply"),
         ("a: 1\n---\nb: 2", "f.yaml:2: malformed YAML: "),
     ],
 )
@@ -103,3 +108,12 @@ def test_malformed_yaml_is_refused_with_its_line(text: str, message: str) -> Non
         read_yaml(text, "f.yaml")
     assert caught.value.message.startswith(message)
     assert "\n" not in caught.value.message
+
+
+def test_keys_are_what_is_written() -> None:
+    assert read_yaml("{1: a, true: b, null: c, 1e-3: d, yes: e}", "f.yaml")[0] == {
+        "1": "a", "true": "b", "null": "c", "1e-3": "d", "yes": "e"
+    }  # fmt: skip
+    assert read_yaml("x: &x {a: 1}\ny: {<<: *x, b: 2}", "f.yaml")[0]["y"] == {"a": 1, "b": 2}
+    with pytest.raises(UserError, match="command line: a stands twice"):
+        read_scalar("{a: 1, a: 2}", "command line")

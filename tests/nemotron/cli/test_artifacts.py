@@ -176,6 +176,8 @@ def test_gc_keeps_what_a_run_reads_that_has_not_finished(
     for word, removed in (("running", "nothing to remove"), ("finished", "some-model:1")):
         state.write_text(json.dumps({"state": word, "inputs": {"model": published["first"].pinned}}))
         assert run("gc --dry-run").output.startswith(removed)
+    state.write_text(json.dumps({"state": "running", "inputs": {"model": published["first"].pinned}}))
+    assert "some-model:1 is read by a run that is at work" in str(run("rm some-model:1").exception)
 
 
 def test_gc_removes_nothing_while_a_record_cannot_be_read(published: dict[str, Version], tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_part_of_the_steps(nemotron: Nemotron) -> None:
             "nemotron data curate extract -c tiny",
         ),
         ("data curate -c tiny --from=", "option --from needs a value", "as in --from quality"),
+        ("data curate -c tiny --from language --from quality", "option --from is given twice", ""),
         ("data curate -c tiny --to quallity", "unknown step 'quallity'", "did you mean quality?"),
         (
             "data curate -c tiny --to language quality:threshold=0.5",

@@ -177,14 +177,24 @@ def diff(
 @artifacts.command("rm")
 def rm(
     refs: Annotated[list[str], typer.Argument(help="NAME:VERSION, or NAME for all of its versions.")],
-    force: Annotated[bool, typer.Option("--force", help="Also what other versions were made from.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what other versions were made from, or a run reads.")
+    ] = False,
 ) -> None:
     """Remove versions.
 
-    Refuses those that others were made from. The number of a removed version is never given again.
+    Refuses those that others were made from, or that a run under the output root reads that is at work or could go on.
+    The number of a removed version is never given again.
     """
+    from nemotron.kit.runs import inputs_in_use
+
     registry = Registry.default()
     chosen = removal.chosen(registry, refs)
+    if (in_use := sorted(inputs_in_use() & set(chosen))) and not force:
+        raise UserError(
+            f"{in_use[0]} is read by a run that is at work, or that the same command would go on with",
+            "`nemotron runs list` shows it; --force removes it",
+        )
     users = removal.needed_by(registry, chosen)
     if users and not force:
         ref, needing = next(iter(users.items()))

@@ -110,7 +110,7 @@ def import_(
 
 
 def _is_megatron(version: Version) -> bool:
-    return bool(version.record["type"].rpartition(".")[2] == "MegatronCheckpoint")
+    return str(version.record.get("type")).rpartition(".")[2] == "MegatronCheckpoint"
 
 
 def _check_megatron_bridge() -> None:

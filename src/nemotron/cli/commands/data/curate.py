@@ -82,6 +82,8 @@ def _take_step(option: str, words: list[str]) -> str | None:
             if not value or value.startswith("-"):
                 raise UserError(f"option {option} needs a value", f"as in {option} quality")
             del words[index]
+            if any(word.partition("=")[0] == option for word in words):
+                raise UserError(f"option {option} is given twice")
             return value
     return None
 

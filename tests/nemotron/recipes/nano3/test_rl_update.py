@@ -166,6 +166,18 @@ def test_detached_heads_move_the_block_and_leave_the_trunk_to_the_last_bit_as_wi
         assert not torch.equal(attached[name], off[name])
 
 
+def test_what_detached_heads_learn_does_not_depend_on_advantages(mtp_model: NemotronH) -> None:
+    """Without an advantage a completion moves no trunk, and is as good to predict further ahead as any other."""
+    rollouts = mtp_rollouts(mtp_model)
+    expected, _ = step(mtp_model, with_mtp(2), rollouts, ADVANTAGES)
+    for advantages in ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
+        changes, metrics = step(mtp_model, with_mtp(2), rollouts, advantages)
+        of_block = [name for name in changes if name.startswith("mtp.")]
+        assert_equal({name: expected[name] for name in of_block}, {name: changes[name] for name in of_block})
+        assert metrics["trained_tokens"] > 0 and metrics["mtp_loss"] > 1
+    assert not any(change.any() for name, change in changes.items() if name not in of_block)
+
+
 @pytest.mark.parametrize("dropped", [False, True])
 def test_the_loss_is_a_mean_over_depths_of_sums_over_sampled_tokens_over_their_number(
     mtp_model: NemotronH, dropped: bool

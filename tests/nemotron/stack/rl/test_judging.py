@@ -22,7 +22,9 @@ from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.rl import judging
 from nemotron.stack.rl.comparisons import (
     comparison,
+    different,
     first_comparison,
+    hold_out,
     lengths,
     made_comparisons,
     made_responses,
@@ -202,6 +204,29 @@ def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:
     assert tasks[0].prompt == "Which?\n_ A) this B) that\nShorter: A"
     assert in_other_order[0].prompt == "Which?\n_ A) that B) this\nShorter: B"
     assert json.loads(tasks[0].solution.answer) == {"score_1": 4, "score_2": 2, "ranking": 2}
+
+
+def test_own_comparisons_of_a_prompt_are_on_one_side_and_equal_ones_count_once(tmp_path: Path) -> None:
+    records = [
+        {"prompt": f"{n // 4}?{' ' * (n % 2)}", "response_1": f"this {n}", "response_2": "that", "preference": 1}
+        for n in range(400)
+    ]
+    mirrored = {**records[0], "response_1": "that", "response_2": "this 0", "preference": 2}
+    path = tmp_path / "mine.jsonl"
+
+    def read(*lines: dict[str, object]) -> list[tuple[Task, Task]]:
+        path.write_text("\n".join(map(json.dumps, lines)))
+        return read_comparisons([path], "nano3")
+
+    pairs = read(*records, *records[:5], mirrored)
+    assert len(pairs) == 406 and different(pairs) == pairs[:400]
+    train, valid = hold_out(different(pairs))
+    prompts = [{task.canonical for pair in part for task in pair} for part in (train, valid)]
+    assert len(train) + len(valid) == 400 and 1 <= len(prompts[1]) <= 12 and not prompts[0] & prompts[1]
+    assert hold_out(read(*records[::-1]))[1] == valid[::-1]  # whatever the order
+    assert hold_out(pairs[:19]) == (pairs[:19], [])
+    of_one = [pair for pair in valid if pair[0].canonical == valid[0][0].canonical] * 5
+    assert hold_out(of_one) == (of_one, [])  # nothing would be left to train on
 
 
 def test_own_comparisons_are_read_line_by_line_and_open_no_turn(tmp_path: Path) -> None:

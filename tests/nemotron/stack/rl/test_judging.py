@@ -296,7 +296,7 @@ def test_a_group_is_judged_in_a_circle_and_the_right_one_earns_most(asked: list[
     none = GenRMRewardConfig(
         reasoning_bonus=0, answer_bonus=0, group_reasoning_length_penalty_coeff=0, group_answer_length_penalty_coeff=0
     )
-    (rewards,), unread = judged_rewards(perfect(tokenizer), [(TASK, group)], none, seed=0)
+    (rewards,), unread, _ = judged_rewards(perfect(tokenizer), [(TASK, group)], none, seed=0)
     # 69 beats 70 and is in the middle beside the empty one; 70 and 71 are tied, the first preferred by 0.5.
     assert rewards == [(5 + 3) / 2, (2 + 2.5) / 2, (1.5 + 3) / 2, 1.0]
     assert len(asked) == 2 and not unread
@@ -305,10 +305,20 @@ def test_a_group_is_judged_in_a_circle_and_the_right_one_earns_most(asked: list[
 def test_a_judge_without_a_verdict_is_counted_and_gives_the_middle(asked: list[str], tokenizer: Tokenizer) -> None:
     group = [Response("so", "mute 69"), Response("so", "mute 70")]
     cfg = GenRMRewardConfig(reasoning_bonus=0, answer_bonus=0)
-    (rewards,), unread = judged_rewards(perfect(tokenizer), [(TASK, group)], cfg, seed=0)
-    assert rewards == [3.0, 3.0] and len(unread) == 2 and "34+35" in unread[0]
-    (rewards,), unread = judged_rewards(perfect(tokenizer, max_prompt_tokens=3), [(TASK, group)], cfg, seed=0)
+    (rewards,), unread, too_long = judged_rewards(perfect(tokenizer), [(TASK, group)], cfg, seed=0)
+    assert rewards == [3.0, 3.0] and len(unread) == 2 and "34+35" in unread[0] and too_long == 0
+    (rewards,), unread, too_long = judged_rewards(perfect(tokenizer, max_prompt_tokens=3), [(TASK, group)], cfg, seed=0)
     assert rewards == [3.0, 3.0] and len(unread) == 2 and len(asked) == 2  # too long: it was not asked again
+    assert too_long == 2 and re.search(r"34\+35\?' has \d+ tokens, more than judge.max_prompt_tokens 3$", unread[0])
+
+
+def test_a_comparison_that_is_too_long_is_said_before_one_that_cannot_be_read(
+    asked: list[str], tokenizer: Tokenizer
+) -> None:
+    mute, long = [Response("", "mute 1"), Response("", "mute 2")], [Response("", "69 " * 99), Response("", "7")]
+    judge, cfg = perfect(tokenizer, max_prompt_tokens=250), GenRMRewardConfig()
+    _, unread, too_long = judged_rewards(judge, [(TASK, mute), (TASK, long)], cfg, seed=0)
+    assert too_long == 2 and ["max_prompt_tokens" in line for line in unread] == [True, True, False, False]
 
 
 def test_wins_are_counted_in_both_orders(asked: list[str], tokenizer: Tokenizer) -> None:

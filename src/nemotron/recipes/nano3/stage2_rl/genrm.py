@@ -157,7 +157,7 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     yours = load_environments(cfg.env.environments)
     # Twice as many tasks as comparisons: many tasks give none.
     source = PromptSource(prompts.train_path, cfg.env.families, 2 * cfg.grpo.num_prompts_per_step, cfg.seed, yours)
-    source.check_single_responses("a judge compares single responses")
+    source.check_comparable()
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     tokenizer, stop_ids = load_tokenizer(initial.path), stop_token_ids(initial.path, template)

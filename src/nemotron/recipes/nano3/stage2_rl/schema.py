@@ -159,6 +159,8 @@ class JudgedConfig(StageConfig):
         for family in ("workplace_assistant", "repository_repair"):
             if family in self.env.families:
                 raise ValueError(f"env.families: {family} has several turns; a judge compares single responses")
+        if "tool_comparison" in self.env.families:
+            raise ValueError("env.families: of tool_comparison the answer is a call of a tool; a judge compares texts")
         return self
 
 

@@ -179,11 +179,14 @@ def step_metrics(
 
 
 def log_samples(log: MetricsLog, step: int, batch: Batch, tokenizer: Tokenizer, number: int) -> None:
-    """Log `number` rollouts of the batch, evenly spread: prompt, completion as text, and reward."""
-    if not number:
-        return
-    every = max(1, len(batch.rollouts) // number)
-    for rollout in batch.rollouts[::every][:number]:
+    """Log `number` rollouts of the batch, evenly spread: prompt, completion as text, and reward.
+
+    Those of the next step begin at the next prompt, so that each place in a batch, and with it each family, is seen.
+    """
+    count = len(batch.rollouts)
+    number = min(number, count)
+    for place in range(number):
+        rollout = batch.rollouts[(step * (count // len(batch.tasks) + 1) + place * (count // number)) % count]
         task = batch.tasks[rollout.prompt_index]
         text = tokenizer.decode(rollout.completion_ids, skip_special_tokens=False)
         log.log(step, family=task.family, prompt=task.prompt, completion=text, reward=rollout.reward)

@@ -3,7 +3,7 @@
 `read` gives objects, lists, text, numbers, booleans and null (and the dates of YAML and TOML, which no JSON schema has
 a type for). What is not one document of the format raises ValueError: also a key twice, NaN and infinity, keys that are
 not text, an XML document type (the way to entities that expand without end), and data beyond the limits below, which
-aliases of YAML reach with few characters.
+aliases and merge keys of YAML reach with few characters.
 
 XML and CSV have no types: `typed` reads their text as the schema says. XML becomes objects as xmltodict makes them: the
 root is a key, attributes are `@name`, text beside them is `#text`, elements of one name a list, an empty element null.
@@ -29,6 +29,9 @@ from nemotron.kit.chat import alternatives
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 FORMATS = get_args(Format)
 MAX_CHARS, MAX_VALUES, MAX_DEPTH = 200_000, 20_000, 64
+# A key of TOML, at the start of a line or within a table, of more parts than MAX_DEPTH: tomllib takes quadratic time.
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_DEEP_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}+", re.MULTILINE)
 _DATES = (datetime.date, datetime.time)  # a datetime is a date
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -48,6 +51,8 @@ def read(text: str, form: Format) -> Any:
             case "xml":
                 value = _read_xml(text)
             case "toml":
+                if _DEEP_KEY.search(text):
+                    raise ValueError(f"a key of more than {MAX_DEPTH} parts")
                 value = tomllib.loads(text)
             case "csv":
                 value = _read_csv(text)
@@ -79,13 +84,24 @@ def _refuse_constant(name: str) -> None:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML's safe loader reads it, without a key twice."""
+    """YAML 1.1 as PyYAML's safe loader reads it, without a key twice, and with merged keys up to the limit."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) != len(keys):
-            raise ValueError("a key occurs twice")
-        return super().construct_mapping(node, deep)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.flattened: set[yaml.Node] = set()
+        self.num_pairs = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put in what merge keys stand for, once; called for a mapping, and whenever another one takes its pairs."""
+        if node not in self.flattened:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if len(set(keys)) != len(keys):
+                raise ValueError("a key occurs twice")
+            self.flattened.add(node)
+            super().flatten_mapping(node)
+        self.num_pairs += len(node.value)
+        if self.num_pairs > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} keys")
 
 
 def _read_xml(text: str) -> Any:
@@ -145,6 +161,8 @@ def _check_plain(value: Any) -> None:
                     pass
                 case _ if not isinstance(each, _DATES):
                     raise ValueError(f"{type(each).__name__} is no value of JSON")
+            if len(below) > MAX_VALUES:
+                raise ValueError(f"more than {MAX_VALUES} values")
         if not below:
             return
         level = below

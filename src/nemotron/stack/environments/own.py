@@ -44,7 +44,8 @@ from nemotron.stack.environments.task import (
 
 # Answers that are verified at once: whoever verifies them may be a server that asks a model.
 MAX_AT_ONCE = 64
-_MAX_FRUITLESS = 20_000
+# Tasks without a new one, one after the other, after which an endless environment is taken to have no more.
+MAX_FRUITLESS = 20_000
 _FIELDS = ("prompt", "messages", "tools", "spec", "answer")
 
 
@@ -121,7 +122,7 @@ def held_out_tasks(name: str, environment: Environment, count: int) -> list[Task
     tasks: dict[str, Task] = {}
     fruitless = 0
     for task in read_tasks(name, environment):
-        if len(tasks) == count or fruitless == _MAX_FRUITLESS:
+        if len(tasks) == count or fruitless == MAX_FRUITLESS:
             break
         fruitless += 1
         if split_of(task.canonical) == "eval" and task.canonical not in tasks:

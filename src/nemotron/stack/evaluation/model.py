@@ -230,11 +230,14 @@ def evaluate_model(
     template: str | None,
     thinking: bool = True,
     max_reasoning: int | None = None,
+    with_greedy: bool = True,
     poll: Callable[[], None] = lambda: None,
     show_progress: bool = False,
     label: str = "",
 ) -> Evaluation:
-    """pass@1 of a model in memory, greedy and sampled at temperature 1; `template` and `thinking` as `evaluate_tasks`.
+    """pass@1 of a model in memory, greedy and sampled at temperature 1.
+
+    `template`, `thinking` and `with_greedy` as `evaluate_tasks`.
 
     `max_reasoning`: the most tokens of reasoning in a response (`reasoning_budget`), where it reasons; 0 is reasoning
     off, None any number.
@@ -255,7 +258,9 @@ def evaluate_model(
         thinking=thinking,
         samples=settings.samples,
         seed=settings.seed,
+        max_error_rate=settings.max_error_rate,
         sandbox=settings.sandbox,
+        with_greedy=with_greedy,
         poll=poll,
     )
 

@@ -279,6 +279,7 @@ def evaluate_tasks(
     seed: int = 0,
     max_error_rate: float = 0.01,
     sandbox: Sandbox = "bubblewrap",
+    with_greedy: bool = True,
     poll: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Generate and verify one greedy response a task, and `samples` sampled ones at temperature 1.
@@ -293,6 +294,7 @@ def evaluate_tasks(
         max_error_rate: a larger share of responses that no verifier could decide raises RunFailed: then the scores
             would be those of another set of tasks.
         sandbox: where programs are run.
+        with_greedy: False: sampled responses alone; `greedy_T` and `greedy_completions` are then empty.
         poll: called before the verdicts of each few tasks, which may take long; raises to stop.
 
     Returns:
@@ -301,20 +303,21 @@ def evaluate_tasks(
     prompts = [prompt_text(task, template, thinking) for task in tasks]
     if template is not None and any(task.environment or prompt_tools(task) for task in tasks):
         generate_fn = partial(generate_fn, begin=lambda position: open_episode(tasks[position], thinking, sandbox))
-    greedy = generate_fn(prompts, temperature=0.0, seed=seed)
+    greedy = generate_fn(prompts, temperature=0.0, seed=seed) if with_greedy else []
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
     attempts = [
         (task, completion)
-        for task, first, several in zip(tasks, greedy, sampled, strict=True)
-        for completion in (first, *several)
+        for row, (task, several) in enumerate(zip(tasks, sampled, strict=True))
+        for completion in (*greedy[row : row + 1], *several)
     ]
     verdicts: list[Verdict] = []
     for start in range(0, len(attempts), _VERIFIED_TOGETHER):
         poll()
         verdicts += _verdicts(attempts[start : start + _VERIFIED_TOGETHER], template, thinking, sandbox)
-    scores_TS = np.array([verdict.score for verdict in verdicts], dtype=float).reshape(len(tasks), 1 + samples)
-    greedy_T, sampled_TS = scores_TS[:, 0], scores_TS[:, 1:]
+    scores_TS = np.array([verdict.score for verdict in verdicts], dtype=float)
+    scores_TS = scores_TS.reshape(len(tasks), with_greedy + samples)
+    greedy_T, sampled_TS = scores_TS[:, :with_greedy].ravel(), scores_TS[:, with_greedy:]
     prompt_format: Literal["chat", "chat_no_think", "plain"] = "chat" if thinking else "chat_no_think"
     if template is None:
         prompt_format = "plain"
@@ -326,7 +329,8 @@ def evaluate_tasks(
             if verdict.status == "error"
         )
         raise RunFailed(
-            f"{evaluation.error_rate():.1%} of the responses could not be verified, more than {max_error_rate:.1%}",
+            f"{evaluation.error_rate():.1%} of the responses could not be verified, more than max_error_rate "
+            f"{max_error_rate:g} allows",
             f"first: {next(errors)}",
         )
     return evaluation

@@ -80,7 +80,8 @@ class NemotronH(nn.Module):
         Args:
             input_ids_BL: int64 [B, L].
             seq_idx_BL: int64 [B, L], document index of each token of a packed row (non-decreasing); None = one
-                document a row. Attention, convolution and state never cross a change of index.
+                document a row. Attention, convolution and state never cross a change of index. Index -1, at the end,
+                is padding, which does not count in the load of experts.
             select_BL: bool [B, L]; when given, logits are [number selected, V] in row-major order. Where the loss only
                 covers answers, most of the output head and of the softmax is then never computed.
             mtp_depths: how often to apply the multi-token prediction block, for a model that has one. None: the
@@ -89,8 +90,8 @@ class NemotronH(nn.Module):
             detach_mtp: gradients of `mtp_logits` reach the multi-token prediction block only, not embedding, trunk and
                 head (`mtp_detach_heads` of Megatron-Core; pretraining lets them through).
             shared_prompt: document 0 of each row is a prompt, and documents 1, 2, ... each go on from it as if they
-                alone followed (`shared_prompt.py`); index -1, at the end, is padding. Multi-token prediction needs
-                `select_BL` then, and its logits are in the order of `SeparateRows`.
+                alone followed (`shared_prompt.py`). Multi-token prediction needs `select_BL` then, and its logits are
+                in the order of `SeparateRows`.
         """
         hidden_BLD, balances = self.hidden_states(input_ids_BL, seq_idx_BL, shared_prompt=shared_prompt)
         logits = self.lm_head(hidden_BLD if select_BL is None else hidden_BLD[select_BL])
@@ -98,7 +99,7 @@ class NemotronH(nn.Module):
         if mtp_depths is None:
             mtp_depths = self.config.mtp_num_layers if self.training else 0
         if self.mtp is not None and mtp_depths > 0:
-            counts_BL: Tensor | None = None
+            counts_BL = None if seq_idx_BL is None else (seq_idx_BL >= 0).long()
             if shared_prompt:
                 # What a depth reads at the end of a prompt is the continuation: there is nothing to share.
                 if seq_idx_BL is None or select_BL is None:
@@ -132,7 +133,7 @@ class NemotronH(nn.Module):
         """
         mask = None if seq_idx_BL is None else packing_mask(seq_idx_BL, shared_prompt)
         prompts: SharedPrompts | None = None
-        counts_BL: Tensor | None = None
+        counts_BL = None if seq_idx_BL is None else (seq_idx_BL >= 0).long()
         if shared_prompt:
             assert seq_idx_BL is not None and states is None
             prompts = SharedPrompts.find(seq_idx_BL, self.config.conv_kernel)

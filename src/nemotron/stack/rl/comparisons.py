@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
@@ -241,7 +242,8 @@ def own_comparison(record: Mapping[str, Any], where: str, template: str) -> Task
             f"response, ranking {ranking} {better[ranking < 3.5]}"
         )
     first, second = (Response.of(record[key]) for key in ("response_1", "response_2"))
-    task = Task("comparison", record["prompt"], where, {}, Solution("", ""))
+    canonical = " ".join(record["prompt"].casefold().split())
+    task = Task("comparison", record["prompt"], canonical, {}, Solution("", ""))
     return comparison(task, first, second, truth, template)
 
 
@@ -277,7 +279,17 @@ def truth_of(task: Task) -> Judgement:
     return Judgement(**task.spec)
 
 
-def hold_out(pairs: list[tuple[Task, Task]]) -> tuple[list[tuple[Task, Task]], list[tuple[Task, Task]]]:
-    """Comparisons to train on and to validate on: every twentieth; none of fewer than that."""
-    held_out = range(19, len(pairs), 20)
-    return [pair for row, pair in enumerate(pairs) if row not in held_out], [pairs[row] for row in held_out]
+def different(pairs: Sequence[tuple[Task, Task]]) -> list[tuple[Task, Task]]:
+    """The comparisons without those that are shown and judged as one before them, in the same or the other order."""
+    first: dict[frozenset[tuple[str, str]], tuple[Task, Task]] = {}
+    for pair in pairs:
+        first.setdefault(frozenset((task.prompt, json.dumps(task.spec)) for task in pair), pair)
+    return list(first.values())
+
+
+def hold_out(pairs: Sequence[tuple[Task, Task]]) -> tuple[list[tuple[Task, Task]], list[tuple[Task, Task]]]:
+    """Comparisons to train on and to validate on: those of a twentieth of the prompts; none of fewer than 20."""
+    parts: dict[bool, list[tuple[Task, Task]]] = {True: [], False: []}
+    for pair in pairs:
+        parts[xxhash.xxh64_intdigest(pair[0].canonical.encode()) % 20 == 0].append(pair)
+    return (parts[False], parts[True]) if len(pairs) >= 20 and parts[False] else (list(pairs), [])

@@ -104,8 +104,8 @@ def update(
     filtering, or those for which trainer and generator disagree. `advantages`: of each completion token. `reference`:
     the model that a KL term, if any, holds the policy to. Returns norm of the gradient and what was measured.
 
-    With `policy.mtp_num_layers` the loss of multi-token prediction on the completions that carry gradient is added: its
-    sums, a mean over depths, times `policy.mtp_loss_scaling_factor`, over the same number of tokens.
+    With `policy.mtp_num_layers` the loss of multi-token prediction on all these completions is added, whatever their
+    advantages: its sums, a mean over depths, times `policy.mtp_loss_scaling_factor`, over the same number of tokens.
     """
     model, device, policy = session.model, session.ranks.device, cfg.policy
     counted = [
@@ -122,7 +122,8 @@ def update(
         [advantage for _, advantage in counted],
         cfg.policy.max_total_sequence_length,
         cfg.policy.train_micro_batch_size,
-        keep_zero_advantage=reference is not None,  # with a KL term every completion has a gradient
+        # With a KL term or multi-token prediction every completion has a gradient.
+        keep_zero_advantage=reference is not None or policy.mtp_num_layers > 0,
     ):
         micro = micro.to(device)
         with session.autocast:
@@ -178,11 +179,14 @@ def step_metrics(
 
 
 def log_samples(log: MetricsLog, step: int, batch: Batch, tokenizer: Tokenizer, number: int) -> None:
-    """Log `number` rollouts of the batch, evenly spread: prompt, completion as text, and reward."""
-    if not number:
-        return
-    every = max(1, len(batch.rollouts) // number)
-    for rollout in batch.rollouts[::every][:number]:
+    """Log `number` rollouts of the batch, evenly spread: prompt, completion as text, and reward.
+
+    Those of the next step begin at the next prompt, so that each place in a batch, and with it each family, is seen.
+    """
+    count = len(batch.rollouts)
+    number = min(number, count)
+    for place in range(number):
+        rollout = batch.rollouts[(step * (count // len(batch.tasks) + 1) + place * (count // number)) % count]
         task = batch.tasks[rollout.prompt_index]
         text = tokenizer.decode(rollout.completion_ids, skip_special_tokens=False)
         log.log(step, family=task.family, prompt=task.prompt, completion=text, reward=rollout.reward)

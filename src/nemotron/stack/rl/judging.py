@@ -76,18 +76,24 @@ class Judge:
 
         The same comparisons and seed give the same verdicts.
         """
-        cfg = self.cfg
+        return self._answer(self.encode(comparisons), seed, poll)
+
+    def encode(self, comparisons: Sequence[Task]) -> list[list[int]]:
+        """The prompts of comparisons in tokens."""
         texts = [
             chat.render(
-                [{"role": "user", "content": task.prompt}], enable_thinking=cfg.enable_thinking,
+                [{"role": "user", "content": task.prompt}], enable_thinking=self.cfg.enable_thinking,
                 add_generation_prompt=True, template=self.template,
             )
             for task in comparisons
         ]  # fmt: skip
-        prompts = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def _answer(self, prompts: list[list[int]], seed: int, poll: Callable[[], None]) -> list[Judgement | None]:
+        cfg = self.cfg
         fitting = [row for row, ids in enumerate(prompts) if len(ids) <= cfg.max_prompt_tokens]
         order = sorted(fitting, key=lambda row: (len(prompts[row]), row))
-        judgements: list[Judgement | None] = [None] * len(comparisons)
+        judgements: list[Judgement | None] = [None] * len(prompts)
         device = self.model.lm_head.weight.device
         for start in range(0, len(order), cfg.batch_size):
             rows = order[start : start + cfg.batch_size]
@@ -106,10 +112,11 @@ class Judge:
         groups: Sequence[tuple[Task, Sequence[Response], Sequence[tuple[int, int]]]],
         seed: int,
         poll: Callable[[], None] = lambda: None,
-    ) -> list[list[Match]]:
+    ) -> tuple[list[list[Match]], dict[tuple[int, int], int]]:
         """The verdicts on pairs of responses to the same task, for each of `groups`: task, responses, pairs.
 
-        A judge is not asked about a response that forfeits, nor, where its prompt would be too long, about that pair.
+        A judge is not asked about a response that forfeits, nor, where its prompt would be too long, about that pair:
+        the second value has the tokens of such prompts, by the positions of group and pair.
         """
         asked = [
             (group, position)
@@ -122,40 +129,49 @@ class Judge:
             task, responses, pairs = groups[group]
             i, j = pairs[position]
             comparisons.append(comparison(task, responses[i], responses[j], None, self.template))
-        judgements = dict(zip(asked, self.say(comparisons, seed, poll), strict=True))
-        return [
+        prompts = self.encode(comparisons)
+        judgements = dict(zip(asked, self._answer(prompts, seed, poll), strict=True))
+        sizes = dict(zip(asked, map(len, prompts), strict=True))
+        matches: list[list[Match]] = [
             [
                 (i, j, judgements.get((group, position)) or forfeit(responses[i], responses[j]))
                 for position, (i, j) in enumerate(pairs)
             ]
             for group, (_, responses, pairs) in enumerate(groups)
         ]
+        return matches, {place: size for place, size in sizes.items() if size > self.cfg.max_prompt_tokens}
 
 
 def judged_rewards(
     judge: Judge, groups: Sequence[tuple[Task, list[Response]]], cfg: GenRMRewardConfig, seed: int,
     poll: Callable[[], None] = lambda: None,
-) -> tuple[list[list[float]], list[str]]:  # fmt: skip
-    """The rewards of several responses to each of several tasks, and a line for each comparison without a verdict."""
+) -> tuple[list[list[float]], list[str], int]:  # fmt: skip
+    """The rewards of several responses to each of several tasks, a line for each comparison without a verdict, and how
+    many of these were too long to be asked about; their lines stand first."""
     asked = [(task, responses, circular_pairs(len(responses))) for task, responses in groups]
-    of_groups = judge.matches(asked, seed, poll)
+    of_groups, too_long = judge.matches(asked, seed, poll)
     unread = [
+        f"{task.family}: the comparison of two responses to {task.prompt!r} has {size} tokens, "
+        f"more than judge.max_prompt_tokens {judge.cfg.max_prompt_tokens}"
+        for task, size in ((groups[group][0], size) for (group, _), size in too_long.items())
+    ]
+    unread += [
         f"{task.family}: no verdict on two responses to {task.prompt!r}"
-        for (task, _), matches in zip(groups, of_groups, strict=True)
-        for _, _, judgement in matches
-        if judgement is None
+        for group, ((task, _), matches) in enumerate(zip(groups, of_groups, strict=True))
+        for position, (_, _, judgement) in enumerate(matches)
+        if judgement is None and (group, position) not in too_long
     ]
     rewards = [
         group_rewards(responses, matches, cfg) for (_, responses), matches in zip(groups, of_groups, strict=True)
     ]
-    return rewards, unread
+    return rewards, unread, len(too_long)
 
 
 def wins(judge: Judge, pairs: Sequence[tuple[Task, Response, Response]], seed: int) -> list[float]:
     """How often the first response wins, of each pair: 1, 0, or 0.5 for a tie, mean of both orders."""
     groups = [(task, [first, second], [(0, 1), (1, 0)]) for task, first, second in pairs]
     results = []
-    for matches in judge.matches(groups, seed):
+    for matches in judge.matches(groups, seed)[0]:
         won = []
         for i, j, judgement in matches:
             scores = dict(zip((i, j), (judgement.after_tie_break() if judgement else (0.0, 0.0)), strict=True))

@@ -94,7 +94,10 @@ class LossRecord:
         self.maxima = {f"{sign}{name}": -math.inf for name in _EXTREMES for sign in "+-"}
 
     def add_sequences(self, errors_S: Tensor, kept_S: Tensor, rewards_S: Tensor, trained_tokens: int) -> None:
-        """Count sequences, those that `sequences_within` left out, and the tokens of the rows that hold them."""
+        """Count sequences, those that `sequences_within` left out, and the tokens of the rows that hold them.
+
+        Right is a reward of exactly 1, which it is where rewards are unshaped verdicts.
+        """
         self._extend("seq_mult_prob_error", errors_S)
         counts: dict[str, Tensor | float] = {
             "sequences": len(errors_S),

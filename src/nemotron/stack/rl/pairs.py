@@ -63,7 +63,7 @@ def pack_pairs(pairs: Sequence[Pair], row_len: int, rows_per_batch: int) -> list
     """Pack pairs into rows of at most `row_len` tokens, first-fit decreasing, `rows_per_batch` rows a micro-batch.
 
     Both answers of a pair stand in one row, as documents of their own: so a micro-batch has what the loss of its pairs
-    takes. The empty tail of a row is padding (id 0, a document of its own, never predicted).
+    takes. The empty tail of a row is padding (id 0, document -1, never predicted).
 
     Raises:
         ValueError: a pair is longer than a row.
@@ -92,7 +92,7 @@ def _pair_batch(rows: list[list[int]], pairs: Sequence[Pair]) -> PairBatch:
             targets += compress(answer.ids[1:], answer.predicts)
             lengths.append(sum(answer.predicts))
             start = end
-        seq_idx[b, start:] = 2 * len(row)
+        seq_idx[b, start:] = -1
     return PairBatch(
         input_ids, seq_idx, predicts, torch.tensor(targets), lengths, [index for row in rows for index in row]
     )

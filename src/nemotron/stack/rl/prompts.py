@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.rl import CurriculumConfig
 from nemotron.kit.schemas.sandbox import Sandbox
-from nemotron.stack.environments import Environment, Task, prompt_tools, runs_programs, verifiable_families
+from nemotron.stack.environments import (
+    Environment,
+    Task,
+    prompt_tools,
+    runs_programs,
+    tool_comparison,
+    verifiable_families,
+)
 from nemotron.stack.environments.sandbox import sandbox_failure
 from nemotron.stack.rl.curriculum import Curriculum
 from nemotron.stack.training.checkpoint import Restored
@@ -104,11 +111,28 @@ class PromptSource:
     def check_single_responses(self, reason: str) -> None:
         """UserError, which says the reason, where what answers a prompt may be several responses."""
         for task in self.tasks():
-            if prompt_tools(task) or getattr(task.environment, "open_episode", None) is not None:
+            if has_turns(task):
                 raise UserError(
                     f"env.families: {task.family} has tasks of several turns; {reason}",
                     f"one of them is {task.prompt[:80]!r}",
                 )
+
+    def check_comparable(self) -> None:
+        """UserError where no judge can compare what answers a prompt: several responses, or a call of a tool."""
+        self.check_single_responses("a judge compares single responses")
+        for task in self.tasks():
+            if prompt_tools(task):
+                raise UserError(
+                    f"env.families: {task.family} has tasks whose answer is a call of a tool; a judge compares texts",
+                    f"one of them is {task.prompt[:80]!r}",
+                )
+
+
+def has_turns(task: Task) -> bool:
+    """Whether its environment may answer a response, so that another one follows."""
+    if task.environment is not None:
+        return getattr(task.environment, "open_episode", None) is not None
+    return bool(prompt_tools(task)) and task.family != tool_comparison.FAMILY
 
 
 def verifiable_shares(shares: Mapping[str, float], sandbox: Sandbox) -> dict[str, float]:

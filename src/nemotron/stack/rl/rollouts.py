@@ -239,10 +239,10 @@ def pack_rollouts(
     """Pack the completions that carry gradient, those of a prompt behind it, into rows of at most `row_len` tokens.
 
     `advantages` has one for each completion token; those of tokens that the policy did not sample do not count.
-    Completions in which all others are 0 are left out unless they are to be kept: without a KL term their gradient is
-    exactly 0. Those of a prompt that do not fit one row take several, each with the prompt. Rows of like length make a
-    micro-batch, as many as have the tokens of `rows_per_batch` whole ones; their empty tails are padding (id 0,
-    document -1, never predicted).
+    Completions in which all others are 0 are left out unless they are to be kept: without a KL term and multi-token
+    prediction their gradient is exactly 0. Those of a prompt that do not fit one row take several, each with the
+    prompt. Rows of like length make a micro-batch, as many as have the tokens of `rows_per_batch` whole ones; their
+    empty tails are padding (id 0, document -1, never predicted).
 
     Raises:
         ValueError: a prompt with its completion is longer than a row; a turn was told anew (`one_turn_each`).

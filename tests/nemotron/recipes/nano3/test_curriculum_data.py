@@ -6,13 +6,16 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nemo_runspec.artifacts import Registry
-from nemo_runspec.errors import UserError, run_main
+from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Model, RLPrompts
 from nemotron.kit.commands import command_hint
@@ -28,6 +31,8 @@ from nemotron.stack.training.distributed import ALONE
 
 TASKS = [task for family in ("math", "multiple_choice") for task in generate_tasks(family, "train", 12, distinct=True)]
 RIGHT = {task.canonical: index % 9 for index, task in enumerate(TASKS)}  # of 8 rollouts
+
+TEMPERATURES: list[float] = []  # that the model was asked at
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Calla
     by_prompt = {tuple(tokenizer.encode(prompt_text(t, "nano3"), add_special_tokens=False).ids): t for t in TASKS}
 
     def answer(model: NemotronH, prompts: Sequence[Sequence[int]], *_: Any, **options: Any) -> Generation:
-        assert options["temperature"] in (0.0, 1.0)
+        TEMPERATURES.append(options["temperature"])
         tokens = []
         for task in (by_prompt[tuple(prompt)] for prompt in prompts):
             for sample in range(options["samples_per_prompt"]):
@@ -67,7 +72,9 @@ def measure(*words: str) -> int:
 
 
 def test_each_prompt_has_the_share_of_its_rollouts_that_are_right(registry: Registry) -> None:
+    TEMPERATURES.clear()
     assert measure() == 0
+    assert set(TEMPERATURES) == {1.0}  # a greedy answer says nothing of a pass rate
     version = registry.resolve("nano3-rl-data-curriculum")
     records = [json.loads(line) for line in (version.path / "train.jsonl").read_text().splitlines()]
     assert [record["task"] for record in records] == [task.to_dict() for task in TASKS]
@@ -138,6 +145,48 @@ def test_only_the_first_prompts_of_each_family_are_measured(registry: Registry) 
     path = registry.resolve("nano3-rl-data-curriculum").path / "train.jsonl"
     kept = [json.loads(line)["task"]["canonical"] for line in path.read_text().splitlines()]
     assert kept == [task.canonical for task in (*TASKS[:5], *TASKS[12:17])]
+
+
+def test_prompts_whose_verification_may_fail_are_left_out_up_to_a_share(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (registry.resolve("prompts").path / "train.jsonl").read_text().splitlines()
+    broken = json.loads(lines[3])
+    broken["task"]["spec"] = {}
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join([*lines[:3], json.dumps(broken), *lines[4:]]))
+    RLPrompts(path=folder, num_examples=len(lines), train_path=folder / "train.jsonl").save("broken")
+    assert measure("run.data=broken") == 1
+    told = capsys.readouterr().err
+    assert "4.2% of the responses could not be verified, more than max_error_rate 0.01 allows" in told
+    assert measure("run.data=broken", "max_error_rate=0.1") == 0
+    version = registry.resolve("nano3-rl-data-curriculum")
+    assert len((version.path / "train.jsonl").read_text().splitlines()) == len(TASKS) - 1
+
+
+@pytest.mark.parametrize(("allowed", "stops"), [(0.01, True), (0.2, False)])
+def test_validation_and_final_evaluation_allow_as_many_errors_as_training(
+    registry: Registry, allowed: float, stops: bool
+) -> None:
+    rlvr = importlib.import_module("nemotron.recipes.nano3.stage2_rl.rlvr")
+    start = registry.resolve("start").path
+    settings = {
+        "run": {"model": "start", "data": "prompts"}, "data": {"path": registry.resolve("prompts").path},
+        "policy": {"model_name": start, "generation": {"max_new_tokens": 8}},
+        "grpo": {"max_num_steps": 2, "num_prompts_per_step": 6, "max_error_rate": allowed},
+        "env": {"families": {"math": 1}},
+    }  # fmt: skip
+    cfg = RLConfig.model_validate(settings)
+    assert cfg.evaluation.max_error_rate == allowed
+    assert RLConfig.model_validate(settings | {"evaluation": {"max_error_rate": 0.5}}).evaluation.max_error_rate == 0.5
+    data = rlvr.open_data(cfg, ALONE)
+    data.valid = [replace(TASKS[0], spec={}), *TASKS[1:10]]
+    model = NemotronH.from_pretrained(start)
+    stop = SimpleNamespace(poll=lambda: None)
+    session: Any = SimpleNamespace(ranks=ALONE, stop=stop, dealt_out=nullcontext, autocast=nullcontext())
+    with pytest.raises(RunFailed, match=r"10\.0% of .* max_error_rate 0\.01") if stops else nullcontext():
+        assert rlvr.validate(cfg, session, model, data)["valid_greedy"] == 8 / 9
 
 
 def test_a_model_without_chat_template_is_refused(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from nemo_runspec.errors import UserError
 from nemotron.recipes.nano3.stage2_rl.genrm import memory_needs, note_nothing_learned
 from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
 from nemotron.recipes.nano3.stage2_rl.rlhf import judged_families
 from nemotron.recipes.nano3.stage2_rl.rlhf_schema import RLHFConfig
+from nemotron.stack.environments import Solution, Task, generate_tasks
 from nemotron.stack.models.published.presets import PRESETS
+from nemotron.stack.rl.prompts import PromptSource
 from nemotron.stack.training.distributed import ALONE
 
 NO_ROOM = (
@@ -43,6 +49,33 @@ def test_the_model_that_answers_and_the_reference_are_counted_beside_the_judge(
 
 
 @pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("tool_comparison", "of tool_comparison the answer is a call of a tool; a judge compares texts"),
+        ("workplace_assistant", "workplace_assistant has several turns; a judge compares single responses"),
+    ],
+)
+def test_what_no_judge_can_compare_is_refused_with_its_reason(family: str, message: str) -> None:
+    values = {"policy": {"model_name": "m", "generation": {"max_new_tokens": 64}}, "env": {"families": {family: 1}}}
+    with pytest.raises(ValidationError, match=message):
+        GenRMConfig.model_validate(MODEL | values)
+
+
+def test_a_call_of_a_tool_is_one_response_and_no_text_to_compare(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    own = Task("halves", "Half of 2?", "", {"tools": [tool]}, Solution("", ""))
+    tasks = [*generate_tasks("tool_comparison", "train", 2), own]
+    path.write_text("".join(json.dumps({"task": task.to_dict()}) + "\n" for task in tasks))
+    environments: Any = {"halves": SimpleNamespace()}
+    for family in ("tool_comparison", "halves"):
+        source = PromptSource(path, {family: 1.0}, 2, 0, environments)
+        source.check_single_responses("why")
+        with pytest.raises(UserError, match=f"{family} has tasks whose answer is a call of a tool; a judge compares"):
+            source.check_comparable()
+
+
+@pytest.mark.parametrize(
     ("drawn", "usable", "notes"),
     [
         (4, 1, []),
@@ -65,7 +98,8 @@ def test_where_no_family_was_drawn_and_evaluated_it_is_said_that_there_is_no_win
         "policy": {"model_name": "m", "generation": {"max_new_tokens": 64}},
         "judge": {"model_path": "j"}, "env": {"families": {"math": 1}},
     }  # fmt: skip
-    cfg = RLHFConfig.model_validate(MODEL | values)
+    cfg = RLHFConfig.model_validate(MODEL | values | {"grpo": {"max_error_rate": 0.2}})
+    assert cfg.evaluation.max_error_rate == 0.2
     assert judged_families(cfg, ["math", "multiple_choice"]) == ["math"] and not capsys.readouterr().err
     assert judged_families(cfg, ["multiple_choice"]) == []
     assert "no win rate: training drew math, and evaluation.families has multiple_choice" in capsys.readouterr().err

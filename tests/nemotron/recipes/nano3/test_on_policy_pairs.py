@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import RunFailed
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.recipes.nano3.stage2_rl import data_prep_dpo
 from nemotron.recipes.nano3.stage2_rl.data_prep_dpo import Answer, Answers, Sampler, check_verified, make_pairs
 from nemotron.recipes.nano3.stage2_rl.dpo_data_schema import DPODataConfig
 from nemotron.stack.environments import Task, generate_tasks, prompt_tools
@@ -100,6 +101,20 @@ def test_an_answer_that_never_stops_calling_is_wrong_and_ends_with_its_last_call
     assert [message["role"] for message in only.messages] == ["assistant", "tool", "assistant"]
     assert (only.score, only.called) == (0.0, ["search", "search"])
     assert sampler.counts["truncated"] == sampler.counts["hallucinated"] == 2
+
+
+def test_programs_of_episodes_run_where_the_config_says(
+    tokenizer: Tokenizer, small_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[object, ...]] = []
+    monkeypatch.setattr(data_prep_dpo, "open_episode", lambda task, *how: opened.append(how))
+    ids = tokenizer.encode("1<|im_end|>", add_special_tokens=False).ids
+    one = Generation([ids] * 2, [[0.0] * len(ids)] * 2, [True] * 2, [1.0] * 2)
+    monkeypatch.setattr(turns, "generate", lambda *_, **__: one)
+    model = small_model("M*E", vocab_size=tokenizer.get_vocab_size())
+    cfg = config(samples=2, sandbox="subprocess", enable_thinking=False)
+    list(Sampler(cfg, model, tokenizer, "nano3", [ids[-1]]).answer([task_of(0.0)], "train"))
+    assert len(opened) == 4 and set(opened) == {(False, "subprocess")}  # to answer, and for the messages of the answer
 
 
 @pytest.mark.parametrize("tool_share", [0.0, 1.0])

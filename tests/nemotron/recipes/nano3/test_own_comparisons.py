@@ -34,6 +34,9 @@ def test_comparisons_without_room_for_a_verdict_are_counted(tmp_path: Path, caps
     path.write_text(json.dumps(short | {"response_2": "x" * 300}))
     with pytest.raises(UserError, match="all 1 have more than 200 tokens"):
         read_own(cfg, tokenizer, "nano3", ALONE)
+    path.write_text(f"{json.dumps(short)}\n{json.dumps(short)}\n{json.dumps(short | {'preference': 2})}\n")
+    assert len(read_own(cfg, tokenizer, "nano3", ALONE)) == 2
+    assert "left out, as there twice: 1 comparison" in capsys.readouterr().err
     path.write_text("\n")
     with pytest.raises(UserError, match="there is none"):
         read_own(cfg, tokenizer, "nano3", ALONE)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +22,7 @@ from nemo_runspec.fingerprint import code_of
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.recipes.nano3.stage2_rl.schema import EnvConfig, RLConfig
-from nemotron.stack.environments import load_environments, verify
+from nemotron.stack.environments import load_environments, split_of, verify
 from nemotron.stack.evaluation.model import held_out_tasks
 from nemotron.stack.rl.prompts import PromptSource, read_prompts
 
@@ -92,6 +95,50 @@ def test_evaluation_asks_tasks_that_data_preparation_left_out(
     assert trained and not trained & {task.prompt for task in halves}
     for task in halves:
         assert verify(task, str(int(task.prompt.split()[-1].rstrip("?")) // 2)).score == 1.0
+
+
+def test_an_endless_environment_of_few_prompts_ends_and_its_duplicates_are_not_counted(
+    halves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_prep = importlib.import_module("nemotron.recipes.nano3.stage2_rl.data_prep")
+    drawn = 0
+
+    class Endless:
+        def __init__(self, numbers: list[int]) -> None:
+            self.numbers = numbers
+
+        def tasks(self) -> Iterator[dict[str, Any]]:
+            nonlocal drawn
+            for number in itertools.cycle(self.numbers):
+                drawn += 1
+                yield {"prompt": f"What is half of {number}?", "spec": {"right": str(number // 2)}}
+
+        def verify_answer(self, spec: dict[str, Any], answer: str) -> bool:
+            return answer == spec["right"]
+
+    splits: dict[str, list[int]] = {"train": [], "valid": [], "eval": []}
+    for number in range(0, 400, 2):
+        splits[split_of(f"endless|what is half of {number}?")].append(number)
+    train, valid, held_out = splits["train"][0], splits["valid"][0], splits["eval"][0]
+    monkeypatch.setattr(data_prep.own, "MAX_FRUITLESS", 50)
+    cfg: Any = SimpleNamespace(environments={"endless": "endless.py:Endless"})
+
+    given: Counter[str] = Counter()
+
+    def kept(numbers: list[int]) -> set[tuple[str, str]]:
+        nonlocal drawn
+        drawn, sizes = 0, {"train": 2, "valid": 1}
+        tasks = list(data_prep._environment_tasks(cfg, {"endless": Endless(numbers)}, sizes))
+        given.update(split for _, split, _ in tasks)
+        return {(split, task.prompt) for _, split, task in tasks}
+
+    both = {("train", f"What is half of {number}?") for number in splits["train"][:2]}
+    assert kept([train, train, splits["train"][1], valid]) == both | {("valid", f"What is half of {valid}?")}
+    assert kept([train, held_out]) == {("train", f"What is half of {train}?"), ("eval", f"What is half of {held_out}?")}
+    assert drawn < 60 and given["eval"] > 20  # which data preparation counts
+    with pytest.raises(UserError, match="gave no task to train on or to validate on") as refused:
+        kept([held_out, splits["eval"][1]])
+    assert refused.value.hint == "its 2 different tasks, by the hash of their prompts: eval 2"
 
 
 @pytest.mark.parametrize(

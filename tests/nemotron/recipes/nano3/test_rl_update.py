@@ -14,9 +14,10 @@ import torch
 
 from nemo_runspec.errors import UserError
 from nemotron.recipes.nano3.stage2_rl.schema import RLConfig
+from nemotron.stack.environments import Solution, Task
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
-from nemotron.stack.rl.grpo import load_policy, update
+from nemotron.stack.rl.grpo import Batch, load_policy, log_samples, update
 from nemotron.stack.rl.rollouts import Rollout
 from nemotron.stack.rl.shaping import Message, message_advantages
 from nemotron.stack.training.distributed import ALONE
@@ -116,6 +117,33 @@ def test_a_completion_without_gradient_counts_in_the_denominator(model: Nemotron
     assert_equal({name: change * tokens[0] / sum(tokens) for name, change in alone.items()}, beside)
 
 
+@pytest.mark.parametrize(("group", "number"), [(16, 4), (2, 3), (1, 4), (4, 24)])
+def test_the_samples_of_all_steps_together_show_every_prompt(
+    group: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = ["math", "choice", "text"]
+    tasks = [Task(families[i // 2], f"prompt {i}", "", {}, Solution("", "")) for i in range(6)]
+    rollouts = [
+        Rollout(i, [1], [100 * i + n], [0.0], 0.0, False, 1.0, [Message(1, True)])
+        for i in range(6)
+        for n in range(group)
+    ]
+    tokenizer: Any = SimpleNamespace(decode=lambda ids, skip_special_tokens: str(ids))
+
+    def logged(step: int, number: int = number) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        log: Any = SimpleNamespace(log=lambda step, **record: records.append(record))
+        log_samples(log, step, Batch(tasks, rollouts, [], families), tokenizer, number)
+        return records
+
+    steps = [logged(step) for step in range(1, 7)]
+    assert all(len({record["completion"] for record in records}) == min(number, 6 * group) for records in steps)
+    assert {record["prompt"] for records in steps for record in records} == {task.prompt for task in tasks}
+    assert len({record["prompt"] for record in steps[0]}) == min(number, 6)  # of a step: spread over the batch
+    assert logged(3) == steps[2] and logged(3, 0) == []
+    log_samples(None, 1, Batch([], [], [], families), tokenizer, number)  # type: ignore[arg-type]
+
+
 def test_a_penalty_trains_a_completion_whose_group_has_no_gradient() -> None:
     assert message_advantages(0.0, [Message(2, True, malformed_thinking=True)], None, -5.0) == [-5.0, -5.0]
     assert message_advantages(0.0, [Message(2, False, malformed_thinking=True)], None, -5.0) == [0.0, 0.0]
@@ -164,6 +192,18 @@ def test_detached_heads_move_the_block_and_leave_the_trunk_to_the_last_bit_as_wi
     assert detached["mtp.layers.0.eh_proj.weight"].abs().max() > 1e-4
     for name in ("lm_head.weight", "backbone.embeddings.weight", "backbone.layers.0.mixer.in_proj.weight"):
         assert not torch.equal(attached[name], off[name])
+
+
+def test_what_detached_heads_learn_does_not_depend_on_advantages(mtp_model: NemotronH) -> None:
+    """Without an advantage a completion moves no trunk, and is as good to predict further ahead as any other."""
+    rollouts = mtp_rollouts(mtp_model)
+    expected, _ = step(mtp_model, with_mtp(2), rollouts, ADVANTAGES)
+    for advantages in ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
+        changes, metrics = step(mtp_model, with_mtp(2), rollouts, advantages)
+        of_block = [name for name in changes if name.startswith("mtp.")]
+        assert_equal({name: expected[name] for name in of_block}, {name: changes[name] for name in of_block})
+        assert metrics["trained_tokens"] > 0 and metrics["mtp_loss"] > 1
+    assert not any(change.any() for name, change in changes.items() if name not in of_block)
 
 
 @pytest.mark.parametrize("dropped", [False, True])

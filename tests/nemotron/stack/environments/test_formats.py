@@ -129,9 +129,13 @@ def test_a_right_answer_in_each_format_is_right_in_that_format_alone(form: str) 
         ("yaml", "name: Ann\nage: !!int ''"),
         ("yaml", "name: !!timestamp foo\nage: 3"),
         ("yaml", "[" * 100_000),
+        ("yaml", f"a: &a [{'1,' * 19_000}]\nb: [{'*a,' * 15_000}]"),
         ("toml", 'name = "Ann"\nage = nan'),
         ("toml", 'name = "Ann"\nage = 3\nage = 3'),
         ("toml", "a = " + "[" * 50_000),
+        ("toml", "a." * 90_000 + "a = 1"),
+        ("toml", "[" + " 'a' ." * 30_000 + "a]\nage = 3"),
+        ("toml", "b = {c = 1, " + '"a"  .' * 30_000 + "a = 1}"),
         ("xml", '<!DOCTYPE p [<!ENTITY a "Ann">]><p><name>&a;</name><age>3</age></p>'),
         ("xml", '<!DOCTYPE p SYSTEM "file:///etc/passwd"><p><name>Ann</name><age>3</age></p>'),
         ("xml", "<p><name>Ann</name><age>3</age></p><p/>"),
@@ -147,6 +151,31 @@ def test_a_right_answer_in_each_format_is_right_in_that_format_alone(form: str) 
 )
 def test_documents_that_parsers_take_or_choke_on_are_wrong(form: str, answer: str) -> None:
     assert verify(in_format(form), answer).status == "wrong"
+
+
+def merges(levels: int, width: int = 10) -> str:
+    """Mappings, each of which merges the one before `width` times."""
+    lines = [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * width)}], c{i}: {i}}}" for i in range(1, levels + 1)]
+    return "\n".join(["a0: &a0 {b: 1}", *lines])
+
+
+def test_merge_keys_are_read_and_do_not_multiply_without_end() -> None:
+    assert read(merges(2), "yaml")["a2"] == {"b": 1, "c1": 1, "c2": 2}
+    assert read("a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}\ne: {<<: &f {<<: *a, c: 4}}\ng: *f", "yaml") == {
+        "a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}, "e": {"b": 1, "c": 4}, "g": {"b": 1, "c": 4}
+    }  # fmt: skip
+    for text in (merges(5), merges(30), merges(400, width=1), f"a: &a {{}}\nb: {{{'<<: *a, ' * 10_000}}}"):
+        with pytest.raises(ValueError, match=r"keys|twice"):
+            read(text, "yaml")
+
+
+def test_dotted_keys_of_toml_are_read_as_deep_as_data_may_be() -> None:
+    value: Any = read(f"{'a.' * (MAX_DEPTH - 2)}a = '{'b.' * 100}'", "toml")
+    for _ in range(MAX_DEPTH - 1):
+        value = value["a"]
+    assert value == "b." * 100
+    with pytest.raises(ValueError, match="a key of more than 64 parts"):
+        read(f"x = 1\n[[{'a.' * MAX_DEPTH}a]]", "toml")
 
 
 def test_a_number_beyond_any_float_is_a_wrong_answer() -> None:

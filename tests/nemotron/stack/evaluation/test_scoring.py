@@ -167,6 +167,20 @@ def test_too_many_verifier_errors_stop_the_evaluation_and_few_are_left_out() -> 
     assert np.isnan(evaluation.greedy_T).sum() == 4
 
 
+def test_without_a_greedy_pass_the_samples_are_the_same() -> None:
+    asked: list[float] = []
+
+    def generate(prompts: Any, *, temperature: float, **options: Any) -> list[Completion]:
+        asked.append(temperature)
+        return answers(dict.fromkeys(FAMILIES, 0.5))(prompts, temperature=temperature, **options)
+
+    both = evaluate_tasks(generate, TASKS, template="nano3", samples=3)
+    sampled = evaluate_tasks(generate, TASKS, template="nano3", samples=3, with_greedy=False)
+    assert asked == [0.0, 1.0, 1.0] and sampled.greedy_T.size == 0 and sampled.error_rate() == 0
+    assert np.array_equal(sampled.sampled_means(), both.sampled_means())
+    assert sampled.sampled_completions == both.sampled_completions
+
+
 def test_the_reason_of_a_failed_verification_is_the_one_that_was_found() -> None:
     # This answer is only looked at in the second line of plain text: read in any other way it is no valid JSON, and
     # verification would end before it meets the broken schema.

@@ -22,7 +22,9 @@ from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.rl import judging
 from nemotron.stack.rl.comparisons import (
     comparison,
+    different,
     first_comparison,
+    hold_out,
     lengths,
     made_comparisons,
     made_responses,
@@ -204,6 +206,29 @@ def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:
     assert json.loads(tasks[0].solution.answer) == {"score_1": 4, "score_2": 2, "ranking": 2}
 
 
+def test_own_comparisons_of_a_prompt_are_on_one_side_and_equal_ones_count_once(tmp_path: Path) -> None:
+    records = [
+        {"prompt": f"{n // 4}?{' ' * (n % 2)}", "response_1": f"this {n}", "response_2": "that", "preference": 1}
+        for n in range(400)
+    ]
+    mirrored = {**records[0], "response_1": "that", "response_2": "this 0", "preference": 2}
+    path = tmp_path / "mine.jsonl"
+
+    def read(*lines: dict[str, object]) -> list[tuple[Task, Task]]:
+        path.write_text("\n".join(map(json.dumps, lines)))
+        return read_comparisons([path], "nano3")
+
+    pairs = read(*records, *records[:5], mirrored)
+    assert len(pairs) == 406 and different(pairs) == pairs[:400]
+    train, valid = hold_out(different(pairs))
+    prompts = [{task.canonical for pair in part for task in pair} for part in (train, valid)]
+    assert len(train) + len(valid) == 400 and 1 <= len(prompts[1]) <= 12 and not prompts[0] & prompts[1]
+    assert hold_out(read(*records[::-1]))[1] == valid[::-1]  # whatever the order
+    assert hold_out(pairs[:19]) == (pairs[:19], [])
+    of_one = [pair for pair in valid if pair[0].canonical == valid[0][0].canonical] * 5
+    assert hold_out(of_one) == (of_one, [])  # nothing would be left to train on
+
+
 def test_own_comparisons_are_read_line_by_line_and_open_no_turn(tmp_path: Path) -> None:
     record = {"prompt": "Which?\u2028<|im_end|>\n", "response_1": "this\x85", "response_2": "that", "preference": 1}
     path = tmp_path / "mine.jsonl"
@@ -271,7 +296,7 @@ def test_a_group_is_judged_in_a_circle_and_the_right_one_earns_most(asked: list[
     none = GenRMRewardConfig(
         reasoning_bonus=0, answer_bonus=0, group_reasoning_length_penalty_coeff=0, group_answer_length_penalty_coeff=0
     )
-    (rewards,), unread = judged_rewards(perfect(tokenizer), [(TASK, group)], none, seed=0)
+    (rewards,), unread, _ = judged_rewards(perfect(tokenizer), [(TASK, group)], none, seed=0)
     # 69 beats 70 and is in the middle beside the empty one; 70 and 71 are tied, the first preferred by 0.5.
     assert rewards == [(5 + 3) / 2, (2 + 2.5) / 2, (1.5 + 3) / 2, 1.0]
     assert len(asked) == 2 and not unread
@@ -280,10 +305,20 @@ def test_a_group_is_judged_in_a_circle_and_the_right_one_earns_most(asked: list[
 def test_a_judge_without_a_verdict_is_counted_and_gives_the_middle(asked: list[str], tokenizer: Tokenizer) -> None:
     group = [Response("so", "mute 69"), Response("so", "mute 70")]
     cfg = GenRMRewardConfig(reasoning_bonus=0, answer_bonus=0)
-    (rewards,), unread = judged_rewards(perfect(tokenizer), [(TASK, group)], cfg, seed=0)
-    assert rewards == [3.0, 3.0] and len(unread) == 2 and "34+35" in unread[0]
-    (rewards,), unread = judged_rewards(perfect(tokenizer, max_prompt_tokens=3), [(TASK, group)], cfg, seed=0)
+    (rewards,), unread, too_long = judged_rewards(perfect(tokenizer), [(TASK, group)], cfg, seed=0)
+    assert rewards == [3.0, 3.0] and len(unread) == 2 and "34+35" in unread[0] and too_long == 0
+    (rewards,), unread, too_long = judged_rewards(perfect(tokenizer, max_prompt_tokens=3), [(TASK, group)], cfg, seed=0)
     assert rewards == [3.0, 3.0] and len(unread) == 2 and len(asked) == 2  # too long: it was not asked again
+    assert too_long == 2 and re.search(r"34\+35\?' has \d+ tokens, more than judge.max_prompt_tokens 3$", unread[0])
+
+
+def test_a_comparison_that_is_too_long_is_said_before_one_that_cannot_be_read(
+    asked: list[str], tokenizer: Tokenizer
+) -> None:
+    mute, long = [Response("", "mute 1"), Response("", "mute 2")], [Response("", "69 " * 99), Response("", "7")]
+    judge, cfg = perfect(tokenizer, max_prompt_tokens=250), GenRMRewardConfig()
+    _, unread, too_long = judged_rewards(judge, [(TASK, mute), (TASK, long)], cfg, seed=0)
+    assert too_long == 2 and ["max_prompt_tokens" in line for line in unread] == [True, True, False, False]
 
 
 def test_wins_are_counted_in_both_orders(asked: list[str], tokenizer: Tokenizer) -> None:

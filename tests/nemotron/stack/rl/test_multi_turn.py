@@ -102,7 +102,8 @@ def test_every_turn_continues_the_tokens_before_it(model: NemotronH, monkeypatch
     for prompt in later:
         assert any(prompt[: len(start)] == start and len(prompt) > len(start) for start in before)
     for start, conversation, dialogue in zip(PROMPTS, conversations, dialogues, strict=True):
-        sampled = [t for t, own in zip(conversation.tokens, conversation.is_sampled, strict=True) if own]
+        is_sampled = [message.generated for message in dialogue.messages for _ in range(message.num_tokens)]
+        sampled = [t for t, own in zip(conversation.tokens, is_sampled, strict=True) if own]
         assert sampled == [token for ids in dialogue.sampled for token in ids]
         assert len(conversation.logprobs) == len(sampled)
         last = [prompt for prompt in later if prompt == (start + conversation.tokens)[: len(prompt)]]
@@ -186,8 +187,10 @@ def test_the_replies_of_a_turn_are_waited_for_together(model: NemotronH) -> None
         model, PROMPTS, reply, 400, max_turns=2, stop_token_ids=range(20),
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
-    answers = [[token for token, own in zip(c.tokens, c.is_sampled, strict=True) if not own] for c in conversations]
-    assert answers == [[row, row] for row in range(len(PROMPTS))]
+    for row, conversation in enumerate(conversations):
+        first = next(place for place, token in enumerate(conversation.tokens) if token < 20)  # the end of a turn
+        assert conversation.tokens[first + 1 : first + 3] == [row, row]
+        assert len(conversation.tokens) == len(conversation.logprobs) + 2
 
 
 def test_it_is_the_same_for_the_same_seed(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from nemotron.kit.metrics import Progress
 from nemotron.recipes.nano3.stage2_rl.dpo import reference_logprobs, update, validate
 from nemotron.recipes.nano3.stage2_rl.dpo_schema import DPORunConfig
 from nemotron.stack.models import NemotronH
-from nemotron.stack.rl.pairs import Answer, Pair, pack_pairs
+from nemotron.stack.rl.pairs import Answer, Pair, answer_logprobs, pack_pairs
 from nemotron.stack.rl.prompts import shuffled
 from nemotron.stack.training.distributed import ALONE
 
@@ -132,6 +132,17 @@ def test_a_pair_stays_together_and_what_a_tool_says_is_not_learned() -> None:
     assert 2 not in batches[[1 in batch.pairs for batch in batches].index(True)].targets_T.tolist()
     with pytest.raises(ValueError, match="a pair of 16 tokens does not fit a row of 12"):
         pack_pairs(PAIRS, 12, 1)
+
+
+def test_padding_is_no_load_of_an_expert(model: NemotronH) -> None:
+    """Two rows of unequal length: as much load as the tokens of the pairs, each to its experts."""
+    pairs = [PAIRS[0], PAIRS[2]]
+    (batch,) = pack_pairs(pairs, 18, 2)
+    assert sorted((batch.seq_idx_BL == -1).sum(1).tolist()) == [0, 16 - 11]
+    answer_logprobs(model.train(), batch, nullcontext())
+    tokens = sum(pair.num_tokens for pair in pairs)
+    for moe in model.moe_blocks():
+        assert moe.gate.expert_load.sum() == tokens * moe.gate.top_k
 
 
 def test_every_epoch_has_each_pair_once_in_another_order() -> None:

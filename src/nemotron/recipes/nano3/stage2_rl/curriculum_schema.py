@@ -40,4 +40,7 @@ class CurriculumDataConfig(Group):
     environments: Environments = Field({})
     enable_thinking: bool = Field(True, description="generation prompt with reasoning on")
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    max_error_rate: float = Field(
+        0.01, ge=0, le=1, description="share of rollouts whose verification may fail, above which nothing is published"
+    )
     sandbox: Sandbox = Field("bubblewrap", description=SANDBOX)

@@ -44,6 +44,7 @@ import hashlib
 import json
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
@@ -252,19 +253,30 @@ def _own_tasks(
 def _environment_tasks(
     cfg: RLDataConfig, environments: Mapping[str, Environment], per_family: Mapping[Split, int]
 ) -> Iterator[tuple[str, Split, Task]]:
-    """(environment, split, task) of the user's environments, until there are as many as of a family."""
+    """(environment, split, task) of the user's environments, until there are as many different ones as of a family, or
+    of endless ones until a long run without one that is missing."""
     for name, environment in environments.items():
-        missing = dict(per_family)
+        missing, fruitless = dict(per_family), 0
+        seen: dict[str, Split] = {}
         for task in own.read_tasks(name, environment):
             split = split_of(task.canonical)
+            is_missing = task.canonical not in seen and missing.get(split, 0) > 0
+            seen.setdefault(task.canonical, split)
+            fruitless = 0 if is_missing else fruitless + 1
             if missing.get(split, 1) > 0:
                 yield name, split, task
-                if split in missing:
-                    missing[split] -= 1
-            if not any(missing.values()):
+            if is_missing:
+                missing[split] -= 1
+            if not any(missing.values()) or fruitless == own.MAX_FRUITLESS:
                 break
-        if missing == per_family:
+        if not seen:
             raise UserError(f"environment {name} gave no task", f"tasks() of {cfg.environments[name]} is empty")
+        if not any(missing[split] < count for split, count in per_family.items()):
+            fell = ", ".join(f"{split} {count:,}" for split, count in Counter(seen.values()).items())
+            raise UserError(
+                f"environment {name} gave no task to train on or to validate on",
+                f"its {counted(len(seen), 'different task')}, by the hash of their prompts: {fell}",
+            )
 
 
 def _check_own(name: str, outcomes: Mapping[str, int], report: ReadReport) -> None:

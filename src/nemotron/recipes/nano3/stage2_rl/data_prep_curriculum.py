@@ -83,11 +83,11 @@ def main() -> None:
             settings = ResponsesConfig(
                 samples=cfg.generation.num_generations_per_prompt, max_new_tokens=cfg.generation.max_new_tokens,
                 max_turns=cfg.generation.max_turns, batch_size=cfg.generation.batch_size, seed=cfg.seed,
-                sandbox=cfg.sandbox,
+                max_error_rate=cfg.max_error_rate, sandbox=cfg.sandbox,
             )  # fmt: skip
             evaluation = evaluate_model(
                 model, artifact.path, tasks, settings, template=artifact.template, thinking=cfg.enable_thinking,
-                show_progress=True,
+                with_greedy=False, show_progress=True,
             )  # fmt: skip
         rated = [
             {**record, "pass_rate": rate}

@@ -204,7 +204,8 @@ class Sampler:
         judged: dict[int, list[tuple[float | None, list[str]]]] = {}
 
         def begin(index: int) -> Dialogue:
-            return Dialogue(open_episode(tasks[index], thinking), self.tokenizer, self.template, thinking)
+            episode = open_episode(tasks[index], thinking, self.cfg.sandbox)
+            return Dialogue(episode, self.tokenizer, self.template, thinking)
 
         def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:
             scores = [
@@ -241,7 +242,8 @@ class Sampler:
 
     def messages_of(self, task: Task, rollout: Rollout) -> list[dict[str, Any]]:
         """What follows the prompt, as messages: an environment answers the same responses in the same way again."""
-        episode, declared = open_episode(task, self.cfg.enable_thinking), prompt_tools(task)
+        episode = open_episode(task, self.cfg.enable_thinking, self.cfg.sandbox)
+        declared = prompt_tools(task)
         messages: list[dict[str, Any]] = []
         position = 0
         for part in rollout.messages:

@@ -65,7 +65,14 @@ from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, s
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.published.config_json import load_config
-from nemotron.stack.rl.comparisons import demonstration, first_comparison, hold_out, made_comparisons, read_comparisons
+from nemotron.stack.rl.comparisons import (
+    demonstration,
+    different,
+    first_comparison,
+    hold_out,
+    made_comparisons,
+    read_comparisons,
+)
 from nemotron.stack.rl.dialogue import Dialogue
 from nemotron.stack.rl.genrm import Response
 from nemotron.stack.rl.grpo import (
@@ -121,8 +128,8 @@ def main() -> None:
 class Data:
     """The model to start from, tasks to answer, and in place of these the user's own comparisons, where there are some.
 
-    own_valid: every twentieth of those, which is not trained on. families: those of the tasks, `comparison` alone where
-    the comparisons are the user's.
+    own_valid: those of a twentieth of the prompts, which are not trained on. families: those of the tasks, `comparison`
+    alone where the comparisons are the user's.
     """
 
     initial: Checkpoint
@@ -150,7 +157,7 @@ def open_data(cfg: GenRMConfig, ranks: Ranks) -> Data:
     yours = load_environments(cfg.env.environments)
     # Twice as many tasks as comparisons: many tasks give none.
     source = PromptSource(prompts.train_path, cfg.env.families, 2 * cfg.grpo.num_prompts_per_step, cfg.seed, yours)
-    source.check_single_responses("a judge compares single responses")
+    source.check_comparable()
     pools = read_prompts(prompts.valid_path, yours) if prompts.valid_path else {}
     valid = [task for family in cfg.env.families for task in pools.get(family, [])[: cfg.grpo.val_tasks_per_family]]
     tokenizer, stop_ids = load_tokenizer(initial.path), stop_token_ids(initial.path, template)
@@ -166,17 +173,20 @@ def prompt_room(cfg: GenRMConfig) -> int:
 
 
 def read_own(cfg: GenRMConfig, tokenizer: Tokenizer, template: str, ranks: Ranks) -> list[tuple[Task, Task]]:
-    """The user's own comparisons that leave room for a verdict, in both orders; says how many do not.
+    """The user's own comparisons that leave room for a verdict, in both orders, each once; says what is left out.
 
     UserError: files are named, and none of their comparisons can be used.
     """
-    pairs, room = read_comparisons([Path(path) for path in cfg.data.comparisons], template), prompt_room(cfg)
+    read, room = read_comparisons([Path(path) for path in cfg.data.comparisons], template), prompt_room(cfg)
+    pairs = different(read)
     fitting = [pair for pair in pairs if max(map(len, prompts_of(cfg, tokenizer, template, pair))) <= room]
     limit = f"{room} tokens: policy.max_total_sequence_length less policy.generation.max_new_tokens"
     if cfg.data.comparisons and not fitting:
         where = ", ".join(cfg.data.comparisons)
         reason = f"all {len(pairs):,} have more than {limit}" if pairs else "there is none"
         raise UserError(f"data.comparisons: no comparison of {where} can be used, {reason}")
+    if len(pairs) < len(read) and ranks.is_main:
+        print(f"left out, as there twice: {counted(len(read) - len(pairs), 'comparison')}", file=sys.stderr)
     if len(fitting) < len(pairs) and ranks.is_main:
         print(f"left out: {counted(len(pairs) - len(fitting), 'comparison')} of more than {limit}", file=sys.stderr)
     return fitting

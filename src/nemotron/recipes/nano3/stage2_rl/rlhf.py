@@ -145,7 +145,7 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
         raise UserError(f"{prompts.ref} has no training prompts")
     yours = load_environments(cfg.env.environments)
     source = PromptSource(prompts.train_path, cfg.env.families, cfg.grpo.num_prompts_per_step, cfg.seed, yours)
-    source.check_single_responses("a judge compares single responses")
+    source.check_comparable()
     stop_ids = stop_token_ids(initial.path, template)
     judge = open_judge(cfg, cfg.judge.model_path, ranks.device)
     data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, judge)
@@ -218,6 +218,7 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
         lengths = ("reasoning_chars", "answer_chars", "forfeited")
         metrics |= {name: sums[name] / sums["completions"] for name in lengths}
         metrics["accuracy"] = sums["right"] / max(sums["verified"], 1)
+        metrics["comparisons_too_long"] = sums["comparisons_too_long"]
         session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
         if ranks.is_main:
             log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
@@ -258,7 +259,7 @@ def draw_rollouts(
             generator=torch.Generator(device=ranks.device).manual_seed(sampling_seed), poll=session.stop.poll,
         )  # fmt: skip
         asked = [(task, groups[index]) for index, task in enumerate(tasks)]
-        rewards, errors = judged_rewards(data.judge, asked, cfg.reward, judge_seed, session.stop.poll)
+        rewards, errors, too_long = judged_rewards(data.judge, asked, cfg.reward, judge_seed, session.stop.poll)
     of_rollouts = [reward for group in rewards for reward in group]
     for rollout, reward in zip(rollouts, of_rollouts, strict=True):
         rollout.reward = reward
@@ -270,6 +271,7 @@ def draw_rollouts(
         "reasoning_chars": sum(len(response.reasoning) for response in responses),
         "answer_chars": sum(len(response.answer) for response in responses),
         "forfeited": sum(response.forfeits for response in responses),
+        "comparisons_too_long": too_long,
     }
     return Batch(tasks, rollouts, errors, list(cfg.env.families)), measured
 

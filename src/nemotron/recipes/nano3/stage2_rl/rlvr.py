@@ -295,7 +295,8 @@ def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> d
     ranks, generation = session.ranks, cfg.policy.generation
     settings = ResponsesConfig(
         samples=1, max_new_tokens=generation.max_new_tokens, max_turns=cfg.grpo.max_rollout_turns,
-        batch_size=generation.batch_size, seed=cfg.seed, sandbox=cfg.env.sandbox,
+        batch_size=generation.batch_size, seed=cfg.seed, max_error_rate=cfg.grpo.max_error_rate,
+        sandbox=cfg.env.sandbox,
     )  # fmt: skip
     with session.dealt_out(), session.autocast:
         evaluation = evaluate_model(

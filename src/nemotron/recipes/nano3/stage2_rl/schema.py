@@ -144,6 +144,13 @@ class StageConfig(Group):
         return self
 
 
+def verified_as(grpo: rl.GRPOConfig, evaluation: EvaluationConfig) -> EvaluationConfig:
+    """The evaluation with the `max_error_rate` of `grpo`, unless it has been given one."""
+    if "max_error_rate" in evaluation.model_fields_set:
+        return evaluation
+    return evaluation.model_copy(update={"max_error_rate": grpo.max_error_rate})
+
+
 class JudgedConfig(StageConfig):
     """What a stage has whose responses are compared: single ones."""
 
@@ -152,6 +159,8 @@ class JudgedConfig(StageConfig):
         for family in ("workplace_assistant", "repository_repair"):
             if family in self.env.families:
                 raise ValueError(f"env.families: {family} has several turns; a judge compares single responses")
+        if "tool_comparison" in self.env.families:
+            raise ValueError("env.families: of tool_comparison the answer is a call of a tool; a judge compares texts")
         return self
 
 
@@ -166,6 +175,11 @@ class RLConfig(StageConfig):
     env: EnvConfig = Field(default_factory=EnvConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @model_validator(mode="after")
+    def _one_error_rate(self) -> Self:
+        self.evaluation = verified_as(self.grpo, self.evaluation)
+        return self
 
     @model_validator(mode="after")
     def _older_rollouts_are_weighted(self) -> Self:

@@ -32,7 +32,7 @@ class Retold:
 
 @dataclass
 class Conversation:
-    """What follows a prompt. tokens: of model and environment in order; is_sampled: which are the model's.
+    """What follows a prompt. tokens: of model and environment in order.
 
     A response that was told anew stands there twice: as it was sampled, and among the environment's tokens.
 
@@ -41,7 +41,6 @@ class Conversation:
     """
 
     tokens: list[int] = field(default_factory=list)
-    is_sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropy: float = 0.0
     finished: bool = False
@@ -52,7 +51,6 @@ class Conversation:
         total = len(self.logprobs) + len(tokens)
         self.entropy += (entropy - self.entropy) * len(tokens) / max(total, 1)
         self.tokens += tokens
-        self.is_sampled += [True] * len(tokens)
         self.logprobs += logprobs
 
 
@@ -110,7 +108,6 @@ def generate_turns(
             prompt = [*before[: len(before) - takes_back], *follows]
             if max_length is None or len(prompt) + max_new_tokens <= max_length:
                 conversation.tokens += follows
-                conversation.is_sampled += [False] * len(follows)
                 going_on.append(row)
                 next_prompts.append(prompt)
         if not going_on:

@@ -56,9 +56,12 @@ def preferred_rates(sums: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def reward_of(task: Task, response: str, thinking: bool, format_penalty: float, ranking_weight: float) -> float:
-    """What a judge in training earns by its response to a comparison (`judge_reward`)."""
-    return judge_reward(read_judgement(answer_of(response, thinking)), truth_of(task), format_penalty, ranking_weight)
+def reward_of(task: Task, response: str, opened: bool | None, format_penalty: float, ranking_weight: float) -> float:
+    """What a judge in training earns by its response to a comparison (`judge_reward`).
+
+    `opened`: whether the prompt opens reasoning (`chat.opens_reasoning`).
+    """
+    return judge_reward(read_judgement(answer_of(response, opened)), truth_of(task), format_penalty, ranking_weight)
 
 
 class Judge:
@@ -78,12 +81,11 @@ class Judge:
         """
         cfg = self.cfg
         texts = [
-            chat.render(
-                [{"role": "user", "content": task.prompt}], enable_thinking=cfg.enable_thinking,
-                add_generation_prompt=True, template=self.template,
+            chat.answer_prompt(
+                [{"role": "user", "content": task.prompt}], thinking=cfg.enable_thinking, template=self.template
             )
             for task in comparisons
-        ]  # fmt: skip
+        ]
         prompts = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
         fitting = [row for row, ids in enumerate(prompts) if len(ids) <= cfg.max_prompt_tokens]
         order = sorted(fitting, key=lambda row: (len(prompts[row]), row))
@@ -98,7 +100,7 @@ class Judge:
             )  # fmt: skip
             for row, ids in zip(rows, out.tokens, strict=True):
                 text = chat.response_of(self.tokenizer.decode(ids, skip_special_tokens=False), self.template)
-                judgements[row] = read_judgement(answer_of(text, cfg.enable_thinking))
+                judgements[row] = read_judgement(answer_of(text, chat.opens_reasoning(texts[row])))
         return judgements
 
     def matches(

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, did_you_mean
-from nemotron.kit.chat import END_THINK, check_messages
+from nemotron.kit.chat import END_THINK, Opening, check_messages, opening_of
 from nemotron.kit.chat_template import ChatTemplate, load_template
 from nemotron.stack.models.decoding.generate import ReasoningBudget
 from nemotron.stack.serving.grammar import Grammar
@@ -19,7 +19,6 @@ from nemotron.stack.serving.held import calls_in_a_list, calls_in_xml, json_answ
 from nemotron.stack.serving.refusals import ApiError
 from nemotron.stack.serving.requests import ChatRequest, CompletionRequest, Conversation, Generation, NamedTool
 from nemotron.stack.serving.sampling import LEAST_TEMPERATURE, Sampling
-from nemotron.stack.serving.text import Opening, opening_of
 
 # What the server itself says to a template.
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")

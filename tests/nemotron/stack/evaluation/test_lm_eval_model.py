@@ -106,6 +106,27 @@ def test_answers_come_without_reasoning_and_end_where_the_task_says(
     assert lm.generate_until(requests) == ["first", "", "first\n\nsecond", ""]
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_template_that_opens_no_reasoning_has_answers(
+    lm: NemotronLM, plain_chat: str, monkeypatch: pytest.MonkeyPatch, thinking: bool
+) -> None:
+    from nemotron.stack.evaluation import lm_eval_model
+    from nemotron.stack.evaluation.scoring import Completion
+
+    def generate_fn(*_: Any, **__: Any) -> Callable[..., list[Completion]]:
+        return lambda prompts, **_: [Completion("first", 1, 0.0, True) for _ in prompts]
+
+    monkeypatch.setattr(lm_eval_model, "model_generate_fn", generate_fn)
+    plain = NemotronLM(lm.model, lm.folder, plain_chat, thinking=thinking)
+    question = {"role": "user", "content": "12+7?"}
+    prompt = plain.apply_chat_template([question])
+    assert plain.generate_until(asked("generate_until", (prompt, {"until": []}))) == ["first"]
+    begun = plain.apply_chat_template(
+        [question, {"role": "assistant", "content": "It is"}], add_generation_prompt=False
+    )
+    assert begun == f"{prompt}It is"
+
+
 def test_prompts_are_those_of_our_template(lm: NemotronLM) -> None:
     history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "12+7?"}]
     expected = render(history, add_generation_prompt=True, template="nano3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lm_eval.api.instance import Instance
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit.chat import render
+from nemotron.kit.found_model import FoundModel
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.models import NemotronH
@@ -133,6 +135,34 @@ def test_prompts_are_those_of_our_template(lm: NemotronLM) -> None:
     assert lm.apply_chat_template(history) == expected and expected.endswith("<think>\n")
     begun = lm.apply_chat_template([*history, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
     assert begun == render(history, enable_thinking=False, add_generation_prompt=True, template="nano3") + "It is"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "place"),
+    [
+        (True, None, "cuda"),
+        (True, "cuda:1", "cuda:1"),
+        (True, "cpu", "cpu"),
+        (False, None, "cpu"),
+        (False, "cuda", "cpu"),
+    ],
+)
+def test_a_model_is_in_fp32_on_the_gpu_if_there_is_one(
+    lm: NemotronLM, monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str | None, place: str
+) -> None:
+    from nemotron.recipes.tools import lm_eval_run
+
+    def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> NemotronH:
+        loaded.append((dtype, device))
+        return lm.model
+
+    loaded: list[tuple[torch.dtype, str]] = []
+    found = FoundModel(lm.folder, lm.folder, "tiny", "nano3", is_base=False, reasons=True)
+    monkeypatch.setattr(lm_eval_run, "find_model", lambda word: found)
+    monkeypatch.setattr(lm_eval_run, "load_model", load_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    lm_eval_run.NamedModel("tiny", device=device)
+    assert loaded == [(torch.float32, place)]
 
 
 def test_what_the_decoder_does_not_have_is_refused(lm: NemotronLM) -> None:

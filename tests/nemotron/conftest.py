@@ -1,4 +1,4 @@
-"""A model small enough for any test."""
+"""A model small enough for any test, and a chat template that knows of no reasoning."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ _SMALL: dict[str, Any] = {
     "moe_shared_expert_intermediate_size": 18,
     "intermediate_size": 32,
 }
+
+
+@pytest.fixture(scope="session")
+def plain_chat(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """ChatML without a word of reasoning, as many public models have it: the path of a template."""
+    path = tmp_path_factory.mktemp("template") / "chatml.jinja"
+    path.write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        encoding="utf-8",
+    )
+    return str(path)
 
 
 @pytest.fixture(scope="session")

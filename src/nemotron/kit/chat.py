@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 from nemo_runspec.errors import UserError, nearest
 from nemotron.kit.chat_template import Segment, load_template
@@ -23,6 +24,9 @@ Message = Mapping[str, Any]
 `weight` 0, with which it is context only."""
 Tool = Mapping[str, Any]
 """A function: `name`, optionally `description` and `parameters` (JSON schema); or one wrapped in `{"function": …}`."""
+
+Opening = Literal["reasoning", "answer", "unknown"]
+"""How a prompt ends: with `<think>`, with `</think>`, or without either, so that the response itself may reason."""
 
 ROLES = ("system", "user", "assistant", "tool")
 SHOWN = ("role", "content", "reasoning_content", "tool_calls")
@@ -59,6 +63,39 @@ def generation_prompt(template: str, enable_thinking: bool = True) -> str:
     before = render(question, enable_thinking=enable_thinking, template=template)
     text = render(question, enable_thinking=enable_thinking, template=template, add_generation_prompt=True)
     return text.removeprefix(before)
+
+
+def opening_of(prompt: str) -> Opening:
+    """What a response to `prompt` begins with."""
+    end = prompt.rstrip()
+    if end.endswith(THINK):
+        return "reasoning"
+    return "answer" if end.endswith(END_THINK) else "unknown"
+
+
+def opens_reasoning(prompt: str) -> bool | None:
+    """Whether a response to `prompt` begins inside of reasoning; None: it may open its own."""
+    return {"reasoning": True, "answer": False, "unknown": None}[opening_of(prompt)]
+
+
+@lru_cache(maxsize=32)
+def template_opens_reasoning(template: str, thinking: bool = True) -> bool | None:
+    """`opens_reasoning` of the prompts of a template, with reasoning on, or off where it has the switch."""
+    return opens_reasoning(generation_prompt(template, thinks(template, thinking)))
+
+
+def thinks(template: str, thinking: bool) -> bool:
+    """`thinking`, or True where the template has no switch that turns reasoning off."""
+    return thinking or not load_template(template).has_switch("enable_thinking")
+
+
+def answer_prompt(
+    messages: Sequence[Message], *, thinking: bool = True, tools: Sequence[Tool] | None = None, template: str
+) -> str:
+    """The prompt for an answer to `messages`, with reasoning on, or off where the template has the switch."""
+    return render(
+        messages, enable_thinking=thinks(template, thinking), tools=tools, add_generation_prompt=True, template=template
+    )
 
 
 def end_of_reasoning(template: str) -> str:

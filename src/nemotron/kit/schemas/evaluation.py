@@ -26,8 +26,8 @@ class ResponsesConfig(Group):
     batch_size: int = Field(256, ge=1, description="responses generated at once")
     seed: Seed = Field(0, description="of the tasks drawn and of sampling")
     max_error_rate: float = Field(
-        0.01, ge=0, le=1, description="share of responses whose verification may fail before the run stops; in RL, "
-        "unless it is given, grpo.max_error_rate",
+        0.01, ge=0, le=1, description="share of responses whose verification may fail before the run stops; in "
+        "RLVR, unless it is given, grpo.max_error_rate",
     )  # fmt: skip
     sandbox: Sandbox = Field("bubblewrap", description=SANDBOX)
 

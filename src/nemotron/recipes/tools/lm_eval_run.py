@@ -42,7 +42,8 @@ class NamedModel(NemotronLM):
     Args:
         pretrained: a name, a directory or hf://ORG/NAME.
         thinking: reasoning on or off; None: as the model was trained.
-        batch_size, device, and max_batch_size, which is not looked at: as lm-eval hands them over.
+        batch_size, device, and max_batch_size, which is not looked at: as lm-eval hands them over. Without a device it
+            is the GPU, if there is one. The model is in fp32, as `nano3 eval` asks it.
         others: as `NemotronLM`.
     """
 
@@ -61,10 +62,10 @@ class NamedModel(NemotronLM):
         if not str(batch_size).isdecimal():
             raise UserError(f"--batch_size {batch_size}: a number of rows expected")
         found = find_model(pretrained)
-        place = device if device and torch.cuda.is_available() else "cpu"  # lm-eval's default is cuda, also without one
-        dtype = torch.float32 if place == "cpu" else torch.bfloat16
+        place = device or "cuda"  # lm-eval's default as well, also without one
+        model = load_model(found.folder, device=place if torch.cuda.is_available() else "cpu")
         super().__init__(
-            load_model(found.folder, dtype, place), found.tokenizer, None if found.is_base else found.template,
+            model, found.tokenizer, None if found.is_base else found.template,
             thinking=found.reasons if thinking is None else thinking, batch_size=int(batch_size), **others,
         )  # fmt: skip
 

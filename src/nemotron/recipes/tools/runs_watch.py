@@ -82,11 +82,13 @@ def _logs(run: RecordedRun) -> list[Path]:
 def seconds_left(run: RecordedRun, records: Sequence[dict[str, Any]]) -> float | None:
     """How long the steps that are left take at the speed of the last ones; None where that is not known.
 
+    Only records of the newest attempt count: before it the run may have lain still.
     The time of a record is when its step had ended. Records of validation, at a step that is there already, count as
     time of the steps around them.
     """
     last = run.state.get("last_step")
-    recent = [(line["step"], line["time"]) for line in records[-SPEED_RECORDS:]]
+    started = run.state.get("started_at", 0)
+    recent = [(line["step"], line["time"]) for line in records[-SPEED_RECORDS:] if line["time"] >= started]
     if run.condition != "running" or last is None or not recent or recent[-1][0] <= recent[0][0]:
         return None
     (first_step, first_time), (step, newest_time) = recent[0], recent[-1]

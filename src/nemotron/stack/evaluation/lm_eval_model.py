@@ -35,8 +35,8 @@ class NemotronLM(TemplateLM):
     Args:
         folder: of the tokenizer.
         template: the chat template that `--apply_chat_template` means; None: a model that completes text.
-        thinking: reasoning on or off under the template. Reasoning is never part of an answer; one that does not end
-            leaves an empty answer.
+        thinking: reasoning on, or off where the template has the switch. Reasoning is never part of an answer; one that
+            does not end leaves an empty answer.
         max_length: tokens of a window in which log-likelihoods are computed; longer contexts lose their beginning.
         max_gen_toks: tokens of a response, reasoning included, where the task states none.
         batch_size: rows computed at once.
@@ -94,11 +94,11 @@ class NemotronLM(TemplateLM):
         after reasoning that is empty."""
         template = self._required()
         if add_generation_prompt:
-            return chat.render(
-                chat_history, enable_thinking=self.thinking, add_generation_prompt=True, template=template
-            )
+            return chat.answer_prompt(chat_history, thinking=self.thinking, template=template)
         *history, begun = chat_history
-        prompt = chat.render(history, enable_thinking=False, add_generation_prompt=True, template=template)
+        prompt = chat.answer_prompt(history, thinking=False, template=template)
+        if chat.opens_reasoning(prompt):
+            prompt += chat.end_of_reasoning(template)
         return prompt + begun["content"]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -165,7 +165,7 @@ class NemotronLM(TemplateLM):
             for row, prompt, completion in zip(rows, prompts, completions, strict=True):
                 answer = completion.text
                 if self.template is not None:
-                    answer = answer_of(answer, thinking=prompt.endswith(chat.generation_prompt(self.template)))
+                    answer = answer_of(answer, chat.opens_reasoning(prompt))
                 until = _settings(requests[row].args[1], self.max_gen_toks)["until"]
                 answers[row] = postprocess_generated_text(answer, until, None)
         return answers

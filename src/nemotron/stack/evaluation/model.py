@@ -132,7 +132,7 @@ def model_generate_fn(
         def called_in(text: str, prompt: str) -> tuple[str, ...]:
             if template is None:
                 return ()
-            answer = answer_of(text, thinking=prompt.endswith(chat.generation_prompt(template)))
+            answer = answer_of(text, chat.opens_reasoning(prompt))
             return tuple(call["name"] for call in chat.parse_tool_calls(answer, ())[1])
 
         encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(prompts), add_special_tokens=False)]

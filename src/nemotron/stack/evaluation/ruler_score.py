@@ -52,8 +52,7 @@ def score_ruler(
     def prompt_of(sample: Sample) -> str:
         if template is None:
             return f"{sample.prompt}\n{sample.prefix}"
-        message = {"role": "user", "content": sample.prompt}
-        return chat.render([message], enable_thinking=thinking, add_generation_prompt=True, template=template)
+        return chat.answer_prompt([{"role": "user", "content": sample.prompt}], thinking=thinking, template=template)
 
     def tokens_of(sample: Sample) -> int:
         return len(tokenizer.encode(prompt_of(sample), add_special_tokens=False))
@@ -68,9 +67,13 @@ def score_ruler(
             samples = make_samples(task, material, settings.per_task, settings.seed, fits)
         except UserError as error:
             raise error.at(f"ruler.lengths, {length}") from None
-        completions = generate([prompt_of(sample) for sample in samples], temperature=0.0, seed=settings.seed)
-        texts = [completion.text for completion in completions]
-        answers = texts if template is None else [answer_of(text, thinking) for text in texts]
+        prompts = [prompt_of(sample) for sample in samples]
+        texts = [completion.text for completion in generate(prompts, temperature=0.0, seed=settings.seed)]
+        answers = texts
+        if template is not None:
+            answers = [
+                answer_of(text, chat.opens_reasoning(prompt)) for prompt, text in zip(prompts, texts, strict=True)
+            ]
         recall = mean_interval([np.array([s.recall(answer) for s, answer in zip(samples, answers, strict=True)])])
         scores.setdefault(str(length), {})[task] = {
             "recall": recall.estimate,

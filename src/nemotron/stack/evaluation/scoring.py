@@ -20,6 +20,7 @@ from nemotron.stack.environments import (
     Episode,
     Task,
     Verdict,
+    answer_of,
     open_episode,
     plain_answer,
     plain_prompt,
@@ -76,7 +77,10 @@ class GenerateFn(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of one model on a list of tasks. `greedy_T` and `sampled_TS` hold 1, 0, or nan for a verifier error."""
+    """Scores of one model on a list of tasks. `greedy_T` and `sampled_TS` hold 1, 0, or nan for a verifier error.
+
+    `opened`: of each task, whether its prompt opens reasoning (`chat.opens_reasoning`).
+    """
 
     tasks: list[Task]
     prompt_format: Literal["chat", "chat_no_think", "plain"]
@@ -84,6 +88,7 @@ class Evaluation:
     sampled_TS: np.ndarray
     greedy_completions: list[Completion]
     sampled_completions: list[list[Completion]]
+    opened: list[bool | None]
 
     @property
     def families(self) -> list[str]:
@@ -128,10 +133,15 @@ class Evaluation:
             return None
         values = []
         for row in rows:
-            texts = [completion.text for completion in self.sampled_completions[row]]
-            votes = [vote_of(self.tasks[row], text, self.prompt_format) for text in texts]
+            answers = [self._answer(row, completion.text) for completion in self.sampled_completions[row]]
+            votes = [vote_of(self.tasks[row], answer) for answer in answers]
             values.append(majority_at_k(votes, self.sampled_TS[row], k))
         return mean_interval([np.array(values)])
+
+    def _answer(self, row: int, response: str) -> str:
+        if self.prompt_format == "plain":
+            return plain_answer(response, self.tasks[row].family)
+        return answer_of(response, self.opened[row])
 
     def mean(self, which: Literal["greedy", "sampled"]) -> Interval:
         """Mean over the families of pass@1, each family weighing the same, tasks bootstrapped within families."""
@@ -247,26 +257,39 @@ def _mean_over_samples(scores_TS: np.ndarray) -> np.ndarray:
 
 
 def prompt_text(task: Task, template: str | None, thinking: bool = True) -> str:
-    """The prompt of a task: under a chat template with reasoning on or off, or plain for a model without a template."""
+    """The prompt of a task: under a chat template, or plain for a model without one.
+
+    `thinking`: with reasoning on, or off where the template has the switch.
+    """
     if template is None:
         return plain_prompt(task)
-    return chat.render(
-        prompt_messages(task), tools=prompt_tools(task) or None, enable_thinking=thinking, add_generation_prompt=True,
-        template=template,
-    )  # fmt: skip
+    return chat.answer_prompt(
+        prompt_messages(task), tools=prompt_tools(task) or None, thinking=thinking, template=template
+    )
 
 
 def _verdicts(
-    attempts: Sequence[tuple[Task, Completion]], template: str | None, thinking: bool, sandbox: Sandbox
+    attempts: Sequence[tuple[Task, Completion, bool | None]], template: str | None, sandbox: Sandbox
 ) -> list[Verdict]:
-    """Of each attempt at a task, in their order; those of episodes have theirs."""
-    open_attempts = [(task, completion.text) for task, completion in attempts if completion.verdict is None]
+    """Of each attempt at a task, whose prompt opens reasoning or not, in their order; those of episodes have theirs."""
+    tasks, texts = list[Task](), list[str]()
+    for task, completion, opened in attempts:
+        if completion.verdict is None:
+            tasks.append(task)
+            written = f"{chat.THINK}{completion.text}" if opened else completion.text
+            texts.append(plain_answer(completion.text, task.family) if template is None else written)
+    verified = iter(verify_all(tasks, texts, None, sandbox))
+    return [completion.verdict or next(verified) for _, completion, _ in attempts]
+
+
+def _format_of(
+    template: str | None, thinking: bool, opened: Sequence[bool | None]
+) -> Literal["chat", "chat_no_think", "plain"]:
+    """How tasks are asked: in a chat, without reasoning where the prompts say so, or in plain text."""
     if template is None:
-        open_attempts, thinking = [(task, plain_answer(text, task.family)) for task, text in open_attempts], False
-    verified = iter(
-        verify_all([task for task, _ in open_attempts], [text for _, text in open_attempts], thinking, sandbox)
-    )
-    return [completion.verdict or next(verified) for _, completion in attempts]
+        return "plain"
+    left_open = None in opened and chat.thinks(template, thinking)
+    return "chat" if True in opened or left_open else "chat_no_think"
 
 
 def evaluate_tasks(
@@ -289,7 +312,8 @@ def evaluate_tasks(
 
     Args:
         template: the chat template that the model was trained with; None: the document format of pretraining.
-        thinking: reasoning on or off, under a template.
+        thinking: reasoning on, or off where the template has the switch. Whether a response begins inside of
+            reasoning is seen in its prompt.
         samples: sampled responses a task; 0 evaluates greedily only.
         max_error_rate: a larger share of responses that no verifier could decide raises RunFailed: then the scores
             would be those of another set of tasks.
@@ -301,31 +325,32 @@ def evaluate_tasks(
         the scores, with all completions.
     """
     prompts = [prompt_text(task, template, thinking) for task in tasks]
+    opened = [None if template is None else chat.opens_reasoning(prompt) for prompt in prompts]
     if template is not None and any(task.environment or prompt_tools(task) for task in tasks):
-        generate_fn = partial(generate_fn, begin=lambda position: open_episode(tasks[position], thinking, sandbox))
+        generate_fn = partial(
+            generate_fn, begin=lambda position: open_episode(tasks[position], opened[position], sandbox)
+        )
     greedy = generate_fn(prompts, temperature=0.0, seed=seed) if with_greedy else []
     flat = generate_fn(prompts, temperature=1.0, seed=seed, samples=samples) if samples else []
     sampled = [flat[i * samples : (i + 1) * samples] for i in range(len(tasks))]
     attempts = [
-        (task, completion)
-        for row, (task, several) in enumerate(zip(tasks, sampled, strict=True))
+        (task, completion, opens)
+        for row, (task, several, opens) in enumerate(zip(tasks, sampled, opened, strict=True))
         for completion in (*greedy[row : row + 1], *several)
     ]
     verdicts: list[Verdict] = []
     for start in range(0, len(attempts), _VERIFIED_TOGETHER):
         poll()
-        verdicts += _verdicts(attempts[start : start + _VERIFIED_TOGETHER], template, thinking, sandbox)
+        verdicts += _verdicts(attempts[start : start + _VERIFIED_TOGETHER], template, sandbox)
     scores_TS = np.array([verdict.score for verdict in verdicts], dtype=float)
     scores_TS = scores_TS.reshape(len(tasks), with_greedy + samples)
     greedy_T, sampled_TS = scores_TS[:, :with_greedy].ravel(), scores_TS[:, with_greedy:]
-    prompt_format: Literal["chat", "chat_no_think", "plain"] = "chat" if thinking else "chat_no_think"
-    if template is None:
-        prompt_format = "plain"
-    evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled)
+    prompt_format = _format_of(template, thinking, opened)
+    evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled, opened)
     if evaluation.error_rate() > max_error_rate:
         errors = (
             f"{task.family}: {verdict.reason}"
-            for (task, _), verdict in zip(attempts, verdicts, strict=True)
+            for (task, _, _), verdict in zip(attempts, verdicts, strict=True)
             if verdict.status == "error"
         )
         raise RunFailed(

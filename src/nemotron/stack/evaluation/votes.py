@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemotron.stack.environments import Task, answer_of, math, multiple_choice, plain_answer, prompt_tools, questions
+from nemotron.stack.environments import Task, math, multiple_choice, prompt_tools, questions
 
 
 def has_votes(task: Task) -> bool:
@@ -14,16 +14,11 @@ def has_votes(task: Task) -> bool:
     return task.family in (math.FAMILY, multiple_choice.FAMILY)
 
 
-def vote_of(task: Task, response: str, prompt_format: str) -> str | None:
-    """The answer in a response as the verifier compares it; None where there is none.
+def vote_of(task: Task, answer: str) -> str | None:
+    """An answer as the verifier compares it; None where there is none.
 
-    `prompt_format`: that of the evaluation (`scoring.Evaluation`), which says where in a response the answer stands.
     Published mathematics is compared as text without its delimiters, since each pair takes math-verify a while.
     """
-    if prompt_format == "plain":
-        answer = plain_answer(response, task.family)
-    else:
-        answer = answer_of(response, thinking=prompt_format == "chat")
     if task.family.startswith(questions.PREFIX):
         return questions.answered(task.spec, answer)
     return (

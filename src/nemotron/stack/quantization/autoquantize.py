@@ -35,6 +35,7 @@ from nemotron.stack.quantization.layers import (
     quantized_weights,
     round_activations,
 )
+from nemotron.stack.quantization.nvfp4 import BLOCK
 
 # Bits a weight takes, its share of scales included.
 BITS: dict[Precision, Fraction] = {
@@ -81,15 +82,16 @@ Candidates = dict[str, dict[QuantAlgo, Quantization]]
 def candidates(
     model: NemotronH, groups: Sequence[Group], algorithms: Sequence[QuantAlgo], amax: Amax, scales: WeightScales
 ) -> Candidates:
-    """Every group in every format, by the group's name; `amax` and `scales` as for `quantize`.
+    """Every group in every format that its matrices can have, by its name; `amax` and `scales` as for `quantize`.
 
-    Keys and values stay as they are: their format is not chosen.
+    NVFP4 takes an inner dimension of whole blocks. Keys and values stay as they are: their format is not chosen.
     """
     amax = Amax(amax.inputs, {})
     return {
         group.name: {
             algorithm: quantize(model, dict.fromkeys(group.matrices, algorithm), amax, scales, ssm_state="FP32")
             for algorithm in algorithms
+            if algorithm == "FP8" or not any(matrix(model, name).shape[-1] % BLOCK for name in group.matrices)
         }
         for group in groups
     }

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from nemotron.kit.chat import template_opens_reasoning
 from nemotron.kit.schemas.rl import EffortConfig
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import Task, open_episode, prompt_messages
@@ -81,14 +82,11 @@ def draw_call(
     An answer that could not be verified has None, which is no zero: it is left out of baseline and loss, and counted.
     """
     errors: list[str] = []
+    opened = template_opens_reasoning(settings.template, settings.thinking)
 
     def begin(index: int) -> Dialogue:
-        return Dialogue(
-            open_episode(call.tasks[index], settings.thinking, settings.sandbox),
-            tokenizer,
-            settings.template,
-            settings.thinking,
-        )
+        episode = open_episode(call.tasks[index], opened, settings.sandbox)
+        return Dialogue(episode, tokenizer, settings.template, settings.thinking)
 
     def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:
         task, rewards = call.tasks[index], list[float | None]()

@@ -14,7 +14,9 @@ from nemotron.kit.chat import (
     parse_tool_calls,
     response_of,
     retold_turn,
+    template_opens_reasoning,
     text_after_response,
+    thinks,
 )
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.schemas.sandbox import Sandbox
@@ -28,11 +30,12 @@ class Dialogue:
     """One attempt at one task under a chat template. `messages`: what the conversation after the prompt consists of.
 
     `episode`: None where the task is done with one response. `response`: the last one. `called`: the names of all tools
-    that its responses called, declared or not.
+    that its responses called, declared or not. `opened`: whether its prompts open reasoning (`chat.opens_reasoning`).
     """
 
     def __init__(self, episode: Episode | None, tokenizer: Tokenizer, template: str, thinking: bool) -> None:
-        self.episode, self.tokenizer, self.template, self.thinking = episode, tokenizer, template, thinking
+        self.episode, self.tokenizer, self.template = episode, tokenizer, template
+        self.thinking, self.opened = thinks(template, thinking), template_opens_reasoning(template, thinking)
         self.messages: list[Message] = []
         self.response = ""
         self.called: list[str] = []
@@ -47,7 +50,7 @@ class Dialogue:
         Where the environment fails, the episode ends, and its verdict is an error.
         """
         text = response_of(self.tokenizer.decode(sampled_ids, skip_special_tokens=False), self.template)
-        reasoning, answer = parse_response(f"{THINK}{text}" if self.thinking else text)
+        reasoning, answer = parse_response(f"{THINK}{text}" if self.opened else text)
         tools = self.episode.tools if self.episode else []
         without_calls, calls = parse_tool_calls(answer, tools)
         self.called += [call["name"] for call in calls]
@@ -101,4 +104,4 @@ def verdicts(task: Task, dialogues: Sequence[Dialogue], sandbox: Sandbox) -> lis
     if len(of_episodes) == len(dialogues):
         return of_episodes
     responses = [dialogue.response for dialogue in dialogues]
-    return verify_all([task] * len(responses), responses, dialogues[0].thinking, sandbox)
+    return verify_all([task] * len(responses), responses, dialogues[0].opened, sandbox)

@@ -56,9 +56,12 @@ def preferred_rates(sums: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def reward_of(task: Task, response: str, thinking: bool, format_penalty: float, ranking_weight: float) -> float:
-    """What a judge in training earns by its response to a comparison (`judge_reward`)."""
-    return judge_reward(read_judgement(answer_of(response, thinking)), truth_of(task), format_penalty, ranking_weight)
+def reward_of(task: Task, response: str, opened: bool | None, format_penalty: float, ranking_weight: float) -> float:
+    """What a judge in training earns by its response to a comparison (`judge_reward`).
+
+    `opened`: whether the prompt opens reasoning (`chat.opens_reasoning`).
+    """
+    return judge_reward(read_judgement(answer_of(response, opened)), truth_of(task), format_penalty, ranking_weight)
 
 
 class Judge:
@@ -81,12 +84,11 @@ class Judge:
     def encode(self, comparisons: Sequence[Task]) -> list[list[int]]:
         """The prompts of comparisons in tokens."""
         texts = [
-            chat.render(
-                [{"role": "user", "content": task.prompt}], enable_thinking=self.cfg.enable_thinking,
-                add_generation_prompt=True, template=self.template,
+            chat.answer_prompt(
+                [{"role": "user", "content": task.prompt}], thinking=self.cfg.enable_thinking, template=self.template
             )
             for task in comparisons
-        ]  # fmt: skip
+        ]
         return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def _answer(self, prompts: list[list[int]], seed: int, poll: Callable[[], None]) -> list[Judgement | None]:
@@ -94,6 +96,7 @@ class Judge:
         fitting = [row for row, ids in enumerate(prompts) if len(ids) <= cfg.max_prompt_tokens]
         order = sorted(fitting, key=lambda row: (len(prompts[row]), row))
         judgements: list[Judgement | None] = [None] * len(prompts)
+        opened = chat.template_opens_reasoning(self.template, cfg.enable_thinking)
         device = self.model.lm_head.weight.device
         for start in range(0, len(order), cfg.batch_size):
             rows = order[start : start + cfg.batch_size]
@@ -104,7 +107,7 @@ class Judge:
             )  # fmt: skip
             for row, ids in zip(rows, out.tokens, strict=True):
                 text = chat.response_of(self.tokenizer.decode(ids, skip_special_tokens=False), self.template)
-                judgements[row] = read_judgement(answer_of(text, cfg.enable_thinking))
+                judgements[row] = read_judgement(answer_of(text, opened))
         return judgements
 
     def matches(

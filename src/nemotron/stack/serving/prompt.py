@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, did_you_mean
-from nemotron.kit.chat import END_THINK, check_messages
+from nemotron.kit.chat import END_THINK, Opening, check_messages, opening_of
 from nemotron.kit.chat_template import ChatTemplate, load_template
 from nemotron.stack.models.decoding.generate import ReasoningBudget
 from nemotron.stack.serving.grammar import Grammar
@@ -19,7 +19,6 @@ from nemotron.stack.serving.held import calls_in_a_list, calls_in_xml, json_answ
 from nemotron.stack.serving.refusals import ApiError
 from nemotron.stack.serving.requests import ChatRequest, CompletionRequest, Conversation, Generation, NamedTool
 from nemotron.stack.serving.sampling import LEAST_TEMPERATURE, Sampling
-from nemotron.stack.serving.text import Opening, opening_of
 
 # What the server itself says to a template.
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
@@ -71,6 +70,8 @@ def render_chat(model: ServedModel, body: Conversation, *, add_generation_prompt
     tools = [tool.function.declared() for tool in body.tools or ()]
     if isinstance(body, ChatRequest):
         tools = body.declared_tools or []
+    if tools and not template.has_switch("tools"):
+        raise ApiError(400, f"the chat template of {model.name} shows no tools", param="tools")
     messages = [message.as_message() for message in body.messages]
     try:
         check_messages(messages)
@@ -82,7 +83,19 @@ def render_chat(model: ServedModel, body: Conversation, *, add_generation_prompt
         # A template's own name may be its path here.
         message = message.replace(f"chat template {template.name}", f"the chat template of {model.name}")
         raise ApiError(400, message, param="messages") from None
-    return "".join(text for text, _ in segments)
+    except RecursionError:
+        raise ApiError(400, "a value is nested too deeply", param="messages") from None
+    text = "".join(text for text, _ in segments)
+    if body.reasoning_effort == "none":
+        _check_answers(model, text, "reasoning_effort")
+    return text
+
+
+def _check_answers(model: ServedModel, text: str, param: str) -> None:
+    """ApiError where a prompt opens reasoning, though `param` asks for none."""
+    if opening_of(text) == "reasoning":
+        message = f"no reasoning is asked for, and the chat template of {model.name} opens it all the same"
+        raise ApiError(400, message, param=param)
 
 
 def _switches(model: ServedModel, template: ChatTemplate, body: Conversation) -> dict[str, Any]:
@@ -126,6 +139,8 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> Prompt:
             400, "no tokens of reasoning, and enable_thinking, contradict each other", param="max_thinking_tokens"
         )
     text = render_chat(model, body, **({"enable_thinking": False} if budget == 0 else {}))
+    if budget == 0:
+        _check_answers(model, text, "max_thinking_tokens")
     tokens, opening = encode(model, text, bool(body.add_special_tokens)), opening_of(text)
     wanted = body.max_completion_tokens or body.max_tokens
     of_answer = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
@@ -139,7 +154,7 @@ def completion_prompts(model: ServedModel, body: CompletionRequest) -> list[Prom
     special = body.add_special_tokens is not False  # as vLLM does it; tokenizers of the recipes add none
     for text in body.prompts():
         tokens = encode(model, text, special) if isinstance(text, str) else text
-        wanted = max(1, 16 if body.max_tokens is None else body.max_tokens)
+        wanted = 16 if body.max_tokens is None else body.max_tokens
         limit = _room(model, tokens, wanted, "prompt", "max_tokens")
         prompts.append(Prompt(tokens, "answer", _samplings(model, body, limit, "answer", None)))
     return prompts
@@ -150,14 +165,14 @@ def _room(model: ServedModel, tokens: Sequence[int], wanted: int | None, of_prom
 
     ApiError: prompt and answer are longer than the model takes; it names the field of the one that is to be shorter.
     """
-    room = model.max_length - len(tokens)
-    if (wanted or 1) > room:
+    room, least = model.max_length - len(tokens), 1 if wanted is None else wanted
+    if least > room:
         message = (
-            f"this model takes {model.max_length} tokens, and {len(tokens)} of the prompt with {wanted or 1} of the "
-            f"answer are {len(tokens) + (wanted or 1)}"
+            f"this model takes {model.max_length} tokens, and {len(tokens)} of the prompt with {least} of the answer "
+            f"are {len(tokens) + least}"
         )
         raise ApiError(400, message, param=of_answer if room > 0 else of_prompt, code="context_length_exceeded")
-    return wanted or room
+    return room if wanted is None else wanted
 
 
 def greedy_below(temperature: float) -> float:

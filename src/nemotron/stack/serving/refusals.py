@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
@@ -83,12 +84,29 @@ def _place(problem: Mapping[str, Any], body: object) -> list[str | int]:
     return place
 
 
+def _keys_at(place: Sequence[str | int], body: type[BaseModel]) -> list[str]:
+    """The keys that there are at a place of a body of this kind; none where any may be."""
+    kinds = [body]
+    for name in place:
+        if isinstance(name, str):  # a number is a place in a list
+            fields = [field for kind in kinds for key, field in kind.model_fields.items() if name in (key, field.alias)]
+            kinds = [kind for field in fields for kind in _models_in(field.annotation)]
+    return [field.alias or key for kind in kinds for key, field in kind.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
 def _sentence(problem: Mapping[str, Any], place: Sequence[str | int], body: type[BaseModel]) -> str:
     kind, about = problem["type"], problem.get("ctx") or {}
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
-        guess = nearest(str(place[-1]), body.model_fields) if len(place) == 1 else None
+        guess = nearest(str(place[-1]), _keys_at(place[:-1], body))
         return "unknown key" + (f", did you mean {guess!r}?" if guess else "")
     if kind == "value_error":
         return str(about["error"])

@@ -21,10 +21,15 @@ NOT_IN_NAMES = r"[<>\n]|^$"  # of functions and of their parameters: `parse_tool
 LONGEST_VALUE = 60  # characters of a value that a refusal shows
 
 
-class Request(BaseModel):
-    """What every request may say."""
+class Strict(BaseModel):
+    """What may have no other key."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Request(Strict):
+    """What every request may say."""
+
     model: str | None = None
 
 
@@ -47,11 +52,12 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop or []
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """`include_usage`: the last chunk counts tokens. OpenAI's obfuscation of streams is not needed and not done."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class Generation(Request):
@@ -95,7 +101,7 @@ class Generation(Request):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Strict):
     """A schema by its name. `strict` or not, it is kept."""
 
     name: str = ""
@@ -104,7 +110,7 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Strict):
     """What an answer has to be: any text, a JSON object, or what a schema says."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -123,7 +129,7 @@ class ResponseFormat(BaseModel):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class Function(BaseModel):
+class Function(Strict):
     """A function that a model may call."""
 
     name: str = Field(min_length=1)
@@ -158,20 +164,20 @@ class Function(BaseModel):
         return self.model_dump(exclude_unset=True, exclude={"strict"})
 
 
-class Tool(BaseModel):
+class Tool(Strict):
     """A tool; there are only functions."""
 
     type: Literal["function"] = "function"
     function: Function
 
 
-class FunctionName(BaseModel):
+class FunctionName(Strict):
     """A function by its name."""
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Strict):
     """The choice of one function."""
 
     type: Literal["function"] = "function"
@@ -189,7 +195,10 @@ class ToolCall(BaseModel):
         """The call as chat templates show it. ValueError: its arguments are no JSON."""
         arguments = self.function.get("arguments") or {}
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            try:
+                arguments = json.loads(arguments)
+            except RecursionError:
+                raise ValueError("they are nested too deeply") from None
         return {"name": self.function.get("name"), "arguments": arguments}
 
 
@@ -227,10 +236,9 @@ class ChatMessage(BaseModel):
         return message
 
 
-class NvExt(BaseModel):
+class NvExt(Strict):
     """Where the clients of NIM put the budget of reasoning."""
 
-    model_config = ConfigDict(extra="forbid")
     max_thinking_tokens: int | None = Field(None, ge=0)
 
 

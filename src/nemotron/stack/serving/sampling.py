@@ -31,6 +31,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Sampling:
     """How a request's tokens are drawn.
 
+    max_new_tokens: of 0 the prompt alone is read, and one token is drawn that has no room and is not to be shown.
     stop_token_ids: the answer ends after one of these. temperature: 0 is greedy. top_p: keep the smallest set of tokens
     whose probability reaches it. seed: the same one gives the same tokens whoever else is served, up to rounding; None:
     the engine draws one. num_logprobs: likeliest tokens that are reported beside each chosen one. prompt_logprobs:
@@ -54,8 +55,8 @@ class Sampling:
     grammar_after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens {self.max_new_tokens}: 1 or more expected")
+        if self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens {self.max_new_tokens}: 0 or more expected")
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ValueError(f"temperature {self.temperature}: 0, or {LEAST_TEMPERATURE} and more expected")
         if not (self.temperature >= 0 and 0 < self.top_p <= 1):
@@ -132,7 +133,7 @@ class Choice:
         cannot_go_on = not self._stops and self._constraint is not None and self._constraint.is_complete
         if token in self._stops or cannot_go_on:
             self.finish_reason = "stop"
-        elif len(self.tokens) == sampling.max_new_tokens:
+        elif len(self.tokens) >= sampling.max_new_tokens:
             self.finish_reason = "length"
         return token, token == drawn and self._constraint is None and self.finish_reason is None
 

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from nemotron.kit.chat import END_THINK, THINK, Tool, parse_tool_calls
-
-Opening = Literal["reasoning", "answer", "unknown"]
-"""How a prompt ends: with `<think>`, with `</think>`, or without either, so that the response itself may reason."""
-
-
-def opening_of(prompt: str) -> Opening:
-    """What a response to `prompt` begins with."""
-    end = prompt.rstrip()
-    if end.endswith(THINK):
-        return "reasoning"
-    return "answer" if end.endswith(END_THINK) else "unknown"
+from nemotron.kit.chat import END_THINK, THINK, Opening, Tool, parse_tool_calls
 
 
 def begun(text: str, marks: Iterable[str]) -> int:

@@ -98,8 +98,7 @@ def test_where_no_family_was_drawn_and_evaluated_it_is_said_that_there_is_no_win
         "policy": {"model_name": "m", "generation": {"max_new_tokens": 64}},
         "judge": {"model_path": "j"}, "env": {"families": {"math": 1}},
     }  # fmt: skip
-    cfg = RLHFConfig.model_validate(MODEL | values | {"grpo": {"max_error_rate": 0.2}})
-    assert cfg.evaluation.max_error_rate == 0.2
+    cfg = RLHFConfig.model_validate(MODEL | values)
     assert judged_families(cfg, ["math", "multiple_choice"]) == ["math"] and not capsys.readouterr().err
     assert judged_families(cfg, ["multiple_choice"]) == []
     assert "no win rate: training drew math, and evaluation.families has multiple_choice" in capsys.readouterr().err

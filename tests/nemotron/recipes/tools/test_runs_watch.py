@@ -122,6 +122,15 @@ def test_before_the_first_metrics_the_page_says_what_is_known(output: Path, at_w
         assert "No metrics were logged; 60" in get(url)[2] and "<td>command</td>" not in get(url)[2]
 
 
+def test_the_pause_of_a_resumed_run_is_no_time_of_its_steps(output: Path, at_work: set[str]) -> None:
+    run = recorded(output / "toy/train/tiny-01", 3, started_at=90_000.0, attempts=2)
+    at_work.add("tiny-01")
+    assert seconds_left(watched(str(run)), watched(str(run)).metrics()) is None
+    log(run, step=4, time=90_020.0, loss=3.0)
+    log(run, step=5, time=90_030.0, loss=2.0)
+    assert seconds_left(watched(str(run)), watched(str(run)).metrics()) == 550  # 55 steps of ten seconds
+
+
 def test_nobody_else_reads_it(output: Path) -> None:
     recorded(output / "toy/train/tiny-01", 1)
     with serving(None) as url:
@@ -145,13 +154,13 @@ def test_without_a_name_it_is_the_run_at_work(output: Path, at_work: set[str]) -
 def test_the_time_left_is_known_from_two_steps_on(output: Path, at_work: set[str]) -> None:
     run = recorded(output / "toy/train/tiny", 0)
     at_work.add("tiny")
-    records = [{"step": step, "time": 100.0 + 3 * step} for step in range(1, 41)]
+    records = [{"step": step, "time": 1000.0 + 3 * step} for step in range(1, 41)]
     assert seconds_left(watched(str(run)), []) is seconds_left(watched(str(run)), records[:1]) is None
     assert seconds_left(watched(str(run)), records) == 3.0 * 20
-    assert seconds_left(watched(str(run)), [records[0], {**records[0], "time": 200.0}]) is None
+    assert seconds_left(watched(str(run)), [records[0], {**records[0], "time": 1200.0}]) is None
     assert (
         seconds_left(
-            watched(str(run)), [{"step": 0, "time": 0.0}, *({**r, "time": 900.0 + r["step"]} for r in records)]
+            watched(str(run)), [{"step": 0, "time": 1000.0}, *({**r, "time": 1900.0 + r["step"]} for r in records)]
         )
         == 20
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lm_eval.api.instance import Instance
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit.chat import render
+from nemotron.kit.found_model import FoundModel
 from nemotron.stack.evaluation.language_model import model_bits_per_byte, token_byte_lengths
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.models import NemotronH
@@ -106,12 +108,61 @@ def test_answers_come_without_reasoning_and_end_where_the_task_says(
     assert lm.generate_until(requests) == ["first", "", "first\n\nsecond", ""]
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_template_that_opens_no_reasoning_has_answers(
+    lm: NemotronLM, plain_chat: str, monkeypatch: pytest.MonkeyPatch, thinking: bool
+) -> None:
+    from nemotron.stack.evaluation import lm_eval_model
+    from nemotron.stack.evaluation.scoring import Completion
+
+    def generate_fn(*_: Any, **__: Any) -> Callable[..., list[Completion]]:
+        return lambda prompts, **_: [Completion("first", 1, 0.0, True) for _ in prompts]
+
+    monkeypatch.setattr(lm_eval_model, "model_generate_fn", generate_fn)
+    plain = NemotronLM(lm.model, lm.folder, plain_chat, thinking=thinking)
+    question = {"role": "user", "content": "12+7?"}
+    prompt = plain.apply_chat_template([question])
+    assert plain.generate_until(asked("generate_until", (prompt, {"until": []}))) == ["first"]
+    begun = plain.apply_chat_template(
+        [question, {"role": "assistant", "content": "It is"}], add_generation_prompt=False
+    )
+    assert begun == f"{prompt}It is"
+
+
 def test_prompts_are_those_of_our_template(lm: NemotronLM) -> None:
     history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "12+7?"}]
     expected = render(history, add_generation_prompt=True, template="nano3")
     assert lm.apply_chat_template(history) == expected and expected.endswith("<think>\n")
     begun = lm.apply_chat_template([*history, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
     assert begun == render(history, enable_thinking=False, add_generation_prompt=True, template="nano3") + "It is"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "place"),
+    [
+        (True, None, "cuda"),
+        (True, "cuda:1", "cuda:1"),
+        (True, "cpu", "cpu"),
+        (False, None, "cpu"),
+        (False, "cuda", "cpu"),
+    ],
+)
+def test_a_model_is_in_fp32_on_the_gpu_if_there_is_one(
+    lm: NemotronLM, monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str | None, place: str
+) -> None:
+    from nemotron.recipes.tools import lm_eval_run
+
+    def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> NemotronH:
+        loaded.append((dtype, device))
+        return lm.model
+
+    loaded: list[tuple[torch.dtype, str]] = []
+    found = FoundModel(lm.folder, lm.folder, "tiny", "nano3", is_base=False, reasons=True)
+    monkeypatch.setattr(lm_eval_run, "find_model", lambda word: found)
+    monkeypatch.setattr(lm_eval_run, "load_model", load_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    lm_eval_run.NamedModel("tiny", device=device)
+    assert loaded == [(torch.float32, place)]
 
 
 def test_what_the_decoder_does_not_have_is_refused(lm: NemotronLM) -> None:

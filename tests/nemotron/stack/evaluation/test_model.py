@@ -118,6 +118,16 @@ def test_hallucinated_tools_are_counted(
     assert evaluation.hallucinated_tool().estimate == share
 
 
+def test_a_call_is_seen_where_no_prompt_opens_reasoning(
+    model: NemotronH, folder: Path, plain_chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = load_tokenizer(folder).encode(f"{CALL}<|im_end|>").ids
+    monkeypatch.setattr(turns, "generate", lambda *_, **__: Generation([list(ids)], [[0.0] * len(ids)], [True], [1.0]))
+    generate = model_generate_fn(model, folder, plain_chat)
+    (completion,) = generate(["<|im_start|>user\n1+2?<|im_end|>\n<|im_start|>assistant\n"], temperature=0.0, seed=0)
+    assert completion.called == ("calculator",)
+
+
 def test_a_template_whose_end_of_turn_is_no_token_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="has no token <SPECIAL_12>, which ends a turn of chat template nano2"):
         stop_token_ids(folder, "nano2")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron.stack.environments import generate_tasks, questions, verify
+from nemotron.stack.environments import answer_of, generate_tasks, plain_answer, questions, verify
 from nemotron.stack.evaluation.pass_at_k import ks_of, majority_at_k, pass_at_k
 from nemotron.stack.evaluation.votes import has_votes, vote_of
 
@@ -80,18 +80,18 @@ def test_answers_that_the_verifier_takes_for_equal_are_one_vote(family: str, ans
     for task in generate_tasks(family, "eval", 10):
         said = [f"thought</think>{answer.format(task.solution.answer)}" for answer in answers]
         assert has_votes(task) and all(verify(task, text, thinking=True).score == 1 for text in said)
-        assert len({vote_of(task, text, "chat") for text in said}) == 1
-        assert vote_of(task, "thought</think>who knows?", "chat") is None and vote_of(task, "thought", "chat") is None
-        line = f"thought\n{task.solution.answer}\nmore"
-        assert vote_of(task, line, "plain") == vote_of(task, said[0], "chat")
+        first, *others = (vote_of(task, answer_of(text, thinking=True)) for text in said)
+        assert first is not None and set(others) == {first}
+        assert vote_of(task, "who knows?") is None and vote_of(task, "") is None
+        assert vote_of(task, plain_answer(f"thought\n{task.solution.answer}\nmore", task.family)) == first
 
 
 def test_questions_vote_by_their_text_or_by_a_letter() -> None:
     exact = questions.make_task("quiz", {"question": "Capital of France?", "answer": "Paris"}, "exact")
-    assert vote_of(exact, "  PARIS. ", "chat_no_think") == vote_of(exact, "paris", "chat_no_think") == "paris"
+    assert vote_of(exact, "  PARIS. ") == vote_of(exact, "paris") == "paris"
     choice = questions.make_task("quiz", {"question": "Sky?", "answer": "B", "choices": ["red", "blue"]}, None)
-    assert {vote_of(choice, text, "chat_no_think") for text in ("B", "B) blue", "(B)", "Blue")} == {"B"}
-    assert vote_of(choice, "green", "chat_no_think") is None
+    assert {vote_of(choice, text) for text in ("B", "B) blue", "(B)", "Blue")} == {"B"}
+    assert vote_of(choice, "green") is None
     assert not has_votes(questions.make_task("quiz", {"question": "?", "answer": "x"}, "contains"))
 
 

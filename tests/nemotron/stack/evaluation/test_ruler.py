@@ -148,11 +148,13 @@ def test_recall_is_a_share_of_the_strings_or_any_of_them() -> None:
     assert either.recall("blue") == 1 and either.recall("pink") == 0 and either.chance == 1 / 8
 
 
-@pytest.mark.parametrize("template", ["nano3", None])
+@pytest.mark.parametrize("which", ["nano3", "plain chat", None])
 def test_scores_are_of_what_the_model_says(
-    template: str | None, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    small_model: Callable[..., NemotronH],
+    which: str | None, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    small_model: Callable[..., NemotronH], plain_chat: str,
 ) -> None:  # fmt: skip
+    template = plain_chat if which == "plain chat" else which
+    end = {"nano3": "<think>\n", "plain chat": "assistant\n", None: "is"}[which]
     save_tokenizer(tokenizer, tmp_path, model_max_length=512, template="nano3")
     prompts: list[str] = []
 
@@ -161,7 +163,7 @@ def test_scores_are_of_what_the_model_says(
             prompts.extend(asked)
             facts = [FACT.search(prompt) for prompt in asked]
             said = [fact[2] if fact and i % 2 else "nothing" for i, fact in enumerate(facts)]
-            return [Completion(f"{text}</think>{text}" if template else text, 1, 0.0, True) for text in said]
+            return [Completion(f"{text}</think>{text}" if which == "nano3" else text, 1, 0.0, True) for text in said]
 
         return generate
 
@@ -175,7 +177,7 @@ def test_scores_are_of_what_the_model_says(
         assert several["recall"] < 0.5 and several["chance"] < single["chance"] == 1.0
     lengths = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
     assert max(lengths[:16]) <= 384 < min(lengths[16:]) and max(lengths) <= 784
-    assert all(prompt.endswith("is" if template is None else "<think>\n") for prompt in prompts)
+    assert all(prompt.endswith(end) for prompt in prompts)
     short = config.model_copy(update={"lengths": [300], "tasks": ["frequent_words"], "max_new_tokens": 250})
     with pytest.raises(UserError, match=r"ruler\.lengths, 300: RULER's frequent_words does not fit"):
         score_ruler(small_model("M"), tmp_path, [], short, template=template, thinking=True)

@@ -132,6 +132,31 @@ def test_reasoning_that_is_never_closed_is_wrong_though_it_holds_the_answer() ->
     assert evaluate_tasks(unclosed, TASKS, samples=0, template="nano3", thinking=False).mean("greedy").estimate == 1.0
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+def test_where_no_prompt_opens_reasoning_the_whole_response_is_the_answer(plain_chat: str, thinking: bool) -> None:
+    by_prompt = {prompt_text(task, plain_chat, thinking): task for task in TASKS}
+
+    def generate(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        right = [by_prompt[prompt].solution.answer for prompt in prompts for _ in range(samples)]
+        return [Completion(f"<think>so</think>{t}" if i % 2 else t, 5, 0.1, True) for i, t in enumerate(right)]
+
+    evaluation = evaluate_tasks(generate, TASKS, template=plain_chat, thinking=thinking, samples=2)
+    assert (evaluation.greedy_T == 1).all() and (evaluation.sampled_TS == 1).all()
+    majority = evaluation.majority_at(2, "math")
+    assert majority is not None and majority.estimate == 1
+    assert evaluation.prompt_format == "chat"  # there is no switch that could turn reasoning off
+
+
+def test_a_message_that_turns_reasoning_off_is_seen_in_its_prompt() -> None:
+    quiet = [replace(task, prompt=f"{task.prompt} /no_think") for task in TASKS[:2]]
+
+    def generate(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
+        return [Completion(task.solution.answer, 5, 0.1, True) for task in quiet]
+
+    evaluation = evaluate_tasks(generate, quiet, template="nano2", samples=0)
+    assert evaluation.greedy_T.tolist() == [1, 1] and evaluation.prompt_format == "chat_no_think"
+
+
 def test_a_model_without_chat_template_answers_in_the_second_line() -> None:
     def plain(prompts: Sequence[str], *, temperature: float, seed: int, samples: int = 1) -> list[Completion]:
         assert list(prompts) == [f"{task.prompt}\n" for task in TASKS]

@@ -236,6 +236,17 @@ def test_the_search_on_a_model_equals_trying_all_combinations(model: NemotronH) 
         search(model, groups, scores, 4.4)
 
 
+def test_what_blocks_do_not_divide_is_no_candidate_of_theirs(small_model: Callable[..., NemotronH]) -> None:
+    model = small_model("E*", **(DIMENSIONS | {"moe_intermediate_size": 24})).eval()
+    groups = group_matrices(names_of(model))
+    scores = scores_of(model, groups)
+    formats = {name: list(of_group) for name, of_group in scores.items()}
+    assert formats.pop("backbone.layers.0.mixer.experts") == ["FP8"]  # 24 values of an expert go into down_proj
+    assert formats and all(algorithms == ["NVFP4", "FP8"] for algorithms in formats.values())
+    plan = search(model, groups, scores, 8.0)
+    assert plan.get("backbone.layers.0.mixer.experts.up_proj") in ("FP8", None)
+
+
 def test_a_group_may_have_fewer_candidates(model: NemotronH) -> None:
     """q, k and v in FP8 or BF16, o_proj as it is: nothing else is chosen, and their bits count all the same."""
     groups = group_matrices(names_of(model))

@@ -23,7 +23,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import turns
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
-from nemotron.stack.rl.dialogue import Dialogue
+from nemotron.stack.rl.dialogue import Dialogue, verdicts
 from nemotron.stack.rl.loss_metrics import MISMATCH_FACTOR
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, one_turn_each, pack_rollouts
 from nemotron.stack.rl.shaping import Message
@@ -275,6 +275,26 @@ def test_a_malformed_call_ends_the_episode_and_is_counted(tasks: list[Task], tok
     assert dialogue.reply(ids) is None
     assert dialogue.messages == [Message(len(ids), True, invalid_tool_call=True)]
     assert dialogue.verdict().status == "wrong"
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_what_no_prompt_opened_is_no_reasoning(tokenizer_dir: Path, plain_chat: str, thinking: bool) -> None:
+    """A call, a result and an answer under a template that knows of no reasoning, and has no switch for it."""
+    (task,) = generate_tasks("math", "train", 1, difficulty={"tool_share": 1.0})
+    tokenizer = load_tokenizer(tokenizer_dir)
+    opened = chat.template_opens_reasoning(plain_chat, thinking)
+    dialogue = Dialogue(open_episode(task, opened), tokenizer, plain_chat, thinking)
+    call = "<tool_call><function=calculator><parameter=expression>1+2</parameter></function></tool_call><|im_end|>"
+    following = dialogue.reply(tokenizer.encode(call).ids)
+    assert dialogue.called == ["calculator"] and isinstance(following, list)
+    shown = tokenizer.decode(following, skip_special_tokens=False)
+    assert shown == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
+    assert dialogue.reply(tokenizer.encode(f"{task.solution.answer}<|im_end|>").ids) is None
+    assert dialogue.verdict().score == 1
+    one = Dialogue(None, tokenizer, plain_chat, thinking)
+    (plain,) = generate_tasks("math", "train", 1)
+    one.reply(tokenizer.encode(f"{plain.solution.answer}<|im_end|>").ids)
+    assert verdicts(plain, [one], "bubblewrap")[0].score == 1
 
 
 def test_an_environment_that_fails_is_an_error_and_no_zero(tasks: list[Task], tokenizer_dir: Path) -> None:

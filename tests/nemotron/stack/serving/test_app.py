@@ -23,6 +23,7 @@ ADD = {
 }
 REASONS = "<|im_end|>\n<|im_start|>assistant\n<think>\n"
 BROKEN = {"function": {"name": "f", "arguments": "{"}}
+DEEP = {"function": {"name": "f", "arguments": "[" * 10_000 + "]" * 10_000}}
 CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
 
 
@@ -273,6 +274,47 @@ def test_an_echoed_prompt_has_log_probabilities(served: Served) -> None:
     assert none["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_prompt_that_fills_the_length_can_be_scored(served: Served) -> None:
+    ask = {"prompt": "a" * 1000, "echo": True, "logprobs": 0}
+    (choice,) = served.http.post("/v1/completions", json=ask | {"max_tokens": 0}).json()["choices"]
+    assert choice["text"] == "a" * 1000 and len(choice["logprobs"]["tokens"]) == 1000
+    for body in (ask | {"max_tokens": 1}, ask | {"max_tokens": 0, "prompt": "a" * 1001}):
+        refused = served.http.post("/v1/completions", json=body)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning_effort": "none"}, "reasoning_effort"),
+        ({"max_thinking_tokens": 0}, "max_thinking_tokens"),
+        ({"nvext": {"max_thinking_tokens": 0}}, "max_thinking_tokens"),
+    ],
+)
+def test_a_template_that_always_reasons_is_not_asked_without(
+    serve: Callable[..., Served], tmp_path: Path, plain_chat: str, fields: dict[str, Any], param: str
+) -> None:
+    always = tmp_path / "always.jinja"
+    plain = Path(plain_chat).read_text()
+    always.write_text(plain.replace("assistant\n{%", "assistant\n<think>\n{%"))
+    body = {"messages": USER, **fields}
+    refused = serve(str(always)).http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    assert "the chat template of tiny opens it all the same" in refused.json()["error"]["message"]
+    assert serve(plain_chat).http.post("/v1/chat/completions", json=body).status_code == 200
+    talk = [{"role": "user", "content": "Why? /think"}]  # which nano2's template obeys before any switch
+    assert serve("nano2").http.post("/v1/chat/completions", json=body | {"messages": talk}).status_code == 400
+
+
+def test_tools_that_a_template_does_not_show_are_refused(serve: Callable[..., Served], plain_chat: str) -> None:
+    served = serve(plain_chat)
+    body = {"messages": USER, "tools": [ADD]}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = served.http.post(path, json=body).json()["error"]
+        assert error["param"] == "tools" and "the chat template of tiny shows no tools" in error["message"]
+    assert served.http.post("/v1/chat/completions", json=body | {"tool_choice": "none"}).status_code == 200
+
+
 def test_models_and_tokens(served: Served) -> None:
     (model,) = served.client.models.list().data
     assert (model.id, model.max_model_len) == ("tiny", 1000) and served.client.models.retrieve("tiny") == model
@@ -357,6 +399,23 @@ def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.
         ({"messages": USER, "logit_bias": {"5": "x" * 99}}, 400, "logit_bias.5", "x… is not served; a number"),
         ({"messages": USER, "nvext": {"max_thinking_tokens": -1}}, 400, "nvext.max_thinking_tokens", "at least 0 is"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "messages", "no JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, 400, "messages", "nested too deeply"),
+        ({"messages": USER, "stream": True, "stream_options": {"include_usag": True}}, 400,
+         "stream_options.include_usag", "unknown key, did you mean 'include_usage'?"),
+        ({"messages": USER, "stream": True, "stream_options": {"continuous_usage_stats": True}}, 400,
+         "stream_options.continuous_usage_stats", "true is not served; choose from: false"),
+        ({"messages": USER, "response_format": {"type": "json_object", "schema": {}}}, 400, "response_format.schema",
+         "unknown key, did you mean 'json_schema'?"),
+        ({"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}},
+         400, "response_format.json_schema.shema", "unknown key, did you mean 'schema'?"),
+        ({"messages": USER, "tools": [{"function": {"name": "f", "paramters": {}}}]}, 400,
+         "tools.0.function.paramters", "unknown key, did you mean 'parameters'?"),
+        ({"messages": USER, "tools": [{**ADD, "cache": 1}]}, 400, "tools.0.cache", "unknown key"),
+        ({"messages": USER, "tools": [ADD], "tool_choice": {"function": {"name": "add", "nam": 1}}}, 400,
+         "tool_choice.function.nam", "unknown key, did you mean 'name'?"),
+        ({"messages": USER, "tools": [ADD], "tool_choice": {"function": {"name": "add"}, "typ": 1}}, 400,
+         "tool_choice.typ", "unknown key, did you mean 'type'?"),
+        ({"messages": USER, "nvext": {"max_thinking_token": 1}}, 400, "nvext.max_thinking_token", "did you mean 'max"),
     ],
 )  # fmt: skip
 def test_what_is_refused(served: Served, body: dict[str, Any], status: int, param: str | None, message: str) -> None:

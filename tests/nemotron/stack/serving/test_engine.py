@@ -422,13 +422,23 @@ def test_requests_that_cannot_be_served_are_refused(model: NemotronH, make_engin
         {"temperature": 1e-40},
         {"top_p": 0.0},
         {"num_logprobs": 21},
-        {"max_new_tokens": 0},
+        {"max_new_tokens": -1},
     ):
         with pytest.raises(ValueError, match=next(iter(settings))):
             Sampling(**({"max_new_tokens": 1, "stop_token_ids": ()} | settings))
     plain = NemotronH(model.config.__class__(**(model.config.to_dict() | {"num_nextn_predict_layers": 0})))
     with pytest.raises(ValueError, match="multi-token prediction"):
         Engine(plain, Limits(max_length=10, num_drafts=1))
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1])
+def test_a_prompt_may_fill_the_length_where_nothing_is_to_follow(
+    make_engine: Callable[..., Engine], num_drafts: int
+) -> None:
+    engine = make_engine(max_length=20, num_drafts=num_drafts)
+    answer = engine.submit([1] * 20, Sampling(0, (), prompt_logprobs=True))
+    assert len(ids_of(answer)) == 1 and answer.finish_reason == "length"
+    assert answer.prompt_logprobs is not None and len(answer.prompt_logprobs) == 19
 
 
 def test_answers_are_taken_by_a_loop(model: NemotronH, make_engine: Callable[..., Engine]) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from nemotron.kit.chat import parse_response, parse_tool_calls
-from nemotron.stack.serving.text import Delta, ResponseText, TokenText, begun, opening_of
+from nemotron.kit.chat import opening_of, parse_response, parse_tool_calls
+from nemotron.stack.serving.text import Delta, ResponseText, TokenText, begun
 
 TOOLS = [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}, "note": {"type": "string"}}}}]
 CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint, Dataset
-from nemotron.kit.chat import END_THINK, THINK, response_of
+from nemotron.kit.chat import THINK, opens_reasoning, response_of
 from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
@@ -44,8 +44,8 @@ class Policy:
     def text(self, answer: Rollout) -> str:
         """What an answer says, with the tag that its prompt ends with."""
         written = response_of(self.tokenizer.decode(answer.completion_ids, skip_special_tokens=False), self.template)
-        thinking = not self.tokenizer.decode(answer.prompt_ids, skip_special_tokens=False).rstrip().endswith(END_THINK)
-        return f"{THINK}{written}" if thinking else written
+        prompt = self.tokenizer.decode(answer.prompt_ids, skip_special_tokens=False)
+        return f"{THINK}{written}" if opens_reasoning(prompt) else written
 
 
 def load_policy(checkpoint: Checkpoint, threads: int = LANES) -> Policy:

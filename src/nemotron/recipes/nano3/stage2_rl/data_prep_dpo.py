@@ -57,7 +57,14 @@ from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import Checkpoint, Preferences, Source, apply_scale, open_run, print_complete
-from nemotron.kit.chat import THINK, function_of, parse_response, parse_tool_calls, response_of
+from nemotron.kit.chat import (
+    THINK,
+    function_of,
+    parse_response,
+    parse_tool_calls,
+    response_of,
+    template_opens_reasoning,
+)
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import (
@@ -200,11 +207,12 @@ class Sampler:
     def _answer(self, tasks: Sequence[Task], seed: int) -> list[Answers]:
         cfg, thinking = self.cfg.generation, self.cfg.enable_thinking
         texts = [prompt_text(task, self.template, thinking) for task in tasks]
+        opened = template_opens_reasoning(self.template, thinking)
         prompts = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
         judged: dict[int, list[tuple[float | None, list[str]]]] = {}
 
         def begin(index: int) -> Dialogue:
-            episode = open_episode(tasks[index], thinking, self.cfg.sandbox)
+            episode = open_episode(tasks[index], opened, self.cfg.sandbox)
             return Dialogue(episode, self.tokenizer, self.template, thinking)
 
         def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:
@@ -242,7 +250,8 @@ class Sampler:
 
     def messages_of(self, task: Task, rollout: Rollout) -> list[dict[str, Any]]:
         """What follows the prompt, as messages: an environment answers the same responses in the same way again."""
-        episode = open_episode(task, self.cfg.enable_thinking, self.cfg.sandbox)
+        opened = template_opens_reasoning(self.template, self.cfg.enable_thinking)
+        episode = open_episode(task, opened, self.cfg.sandbox)
         declared = prompt_tools(task)
         messages: list[dict[str, Any]] = []
         position = 0
@@ -252,7 +261,7 @@ class Sampler:
             if not part.generated:
                 continue
             text = response_of(self.tokenizer.decode(ids, skip_special_tokens=False), self.template)
-            reasoning, answer = parse_response(f"{THINK}{text}" if self.cfg.enable_thinking else text)
+            reasoning, answer = parse_response(f"{THINK}{text}" if opened else text)
             content, calls = parse_tool_calls(answer, declared)
             message: dict[str, Any] = {"role": "assistant", "content": content}
             messages.append(

@@ -57,7 +57,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemo_runspec.words import counted
 from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pipe
-from nemotron.kit.chat import THINK
+from nemotron.kit.chat import THINK, template_opens_reasoning
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
 from nemotron.stack.environments import Task, load_environments, verify_all
@@ -350,8 +350,9 @@ def comparisons_of(
     texts = [prompt_text(task, data.template, thinking) for task in tasks]
     completions = answer(texts, temperature=1.0, seed=seed, samples=number)
     repeated = [task for task in tasks for _ in range(number)]
-    verdicts = verify_all(repeated, [completion.text for completion in completions], thinking, cfg.env.sandbox)
-    responses = [Response.of(f"{THINK}{c.text}" if thinking else c.text) for c in completions]
+    opened = template_opens_reasoning(data.template, thinking)
+    verdicts = verify_all(repeated, [completion.text for completion in completions], opened, cfg.env.sandbox)
+    responses = [Response.of(f"{THINK}{c.text}" if opened else c.text) for c in completions]
     finished = [completion.finished for completion in completions]
     groups = [slice(start, start + number) for start in range(0, len(responses), number)]
     pairs = [
@@ -374,7 +375,7 @@ def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: l
 
     def score(index: int, dialogues: list[Dialogue]) -> list[float | None]:
         return [
-            reward_of(tasks[index], dialogue.response, thinking, judge.format_penalty, judge.ranking_weight)
+            reward_of(tasks[index], dialogue.response, dialogue.opened, judge.format_penalty, judge.ranking_weight)
             for dialogue in dialogues
         ]
 

@@ -244,9 +244,9 @@ def draw_rollouts(
         return Dialogue(None, data.tokenizer, data.template, thinking)
 
     def keep(index: int, dialogues: list[Dialogue]) -> list[float | None]:
-        written = [dialogue.response for dialogue in dialogues]
-        groups[index] = [Response.of(f"{THINK}{text}" if thinking else text) for text in written]
-        verdicts = verify_all([tasks[index]] * len(written), written, thinking, cfg.env.sandbox)
+        written, opened = [dialogue.response for dialogue in dialogues], dialogues[0].opened
+        groups[index] = [Response.of(f"{THINK}{text}" if opened else text) for text in written]
+        verdicts = verify_all([tasks[index]] * len(written), written, opened, cfg.env.sandbox)
         scores.extend(verdict.score for verdict in verdicts if verdict.status != "error")
         return [None] * len(written)
 
@@ -294,8 +294,7 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
         for which in (initial, model)
     ]  # fmt: skip
     before, after = evaluations
-    thinking = cfg.env.enable_thinking
-    responses = [sampled_responses(evaluation, thinking) for evaluation in evaluations]
+    responses = [sampled_responses(evaluation) for evaluation in evaluations]
     judged = judged_families(cfg, list(after.families))
     judges = {"judge": data.judge} if judged else {}
     if judged and cfg.judge.test_model_path is not None:
@@ -336,11 +335,11 @@ def judged_families(cfg: RLHFConfig, evaluated: list[str]) -> list[str]:
     return judged
 
 
-def sampled_responses(evaluation: Evaluation, thinking: bool) -> list[list[Response]]:
+def sampled_responses(evaluation: Evaluation) -> list[list[Response]]:
     """The sampled responses to each task."""
     return [
-        [Response.of(f"{THINK}{completion.text}" if thinking else completion.text) for completion in several]
-        for several in evaluation.sampled_completions
+        [Response.of(f"{THINK}{completion.text}" if opened else completion.text) for completion in several]
+        for several, opened in zip(evaluation.sampled_completions, evaluation.opened, strict=True)
     ]
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from nemo_runspec.config.inputs import FieldOfArtifact
 from nemotron.kit.schemas import rl
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, ModelRunConfig
-from nemotron.recipes.nano3.stage2_rl.schema import JudgedConfig, verified_as
+from nemotron.recipes.nano3.stage2_rl.schema import JudgedConfig
 
 
 class GRPOConfig(rl.GRPOConfig):
@@ -62,11 +62,6 @@ class RLHFConfig(JudgedConfig):
     reward: rl.GenRMRewardConfig = Field(default_factory=rl.GenRMRewardConfig)
     judge: JudgeConfig
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-
-    @model_validator(mode="after")
-    def _one_error_rate(self) -> Self:
-        self.evaluation = verified_as(self.grpo, self.evaluation)
-        return self
 
     @model_validator(mode="after")
     def _has_samples_to_compare(self) -> RLHFConfig:

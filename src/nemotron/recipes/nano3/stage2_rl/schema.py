@@ -144,13 +144,6 @@ class StageConfig(Group):
         return self
 
 
-def verified_as(grpo: rl.GRPOConfig, evaluation: EvaluationConfig) -> EvaluationConfig:
-    """The evaluation with the `max_error_rate` of `grpo`, unless it has been given one."""
-    if "max_error_rate" in evaluation.model_fields_set:
-        return evaluation
-    return evaluation.model_copy(update={"max_error_rate": grpo.max_error_rate})
-
-
 class JudgedConfig(StageConfig):
     """What a stage has whose responses are compared: single ones."""
 
@@ -178,7 +171,8 @@ class RLConfig(StageConfig):
 
     @model_validator(mode="after")
     def _one_error_rate(self) -> Self:
-        self.evaluation = verified_as(self.grpo, self.evaluation)
+        if "max_error_rate" not in self.evaluation.model_fields_set:
+            self.evaluation = self.evaluation.model_copy(update={"max_error_rate": self.grpo.max_error_rate})
         return self
 
     @model_validator(mode="after")

@@ -232,11 +232,14 @@ def stage_of(record: dict[str, Any]) -> str:
 
 
 def models_of(cfg: EvalConfig) -> dict[str, str]:
-    """What is evaluated, by role: those of the recipe's stages, then `run.models`, each under its name."""
+    """What is evaluated, by role: those of the recipe's stages, then `run.models`, each under its name.
+
+    Where the name is taken, or that of a stage, it is the whole reference.
+    """
     models = {role: getattr(cfg.run, role) for role in ROLES if getattr(cfg.run, role)}
     for reference in cfg.run.models:
         name = reference.partition(":")[0]
-        models[name if name not in models else reference] = reference
+        models[reference if name in models or name in ROLES else name] = reference
     return models
 
 

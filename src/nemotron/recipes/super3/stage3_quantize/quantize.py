@@ -92,9 +92,9 @@ def main() -> None:
         # ---- quantise: the table's rows become formats of layers, each layer's weight codes and scales
         with run.phase("quantize"):
             plan = plan_layers(full.config, cfg.precision)
-            if cfg.auto_quantize is not None:  # of some kinds of layers the search says which format
-                plan = search_plan(cfg, full, amax, loader, stop)
             try:
+                if cfg.auto_quantize is not None:  # of some kinds of layers the search says which format
+                    plan = search_plan(cfg, full, amax, loader, stop)
                 quantization = quantize(full, plan, amax, cfg.weight_scales, cfg.precision.ssm_state)
             except ValueError as error:  # a matrix that its format's blocks do not divide
                 raise UserError(f"precision: {error}", "BF16 leaves such layers as they are") from error

@@ -205,6 +205,13 @@ def test_other_models_do_not_take_the_name_of_the_stages_results() -> None:
     assert config_of("smoke", "run.rl=mine").run.results == "nano3-eval-results-smoke"
 
 
+def test_a_model_that_is_called_like_a_stage_is_compared_as_any_other() -> None:
+    cfg = config_of("own", "run.models=[mine, final, sft:2]")
+    models = script.models_of(cfg)
+    assert models == {"mine": "mine:latest", "final:latest": "final:latest", "sft:2": "sft:2"}
+    assert script.pairs_of(models) == [("mine", "final:latest"), ("final:latest", "sft:2")]
+
+
 def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path))
     (tmp_path / "payload").write_text("x")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import CODE_DIGEST
@@ -98,7 +97,7 @@ def imported_from_extras(script: Path) -> list[str]:
     try:
         statements = ast.parse(script.read_bytes()).body
     except SyntaxError as error:
-        raise UserError(f"{shown(script)}:{error.lineno}: {error.msg}") from None
+        raise UserError(f"{script}:{error.lineno}: {error.msg}") from None
     for node in statements:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []

@@ -10,7 +10,7 @@ import pytest
 
 from nemo_runspec import installation
 from nemo_runspec.errors import UserError
-from nemo_runspec.installation import check_dependencies, check_imports, install_line
+from nemo_runspec.installation import check_dependencies, check_imports, imported_from_extras, install_line
 from nemo_runspec.runspec import Runspec, parse
 
 
@@ -124,3 +124,10 @@ def test_the_hint_names_the_image_and_other_configs(tmp_path: Path) -> None:
         with pytest.raises(UserError) as refused:
             check_dependencies(parse(script), others=others.copy)
         assert refused.value.hint == f"the image registry/large:1 has it: --run PROFILE{more}"
+
+
+def test_a_script_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\n\ndef f(:\n")
+    with pytest.raises(UserError, match=r"train\.py:3: invalid syntax"):
+        imported_from_extras(script)

@@ -109,7 +109,7 @@ Pipe = Callable[..., int]
 OF_STEPS = (*OF_COMMANDS, "numpy", "safetensors.numpy", "nemo_runspec.config", "nemotron.kit", "pydantic")
 
 
-def forked(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, **_: bool) -> int:
+def forked(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, forward: object) -> int:
     """A step's process, begun with its imports done."""
     done = run_forked(OF_STEPS, list(command[1:]), workdir or Path.cwd(), environment)
     print(done.stdout, end="", flush=True)

@@ -163,7 +163,7 @@ def test_a_model_on_disk_scores_as_the_one_in_memory(model: NemotronH, folder: P
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json not a readable tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a readable tokenizer"):
         load_tokenizer(tmp_path)
 
 

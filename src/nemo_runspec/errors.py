@@ -257,7 +257,8 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
     finally:
         for number in unhandled if in_main_thread else ():
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is _end:  # not what `fn` has put there
+                signal.signal(number, signal.SIG_DFL)
     _leave_exit_code(code)
     return DONE if code == PREEMPTED and RESTARTS in os.environ else code
 

@@ -101,6 +101,9 @@ def test_a_signal_ends_what_has_no_handlers_of_its_own(
             run_main(lambda: signal.raise_signal(number))
         assert left.value.code == 143 and signal.getsignal(number) is signal.SIG_DFL
         assert capfd.readouterr().err == f"error: stopped by {number.name}\nthe same command starts again\n"
+        signal.signal(number, signal.SIG_DFL)
+        assert run_main(lambda: signal.signal(number, signal.SIG_IGN) and None) == 0
+        assert signal.getsignal(number) is signal.SIG_IGN  # as the last process of a node does
     finally:
         signal.signal(number, before)
 

@@ -130,15 +130,15 @@ def _note_lines(
     above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
-        for key, value in node.value:
+        for position, (key, value) in enumerate(node.value):
             at = f"{where}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
                 raise UserError(f"{at}: a key of a config is one word, not a list or a mapping")
             if key.value in seen:
                 raise UserError(f"{at}: {'.'.join(map(str, (*path, key.value)))} stands twice")
             seen.add(key.value)
-            if key.tag != _MERGE:
-                key.tag = _STR  # as written: `1` and `true` would be one key, `null` would be None
+            if key.tag != _MERGE:  # as written: `1` and `true` would be one key, `null` would be None
+                node.value[position] = yaml.ScalarNode(_STR, key.value, key.start_mark, key.end_mark), value
             lines[(*path, key.value)] = at
             _note_lines(value, (*path, key.value), where, lines, above)
     elif isinstance(node, yaml.SequenceNode):

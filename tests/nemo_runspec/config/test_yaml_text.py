@@ -115,5 +115,6 @@ def test_keys_are_what_is_written() -> None:
         "1": "a", "true": "b", "null": "c", "1e-3": "d", "yes": "e"
     }  # fmt: skip
     assert read_yaml("x: &x {a: 1}\ny: {<<: *x, b: 2}", "f.yaml")[0]["y"] == {"a": 1, "b": 2}
+    assert read_yaml("{&k 1: x, b: *k}", "f.yaml")[0] == {"1": "x", "b": 1}
     with pytest.raises(UserError, match="command line: a stands twice"):
         read_scalar("{a: 1, a: 2}", "command line")

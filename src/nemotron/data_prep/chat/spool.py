@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -490,7 +490,9 @@ def _spans(
         for i, span in enumerate(spans):
             if i:
                 outcomes[EARLIER_TURNS] += 1
-            span_key = key if len(span.messages) == len(conversation.messages) else span.key(settings.template)
+            messages = conversation.messages[: len(span.messages)]  # with the weights that they had
+            whole = len(messages) == len(conversation.messages)
+            span_key = key if whole else replace(conversation, messages=messages).key(settings.template)
             order = stable_hash("pack", seed, span_key, *effort)
             yield Span(span, number, SPLITS.index(split), order, len(span_key))
 

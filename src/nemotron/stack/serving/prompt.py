@@ -107,6 +107,9 @@ def _switches(model: ServedModel, template: ChatTemplate, body: Conversation) ->
             raise ApiError(400, message, param="chat_template_kwargs")
     effort = body.reasoning_effort
     if effort == "none":
+        if switches.get("enable_thinking"):
+            message = "no reasoning, and enable_thinking, contradict each other"
+            raise ApiError(400, message, param="reasoning_effort")
         return {"enable_thinking": False} | switches
     if effort is None or effort in _FULL_EFFORTS:
         return switches

@@ -388,6 +388,8 @@ def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.
          "no tool 'ad' in tools; did you mean add?"),
         ({"messages": USER, "tools": [{"type": "retrieval", "function": ADD["function"]}]}, 400, "tools.0.type",
          '"retrieval" is not served; choose from: function'),
+        ({"messages": USER, "reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, 400,
+         "reasoning_effort", "contradict"),
         ({"messages": USER, "reasoning_effort": "hihg"}, 400, "reasoning_effort", "did you mean high?"),
         ({"messages": USER, "ignore_eos": True}, 400, "ignore_eos", "true is not served; choose from: false"),
         ({"messages": USER, "n": "two"}, 400, "n", 'n: "two" is not served; a whole number is expected'),

@@ -224,10 +224,11 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     main_began, work_began = True, False
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
         sys.stdout.reconfigure(errors="backslashreplace")
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    unhandled = [number for number in leaving_signals() if signal.getsignal(number) is signal.SIG_DFL]
+    # Of a script without `begin_script`, and of a command line. Handlers belong to the main thread.
+    handled_here = leaving_signals() if threading.current_thread() is threading.main_thread() else ()
+    unhandled = [number for number in handled_here if signal.getsignal(number) is signal.SIG_DFL]
     try:
-        for number in unhandled if in_main_thread else ():  # of a script without `begin_script`, of a command line
+        for number in unhandled:
             signal.signal(number, _end)
         release_interrupts()
         code = fn() or DONE
@@ -256,7 +257,7 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
         where = error.filename if isinstance(error, OSError) and error.filename else _fullest_folder()
         report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
     finally:
-        for number in unhandled if in_main_thread else ():
+        for number in unhandled:
             if signal.getsignal(number) is _end:  # not what `fn` has put there
                 signal.signal(number, signal.SIG_DFL)
     _leave_exit_code(code)

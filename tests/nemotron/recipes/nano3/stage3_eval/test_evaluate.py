@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forked import OF_MODELS, run_forked
 
 from nemo_runspec.artifacts import Registry
@@ -210,6 +211,29 @@ def test_a_model_that_is_called_like_a_stage_is_compared_as_any_other() -> None:
     models = script.models_of(cfg)
     assert models == {"mine": "mine:latest", "final:latest": "final:latest", "sft:2": "sft:2"}
     assert script.pairs_of(models) == [("mine", "final:latest"), ("final:latest", "sft:2")]
+
+
+def test_a_model_that_only_drafts_otherwise_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_model: Callable[..., NemotronH]
+) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "artifacts"))
+    model = small_model("ME", num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
+    tokenizer = train_tokenizer(["some words"], 300)
+
+    def publish(name: str, template: str | None = "super3") -> Model:
+        model.save_pretrained(tmp_path / name)
+        save_tokenizer(tokenizer, tmp_path / name, model_max_length=256, template="super3")
+        published = Model(path=tmp_path / name, num_steps=1, chat_template=template)
+        published.save(name)
+        return published
+
+    models = {"swe2": publish("first"), "base": publish("untaught", template=None)}
+    with torch.no_grad():
+        next(iter(model.mtp.parameters())).add_(1)
+        models["healed"] = publish("drafts-otherwise")
+        model.backbone.norm_f.weight.add_(0.01)
+        models["quantized"] = publish("answers-otherwise")
+    assert script.first_with_same_answers(models) == {role: role for role in models} | {"healed": "swe2"}
 
 
 def test_a_piped_model_is_evaluated_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,7 @@ def test_every_script_takes_a_scale_and_is_a_page(script: str) -> None:
     assert len(Path(module.__file__ or "").read_text().splitlines()) <= 150
 
 
-@pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(3600)
 def test_every_stage_goes_on_from_the_one_before_and_improves_on_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nemotron.recipes.nano2", "--scale", "tiny"]

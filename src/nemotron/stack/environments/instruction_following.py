@@ -197,7 +197,7 @@ def _check(kind: str, count: int, named: list[str], given: list[str], items: lis
         )
     if len(items) != count:
         return wrong(f"{len(items)} words, not {count}")
-    if len(set(items)) != count:
+    if len({item.lower() for item in items}) != count:
         return wrong("a word occurs twice")
     if kind == "first_last":
         return right() if [items[0], items[-1]] == named else wrong("wrong first or last word")

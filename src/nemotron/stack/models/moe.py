@@ -130,28 +130,38 @@ class MoE(nn.Module):
     def forward(self, x_BLD: Tensor, counts_BL: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns the output [B, L, D] and the sequence-level load-balancing loss (scalar, fp32, 1.0 when balanced).
 
-        `counts_BL`: how often each token counts in the load of the experts, by which their bias moves; None: once.
+        `counts_BL`: how often each token counts in that loss, and in the load of the experts, by which their bias
+        moves; None: once.
         """
         x_TD = x_BLD.flatten(0, 1)
         weights_TK, chosen_TK, scores_TE = self.gate(x_TD, None if counts_BL is None else counts_BL.flatten())
         routed_in = x_TD if self.fc1_latent_proj is None else self.fc1_latent_proj(x_TD)
         routed = self.experts(routed_in, weights_TK, chosen_TK)
         routed_TD = routed if self.fc2_latent_proj is None else self.fc2_latent_proj(routed)
-        balance = (
-            load_balancing_loss(scores_TE, chosen_TK, x_BLD.shape[0]) if self.training else scores_TE.new_zeros(())
-        )
+        balance = scores_TE.new_zeros(())
+        if self.training:
+            balance = load_balancing_loss(scores_TE.view(*x_BLD.shape[:2], -1), self.gate.top_k, counts_BL)
         return routed_TD.view_as(x_BLD) + self.shared_experts(x_BLD), balance
 
 
-def load_balancing_loss(scores_TE: Tensor, chosen_TK: Tensor, num_sequences: int) -> Tensor:
+def load_balancing_loss(scores_BLE: Tensor, top_k: int, counts_BL: Tensor | None = None) -> Tensor:
     """Mean over sequences of sum_e f_e P_e (DeepSeek-V3 equations 17-20).
 
-    f_e is E times the fraction of the sequence's choices that fell on e, P_e the mean normalised score of e. It is 1
-    for a uniform router and E / K when all tokens choose the same K experts with certainty.
+    f_e is E times the fraction of the sequence's choices that fall on e, P_e the mean normalised score of e. It is 1
+    for a uniform router and E / K when all tokens choose the same K experts with certainty. Choices are those of the
+    scores alone, as there and in Megatron-Core: those with the bias are even already, and would leave nothing to do.
+
+    Args:
+        scores_BLE: of the router, in (0, 1).
+        top_k: K.
+        counts_BL: how often each token counts, 0 for padding; None: once.
     """
-    num_experts = scores_TE.shape[1]
-    share_BE = (scores_TE / scores_TE.sum(-1, keepdim=True)).view(num_sequences, -1, num_experts).mean(1)
-    chosen_BR = chosen_TK.reshape(num_sequences, -1)
-    counts_BE = torch.zeros_like(share_BE).scatter_add_(1, chosen_BR, torch.ones_like(chosen_BR, dtype=share_BE.dtype))
-    fraction_BE = counts_BE * (num_experts / chosen_BR.shape[1])
+    num_experts = scores_BLE.shape[-1]
+    counts_BL = scores_BLE.new_ones(scores_BLE.shape[:2]) if counts_BL is None else counts_BL.to(scores_BLE.dtype)
+    total_B1 = counts_BL.sum(1, keepdim=True).clamp(min=1)
+    share_BE = (counts_BL.unsqueeze(1) @ (scores_BLE / scores_BLE.sum(-1, keepdim=True))).squeeze(1) / total_B1
+    chosen_BLK = scores_BLE.detach().topk(top_k, sorted=False).indices
+    counts_BR = counts_BL.repeat_interleave(top_k, dim=1)
+    counts_BE = torch.zeros_like(share_BE).scatter_add_(1, chosen_BLK.flatten(1), counts_BR)
+    fraction_BE = counts_BE * (num_experts / top_k) / total_B1
     return (fraction_BE * share_BE).sum(-1).mean()

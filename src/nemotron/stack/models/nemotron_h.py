@@ -35,8 +35,8 @@ from nemotron.stack.models.shared_prompt import SeparateRows, SharedPrompts
 class NemotronHOutput:
     """What `forward` returns.
 
-    logits: [B, L, V], or [selected, V]. load_balancing_loss: mean over the `E` blocks, 0 outside training; an `E` block
-    of the multi-token prediction counts once a depth. mtp_logits: those of depth 1, 2, ... of multi-token prediction
+    logits: [B, L, V], or [selected, V]. load_balancing_loss: sum over the `E` blocks, as in Megatron-Core, of
+    those of multi-token prediction the mean over its depths; 0 outside training. mtp_logits: those of depth 1, 2, ... of multi-token prediction
     (`losses.mtp_loss` takes them), each [B, L, V] or [selected of that depth, V]; empty where it did not run.
     """
 
@@ -111,13 +111,13 @@ class NemotronH(nn.Module):
             hiddens, mtp_balances = self.mtp(
                 input_ids_BL, hidden_BLD, self.backbone.embeddings, mtp_depths, seq_idx_BL, counts_BL, detach_mtp
             )
-            balances += mtp_balances
+            balances += [balance / mtp_depths for balance in mtp_balances]
             for depth, hidden in enumerate(hiddens, start=1):
                 if select_BL is not None:
                     hidden = hidden[shift_left(select_BL, depth, seq_idx_BL, fill=False)]
                 weight = self.lm_head.weight
                 mtp_logits.append(linear(hidden, weight.detach()) if detach_mtp else self.lm_head(hidden))
-        balance = torch.stack(balances).mean() if balances else hidden_BLD.new_zeros((), dtype=torch.float32)
+        balance = torch.stack(balances).sum() if balances else hidden_BLD.new_zeros((), dtype=torch.float32)
         return NemotronHOutput(logits, balance, mtp_logits)
 
     def hidden_states(

@@ -260,8 +260,8 @@ class PackedLoader:
 
     `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence): 0
     or 1 in a column of integers, weights in one of floats. `seq_start_id` lists where sub-sequences start. Rows are
-    padded with id 0 to `seq_len` (None: the longest row); padding is a sub-sequence of its own, on which nothing is
-    trained. Rows are reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
+    padded with id 0 to `seq_len` (None: the longest row); padding has the index -1, is not trained on and is no load of
+    the experts. Rows are reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
 
     With `reduction` "conversation" the mask of a token is divided by the number of trained tokens of its conversation,
     which the column `conversation_tokens` has for each sub-sequence. Then the masks of a conversation sum to 1 (to its
@@ -356,10 +356,9 @@ class PackedLoader:
             labels[out, : length - 1] = self._ids[begin + 1 : end]
             mask[out, :length] = self._mask[begin:end]
             starts = self._starts[self._start_offsets[row] : self._start_offsets[row + 1]]
-            boundaries = np.zeros(self.seq_len + 1, np.int64)
-            boundaries[starts[starts > 0]] = 1
-            boundaries[length] = 1  # padding is no part of the last conversation
-            seq_idx[out] = np.cumsum(boundaries[: self.seq_len])
+            seq_idx[out, starts[starts > 0]] = 1
+            seq_idx[out] = np.cumsum(seq_idx[out])
+            seq_idx[out, length:] = -1
         return Batch(*(torch.from_numpy(array) for array in (ids, labels, mask, seq_idx)))
 
 

@@ -240,9 +240,9 @@ def test_packed_rows_carry_labels_masks_and_sequence_indices(tmp_path: Path) -> 
     (batch,) = loader.all_batches(4)
     assert batch.seq_idx_BL is not None
     assert batch.input_ids_BL[0].tolist() == [11, 12, 13, 21, 22, 0, 0, 0]
-    assert batch.seq_idx_BL[0].tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert batch.seq_idx_BL[0].tolist() == [0, 0, 0, 1, 1, -1, -1, -1]
     assert batch.seq_idx_BL[1].tolist() == [0] * 8
-    assert batch.seq_idx_BL[3].tolist() == [0, 0, 1, 1, 2, 2, 2, 3]
+    assert batch.seq_idx_BL[3].tolist() == [0, 0, 1, 1, 2, 2, 2, -1]
     trained = batch.labels_BL[batch.loss_mask_BL.bool()].tolist()
     assert trained == [12, 13, 22, *range(32, 39), 42, 52, 62, 72, 73]  # never the first token of a conversation
     assert loader.trained_tokens == len(trained)

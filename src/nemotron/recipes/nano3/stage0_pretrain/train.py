@@ -228,7 +228,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
         sum_gradients(model)
         grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
         mtp_losses = {f"mtp_{depth}_loss": nats for depth, nats in enumerate(mtp_sums_K, start=1)}
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum, **mtp_losses}, ranks)
+        of_a_block = balance_sum / max(1, len(model.moe_blocks()))
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": of_a_block, **mtp_losses}, ranks)
         loss_nats = sums["loss"]
         if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
             raise RunFailed(

@@ -33,8 +33,7 @@ in the folder `adapter`, as PEFT reads them.
 Shapes: B packed rows, L tokens a row, T trained tokens, V vocabulary, K depths of multi-token prediction.
 
 Simplified against the papers (Nano: arXiv 2512.20848, section 3.1; Super: arXiv 2604.12374): rows of a few hundred
-tokens instead of 256k; no agent data; padding at the end of a row (about a per cent of it) is routed to experts and
-counted as load. Loss mask, packing without leakage between conversations (attention, convolution and SSM state), the
+tokens instead of 256k; no agent data. Loss mask, packing without leakage between conversations (attention, convolution and SSM state), the
 means over tokens and over conversations, multi-token prediction and the load-balancing loss are the papers'. They train
 a fixed number of steps; here the final decay begins when validation stops improving, which WSD allows at any time.
 """
@@ -238,7 +237,8 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         sum_gradients(model)
         grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
         mtp_losses = {f"mtp_{depth}_loss": nats for depth, nats in enumerate(mtp_sums_K, start=1)}
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_sum, **mtp_losses}, ranks)
+        of_a_block = balance_sum / max(1, len(model.moe_blocks()))
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": of_a_block, **mtp_losses}, ranks)
         loss_nats = sums["loss"]
         if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
             raise RunFailed(

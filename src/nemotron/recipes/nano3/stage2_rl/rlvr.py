@@ -37,6 +37,8 @@ next to nothing to mask, unless generation runs ahead (`grpo.async_grpo`; stack/
 baseline and standard deviation, asymmetric clip, token-level loss, one update a batch, overlong filtering, frozen
 router with moving expert bias are the paper's. With one update a batch the policy ratio is 1 when the gradient is
 taken, so the clip never acts; it stands in the loss because it does as soon as a batch is split into several updates.
+Completions without a gradient (all of a prompt have one reward) are not read again, so that the bias moves by the load
+of the others; NeMo-RL reads all.
 docs/guides/rl-metrics.md explains every number that is logged.
 """
 

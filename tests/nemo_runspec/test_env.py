@@ -278,6 +278,19 @@ def test_the_registry_as_the_job_sees_it(
     assert env.registry_is_reachable is reachable
 
 
+@pytest.mark.parametrize("name", ["RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"])
+def test_a_home_of_nobody_is_refused_with_who_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "~nouser/x")
+    with pytest.raises(UserError, match=f"^{name}=~nouser/x: there is no user 'nouser'"):
+        artifacts_root()
+
+
+def test_a_home_of_nobody_in_the_file_is_refused_with_the_file(write: Write) -> None:
+    file = write("env.toml", '[artifacts]\nroot = "~nouser/x"\n')
+    with pytest.raises(UserError, match=f"^{file}: ~nouser/x: there is no user 'nouser'"):
+        artifacts_root()
+
+
 def test_the_output_root_and_the_cache_as_the_job_sees_them(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_runspec.artifacts.manifest import sha256_file
+from nemo_runspec.user_files import expanded
 
 _INSTALLED = ("site-packages", "dist-packages")
 _DATA = (".jinja", ".json", ".jsonl", ".csv")
@@ -154,5 +155,5 @@ def _functions(config: Any) -> Iterable[tuple[str, Path | None]]:
     elif isinstance(config, str) and (match := _FUNCTION.fullmatch(config)):
         if match["module"]:
             yield match["module"], None
-        elif (file := Path(match["file"]).expanduser()).is_file():
+        elif (file := expanded(match["file"])).is_file():
             yield config, file.absolute()

@@ -215,13 +215,15 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
     `fn` returns None or 0 for done, or its own exit code. A `RunspecError` is printed to stderr as `error: message`
     and its hint; a full disk, and a path that may not be read or written, as one line (once a run is open: code 1,
     below its traceback). Every other exception is a bug and keeps its traceback.
-    `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too.
+    `--debug` on the command line, or RUNSPEC_DEBUG=1, shows the traceback of the former too. A stream that is closed
+    (`>&-`) is the null device, and a current folder that somebody has removed is an error of one line.
 
     Args:
         hint_for: a better hint for an error than its own, if the caller has one: the command that makes an artifact.
     """
     global main_began, work_began
     main_began, work_began = True, False
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in Latin-1, an undecodable file name: as stderr shows them
         sys.stdout.reconfigure(errors="backslashreplace")
     # Of a script without `begin_script`, and of a command line. Handlers belong to the main thread.
@@ -251,6 +253,10 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
             report(error, f"{error.filename}: {error.strerror}")
             _leave_exit_code(code)
             return code
+        if isinstance(error, FileNotFoundError) and not work_began and _folder_is_gone():
+            report(error, "the current folder has been removed", "cd to one that exists")
+            _leave_exit_code(REFUSED)
+            return REFUSED
         if not _disk_full(error):
             raise
         code = FAILED
@@ -262,6 +268,24 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
                 signal.signal(number, signal.SIG_DFL)
     _leave_exit_code(code)
     return DONE if code == PREEMPTED and RESTARTS in os.environ else code
+
+
+def _open_closed_streams() -> None:
+    """Make the null device of standard streams that are closed: else the next file opened would get their numbers, and
+    with them what a child prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # each takes the lowest number that is free
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123  as long as the process
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _reader_left() -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_runspec.code import code_of
 from nemo_runspec.env import output_root
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.user_files import expanded
 
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
@@ -149,7 +150,7 @@ def run_dir_for(config: Any, spec: Runspec, digits: str | None = None, root: str
         root: the output root of a config that names none; that of this process when None.
     """
     run = plain(config).get("run") or {}
-    root = Path(run["root"]).expanduser().absolute() if run.get("root") else Path(root or output_root())
+    root = expanded(run["root"]).absolute() if run.get("root") else Path(root or output_root())
     digits = digits or config_fingerprint(config, spec)
     family, stage = run.get("family") or spec.family, run.get("stage") or spec.stage
     return root / family / stage / f"{run.get('config') or 'config'}-{digits}"

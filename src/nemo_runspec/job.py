@@ -198,8 +198,10 @@ def build_job_config(
 
     Raises:
         UserError: see `resolve_config`; a file of an input is gone; what the script imports is not installed here,
-            where it runs, or in the environment that the profile names.
+            where it runs, or in the environment that the profile names; no `run.workdir`; see `check_registry`.
     """
+    if spec.run.workdir is not None and not spec.run.workdir.is_dir():
+        raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
         image = (getattr(train_config.run, "env", None) or {}).get("container_image")
@@ -235,7 +237,19 @@ def build_job_config(
         digits = config_fingerprint(resolved.model or resolved.data, spec, versions)
     folder = run_dir_for(resolved.data, spec, digits or "<fingerprint>", root=env.output)
     run = RunInfo(job_name(resolved.run["name"]), folder, digits)
-    return Job(resolved, run, env, tuple(argv), missing[0] if missing else None)
+    job = Job(resolved, run, env, tuple(argv), missing[0] if missing else None)
+    if produced is None and not missing:  # a step of a pipeline may have published all before
+        check_registry(job)
+    return job
+
+
+def check_registry(job: Job) -> None:
+    """Refuse a job of this machine that cannot publish into the folder of its registry; nothing is written.
+
+    One behind a URL, or seen from other machines, is asked by the job itself when it starts.
+    """
+    if job.env.executor == "local" and job.resolved.outputs and not (registry := registry_of(job.env)).is_remote:
+        registry.check_writable()
 
 
 def _check_machines(model: object, spec: Runspec, env: Env) -> None:

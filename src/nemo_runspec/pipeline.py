@@ -30,6 +30,7 @@ from nemo_runspec.job import (
     RecipeConfig,
     build_env_vars,
     build_job_config,
+    check_registry,
     find_script,
     job_name,
     parse_config,
@@ -334,6 +335,8 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig, executors: Sequence[
         except UserError as error:
             raise error.at(f"step {step.name}") from None
         plan.append(_planned(step, job, cfg))
+        if not plan[-1].versions:
+            check_registry(job)
         for name in job.resolved.outputs:
             produced[name] = plan[-1].versions[name].ref if plan[-1].versions else None
     return plan

@@ -39,9 +39,27 @@ def is_elsewhere(location: str) -> bool:
     return ("://" in location and not location.startswith("file://")) or TO_COME in location
 
 
+def expanded(location: str | Path, named: str = "") -> Path:
+    """A location as a path, with the home folder in place of `~` or `~name`.
+
+    Args:
+        named: what an error begins with: the variable or the file that names the location.
+
+    Raises:
+        UserError: there is no such user, or nothing says where the home folder is.
+    """
+    try:
+        return Path(location).expanduser()
+    except RuntimeError:
+        user = Path(location).parts[0].removeprefix("~")
+        if user:
+            raise UserError(f"{named}{location}: there is no user {user!r}", "~/ is your own home folder") from None
+        raise UserError(f"{named}{location}: no home folder is known", "set HOME, or write the whole path") from None
+
+
 def local_path(location: str) -> Path:
     """A location as an absolute path; links in it stay."""
-    return Path(os.path.abspath(Path(location.removeprefix("file://")).expanduser()))  # noqa: PTH100
+    return Path(os.path.abspath(expanded(location.removeprefix("file://"))))  # noqa: PTH100
 
 
 def files_of(location: str) -> list[str]:

@@ -278,6 +278,28 @@ def test_the_registry_as_the_job_sees_it(
     assert env.registry_is_reachable is reachable
 
 
+@pytest.mark.parametrize("name", ["RUNSPEC_OUTPUT_ROOT", "RUNSPEC_ARTIFACTS_ROOT", "RUNSPEC_ENV_FILE"])
+def test_a_home_of_nobody_is_refused_with_who_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "~nouser/x")
+    with pytest.raises(UserError, match=f"^{name}=~nouser/x: there is no user 'nouser'"):
+        artifacts_root()
+
+
+def test_a_home_of_nobody_in_the_file_is_refused_with_the_file(write: Write) -> None:
+    file = write("env.toml", '[artifacts]\nroot = "~nouser/x"\n')
+    with pytest.raises(UserError, match=f"^{file}: ~nouser/x: there is no user 'nouser'"):
+        artifacts_root()
+
+
+def test_the_port_of_an_address_is_one() -> None:
+    rule = EXECUTOR_KEYS["ray"]["address"]
+    assert [port for port in range(70_000) if rule.allows(f"http://head:{port}")] == [*range(1, 65_536)]
+    for address in ("http://head", "https://head/ray", "http://[::1]:8265/", "http://me:x@10.0.0.1:8265"):
+        assert rule.allows(address)
+    for address in ("http://head:", "http://head:x", "http://head:8265x", "http://[::1]:99999", "http://:8265"):
+        assert not rule.allows(address)
+
+
 def test_the_output_root_and_the_cache_as_the_job_sees_them(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,6 +623,12 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         (SLURM + 'container_image = "a b"', 3, "must be an image without spaces", None),
         (SLURM + 'tunnel = "shh"', 3, "[p] tunnel = 'shh': must be one of local, ssh", "did you mean ssh?"),
         ('[p]\nexecutor = "ray"\naddress = "head:8265"', 3, "[p] address = 'head:8265': must be the address", None),
+        (
+            '[p]\nexecutor = "ray"\naddress = "http://head:65536"',
+            3,
+            "[p] address = 'http://head:65536': must be the address of the dashboard, as \"http://head:8265\" (ports",
+            None,
+        ),
         ("[p]\n[cli]\ncolor = 'no'", 3, "[cli] color = 'no': must be true or false", None),
         ("[p]\n[cache]\ndir = ''", 3, "[cache] dir = '': must be a string that is not empty", None),
         # ssh

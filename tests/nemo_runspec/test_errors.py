@@ -91,6 +91,40 @@ def test_a_reader_that_left_is_no_error_and_another_pipe_that_broke_is_one() -> 
         assert process.returncode == 1
 
 
+CLOSED = """
+import os, subprocess, sys
+from nemo_runspec.errors import run_main
+
+def main():
+    print("to nobody")
+    with open(sys.argv[1], "w") as file:
+        subprocess.run([sys.executable, "-c", "import sys; print(sys.stdout.isatty())"], check=True)
+    sys.stdout.flush()
+
+sys.exit(run_main(main))
+"""
+
+
+def test_a_closed_stdout_leads_nowhere_and_into_no_file(tmp_path: Path) -> None:
+    words = ["sh", "-c", '"$0" -c "$1" "$2" >&-', sys.executable, CLOSED, str(tmp_path / "file")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_current_folder_that_was_removed_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run_main(lambda: Path.cwd() and None) == 2
+    assert capsys.readouterr().err == "error: the current folder has been removed\ncd to one that exists\n"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        raising(FileNotFoundError(errno.ENOENT, "No such file", "/x"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_ends_what_has_no_handlers_of_its_own(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]

@@ -115,11 +115,39 @@ def test_the_two_files_of_a_job(project: Path) -> None:
     assert again.run == job.run
 
 
-def test_a_place_that_cannot_be_written_is_named(project: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(project / "store"))
     (project / "output").write_text("a file where a folder belongs", encoding="utf-8")
     job = job_of(project, "-c", "tiny")
     with pytest.raises(UserError, match=f"cannot write {job.run.dir}: Not a directory"):
         save_configs(job, job.resolved.spec)
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_registry_that_cannot_be_one_is_refused_before_anything_is_shown(
+    project: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    file = project / "store"
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(file / "below"))
+    job_of(project, "-c", "tiny", *words)
+    assert not file.exists()
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match=f"^{file}/below: artifacts cannot be published there: {file} is not a folder"):
+        job_of(project, "-c", "tiny", *words)
+    file.unlink()
+    monkeypatch.setattr("os.access", lambda path, mode: path != project)
+    with pytest.raises(UserError, match=f"^{file}/below: .* {project} cannot be written to"):
+        job_of(project, "-c", "tiny", *words)
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_working_folder_that_does_not_exist_is_refused(project: Path, words: tuple[str, ...]) -> None:
+    script = project / "train.py"
+    text = script.read_text(encoding="utf-8")
+    assert text.count("# [tool.runspec.run]\n") == 1
+    script.write_text(text.replace("[tool.runspec.run]\n", '[tool.runspec.run]\n# workdir = "no"\n'), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"^{script}: run\.workdir: no such folder: {project}/no$"):
+        job_of(project, "-c", "tiny", *words)
 
 
 def test_debug_reaches_the_script(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,17 @@ def test_force_skips_nothing(project: Path, steps: list[Step]) -> None:
     assert Registry.default().versions("demo-one") == [1, 2]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_registry_that_cannot_be_written_to_matters_to_a_step_that_runs(
+    project: Path, steps: list[Step], monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    run_pipeline(steps, RecipeConfig(config_name="tiny"))
+    monkeypatch.setattr("os.access", lambda path, mode: path != Registry.default().root)
+    run_pipeline(steps, RecipeConfig(config_name="tiny", dry_run=dry_run))
+    with pytest.raises(UserError, match=r"artifacts: artifacts cannot be published there: .* cannot be written to$"):
+        run_pipeline(steps, RecipeConfig(config_name="tiny", dry_run=dry_run, force=True))
+
+
 def test_the_first_failure_stops_the_rest(project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str]) -> None:
     results = run_pipeline(with_overrides(steps, 1, "fail=true"), CFG)
     assert statuses(results) == ["done", "failed"]

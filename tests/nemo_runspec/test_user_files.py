@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemo_runspec.user_files import digest, files_below, files_of, in_artifact, is_elsewhere
+from nemo_runspec.user_files import digest, expanded, files_below, files_of, in_artifact, is_elsewhere
 
 
 @pytest.fixture
@@ -43,6 +43,15 @@ def test_the_files_of_a_location(folder: Path, location: str, expected: list[str
 def test_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     assert files_of("~/sub") == [str(folder / "sub" / "b.txt")]
+
+
+def test_a_home_folder_that_is_nobodys_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^~nobody-of-this-name/x: there is no user 'nobody-of-this-name'"):
+        files_of("~nobody-of-this-name/x")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 9)  # of a container, say: in no list of users
+    with pytest.raises(UserError, match=r"^X=~/x: no home folder is known\nset HOME"):
+        expanded("~/x", "X=")
 
 
 def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> None:

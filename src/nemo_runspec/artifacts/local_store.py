@@ -57,10 +57,13 @@ class LocalStore:
         return (self.root / name / str(number) / file).read_bytes()
 
     def check_writable(self) -> None:
-        """OSError where nothing can be published."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.root, os.W_OK):
-            raise OSError(errno.EROFS, "it is read-only")
+        """OSError where nothing can be published. Nothing is made."""
+        there = next(place for place in (self.root, *self.root.parents) if os.path.lexists(place))
+        what = "it" if there == self.root else there
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{what} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"{what} cannot be written to")
 
     def publish(self, name: str, draft: Draft) -> int:
         """Publish a version; its number. OSError where the disk fails."""

@@ -27,6 +27,7 @@ from nemo_runspec.config.yaml_text import (
 )
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.user_files import expanded
 
 COMMAND_LINE = "command line"
 _SUFFIXES = {"omegaconf": (".yaml", ".yml"), "yaml": (".yaml", ".yml"), "json": (".json",)}
@@ -103,11 +104,11 @@ def find_config(config_dir: Path, name_or_path: str, fmt: str = "omegaconf") -> 
             f'its block says format = "{fmt}"',
         )
     if name_or_path.endswith(suffixes):
-        for path in (Path(name_or_path).expanduser(), config_dir / name_or_path):
+        for path in (expanded(name_or_path), config_dir / name_or_path):
             if path.is_file():
                 return path.absolute()
         if "/" in name_or_path:
-            near = nearest(Path(name_or_path).name, _files_in(Path(name_or_path).expanduser().parent, suffixes))
+            near = nearest(Path(name_or_path).name, _files_in(expanded(name_or_path).parent, suffixes))
             hint = f"did you mean {Path(name_or_path).with_name(near)}?" if near else None
             raise UserError(f"no such config file: {name_or_path}", hint)
         names = list_configs(config_dir, fmt)

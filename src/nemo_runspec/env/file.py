@@ -13,6 +13,7 @@ from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import VARIABLE, Rule, near_choice, shown_value
 from nemo_runspec.secrets import looks_secret, public
 from nemo_runspec.toml_text import TomlText, read_toml
+from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import ENV_FILE, TOOL_TABLES
 
 # NAME=VALUE in a command, where VALUE is no other variable, what a command prints, or empty.
@@ -23,7 +24,7 @@ def find_env_file() -> Path | None:
     """The env.toml in force: RUNSPEC_ENV_FILE, else the first one from the current directory upwards, else None."""
     file = os.environ.get(ENV_FILE)
     if file:
-        path = Path(file).expanduser()
+        path = expanded(file, f"{ENV_FILE}=")
         if not path.is_file():
             raise UserError(f"{ENV_FILE}={file}: no such file")
         return path

@@ -7,7 +7,8 @@ from nemo_runspec.rules import TEXT, WORD, Rule, choice, integer
 # The executors that this toolkit knows. The table of another one is handed to the command file unread.
 EXECUTORS = ("local", "slurm", "ray")
 CODE_LIMIT = 100_000_000
-
+# Of a network address: 1 to 65535.
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 
 # Keys that every profile may have.
 GENERAL: dict[str, Rule] = {
@@ -58,7 +59,13 @@ EXECUTOR_KEYS: dict[str, dict[str, Rule]] = {
         "port": integer(1, 65535),
         "identity": TEXT,
     },
-    "ray": {"address": Rule(str, 'the address of the dashboard, as "http://head:8265"', r"https?://[^\s/]+(/\S*)?")},
+    "ray": {
+        "address": Rule(
+            str,
+            'the address of the dashboard, as "http://head:8265" (ports from 1 to 65535)',
+            rf"https?://([^\s/@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\s/@:\[\]]+)(:{_PORT})?(/\S*)?",
+        )
+    },
 }
 PROFILE: dict[str, Rule] = {**GENERAL, **{key: rule for keys in EXECUTOR_KEYS.values() for key, rule in keys.items()}}
 RESERVED: dict[str, dict[str, Rule]] = {

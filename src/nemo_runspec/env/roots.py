@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nemo_runspec.env.file import load_tables
 from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -21,7 +22,7 @@ _LOCAL_SCHEMES = ("file", "local")
 
 def output_root() -> Path:
     """Where runs live: RUNSPEC_OUTPUT_ROOT, else ./output."""
-    return Path(os.environ.get(OUTPUT_ROOT) or "output").expanduser().absolute()
+    return expanded(os.environ.get(OUTPUT_ROOT) or "output", f"{OUTPUT_ROOT}=").absolute()
 
 
 def artifacts_root() -> Path | str:
@@ -42,21 +43,22 @@ def cache_folder() -> Path:
     file, toml = load_tables()
     folder = toml.data.get("cache", {}).get("dir")
     if folder is not None and file is not None:
-        base = file.absolute().parent / Path(folder).expanduser()
+        base = file.absolute().parent / expanded(folder, f"{file}: ")
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        base = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return base.absolute() / "runspec" / "artifacts"
 
 
-def located_path(file: Path | None, text: str) -> Path:
-    """A path of env.toml: `~` and paths relative to the file are allowed."""
+def located_path(file: Path | None, text: str, named: str = "") -> Path:
+    """A path of env.toml: `~` and paths relative to the file are allowed. `named`: what names it where no file does."""
     base = Path.cwd() if file is None else file.absolute().parent
-    return Path(os.path.normpath(base / Path(text).expanduser()))
+    return Path(os.path.normpath(base / expanded(text, f"{file}: " if file else named)))
 
 
 def located_root(text: str, file: Path | None) -> Path | str:
-    """The root of a registry as env.toml writes it: a URL as `parse_root` reads it, a path made absolute."""
-    return parse_root(text) if "://" in text else located_path(file, text)
+    """The root of a registry as env.toml writes it, or, without a file, RUNSPEC_ARTIFACTS_ROOT: a URL as `parse_root`
+    reads it, a path made absolute."""
+    return parse_root(text) if "://" in text else located_path(file, text, f"{ARTIFACTS_ROOT}=")
 
 
 def is_url(root: Path | str) -> bool:
@@ -77,7 +79,7 @@ def parse_root(root: Path | str) -> Path | str:
         UserError: a URL with a password, a query, a fragment or a chain of file systems in it. A password is not shown.
     """
     if isinstance(root, Path):
-        return root.expanduser().absolute()
+        return expanded(root).absolute()
     match = _URL.fullmatch(root.strip())
     # Taken for a path, a URL would become a folder of that name, with the password that may stand in it.
     if "::" in root or "://" in (match[2] if match else root):
@@ -86,7 +88,7 @@ def parse_root(root: Path | str) -> Path | str:
             "write s3://bucket/folder, or a path; no chain of URLs (simplecache::s3://…), no :: or :// in a name",
         )
     if match is None:
-        return Path(root).expanduser().absolute()
+        return expanded(root).absolute()
     scheme, rest = match[1].lower(), match[2]
     if scheme in _LOCAL_SCHEMES:
         return Path("/" + rest.lstrip("/"))

@@ -32,7 +32,6 @@ from nemo_runspec.errors import (
     PREEMPTED,
     REFUSED,
     RunFailed,
-    UserError,
     leaving_signals,
     report,
     say_in_handler,
@@ -131,8 +130,6 @@ def execute_local(
     """
     processes = _processes(job_dir / spec.job_config_name) if spec.run.launch == "torchrun" else 1
     command = local_command(spec, job_dir / spec.job_config_name, processes)
-    if spec.run.workdir is not None and not spec.run.workdir.is_dir():
-        raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
     environment = local_environment(env_vars, processes)
     for name in (JOB_DIR, *OF_ONE_JOB, *OF_ONE_NODE):  # started within a job, this run is still none of its parts
         if name not in env_vars:

@@ -28,6 +28,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import expanded
 from nemotron.kit.chat_templates import CHOICES, FOLDER, TEMPLATES, is_path, unknown
 
 Segment = tuple[str, bool]
@@ -328,7 +329,7 @@ def token_text(token: Any) -> str | None:
 
 
 def _read(location: str) -> ChatTemplate:
-    path = Path(location).expanduser()
+    path = expanded(location)
     try:
         if not path.is_dir():
             return ChatTemplate(location, path.read_text(encoding="utf-8"), {})

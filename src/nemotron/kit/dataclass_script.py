@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -40,7 +39,6 @@ from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.fingerprint import plain
 from nemo_runspec.runspec import parse as parse_runspec
-from nemo_runspec.variables import OUTPUT_ROOT
 from nemotron.kit.artifact import Artifact, script_scope
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import use_configured_tracker
@@ -82,7 +80,7 @@ def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigC
 
     def work() -> None:
         config = read_config(config_class)
-        _check_writable(Registry.default().local_root)
+        Registry.default().check_writable()
         with stdout_kept_for_the_map(), _run_of_launcher(config_class) or contextlib.nullcontext():
             use_configured_tracker()
             made = main(config)
@@ -92,13 +90,6 @@ def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigC
 
     stop_at_once()
     sys.exit(run_main(work, command_hint))
-
-
-def _check_writable(folder: Path) -> None:
-    """UserError where it cannot be made or written to: found before minutes of work, not after them."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not os.access(there, os.W_OK):
-        raise UserError(f"cannot write {there}", f"{OUTPUT_ROOT} names another place")
 
 
 def read_config(config_class: type[ConfigClass], argv: list[str] | None = None) -> ConfigClass:

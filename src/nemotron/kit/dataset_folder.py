@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nemo_runspec.artifacts.manifest import list_files
 from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import expanded
 from nemotron.kit.artifact import Dataset, Source
 
 
@@ -15,7 +16,7 @@ def add_dataset(place: str, name: str) -> Dataset:
     Raises:
         UserError: there is no such file or folder, or nothing in it.
     """
-    path = Path(place).expanduser().absolute()
+    path = expanded(place).absolute()
     if not path.exists():
         raise UserError(f"no file or folder {place}")
     files = [path] if path.is_file() else [path / each for each in list_files(path)]

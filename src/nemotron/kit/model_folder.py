@@ -20,6 +20,7 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import payload_digest, sha256_file
 from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
+from nemo_runspec.user_files import expanded
 from nemotron.kit.artifact import Model, Source
 from nemotron.kit.chat_template import has_template
 from nemotron.kit.hub import download_hint, what_failed
@@ -69,7 +70,7 @@ def model_folder(place: str) -> tuple[Path, str]:
     """
     if place.startswith(HUB):
         return _from_hub(place)
-    folder = Path(place).expanduser().absolute()
+    folder = expanded(place).absolute()
     if not folder.is_dir():
         what = f"{place} is a file, a directory expected" if folder.exists() else f"no directory {place}"
         raise UserError(what, "give a model directory, which holds config.json, or hf://ORG/NAME")
@@ -111,7 +112,7 @@ def adopt_model(place: str, registry: Registry, publish: bool = True) -> Version
 
 def artifact_name(place: str) -> str:
     """What an artifact made of this place is called: the last part of its path."""
-    name = hub_address(place)[0] if place.startswith(HUB) else str(Path(place).expanduser().absolute())
+    name = hub_address(place)[0] if place.startswith(HUB) else str(expanded(place).absolute())
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(name).name).lstrip("._-") or "model"
 
 

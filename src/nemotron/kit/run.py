@@ -36,6 +36,7 @@ from nemo_runspec.errors import INTERRUPTED, PREEMPTED, RunFailed, RunspecError,
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_code, run_dir_for
 from nemo_runspec.publish import starts_afresh
 from nemo_runspec.runspec import Runspec, parse, recipe_name
+from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import ATTEMPT
 from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
@@ -380,7 +381,7 @@ def _launch() -> str:
 
 def _resume_dir(directory: Path, cfg: Any, fingerprint: str, code: dict[str, str]) -> Path:
     """Check that the run in `directory` is one of this config, code and inputs; say what differs if it is not."""
-    directory = directory.expanduser().absolute()
+    directory = expanded(directory).absolute()
     state = read_state(directory)
     if not state:
         raise UserError(f"resume={directory}: no run there", f"a run directory holds a {STATE_FILE}")

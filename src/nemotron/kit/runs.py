@@ -14,6 +14,7 @@ from typing import Any
 
 from nemo_runspec.env.roots import output_root
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.user_files import expanded
 from nemotron.kit.metrics import format_seconds, numbers_in, read_metrics
 from nemotron.kit.run import LOCK_FILE, METRICS_FILE, PHASES_FILE, PUBLISHED_FILE, STATE_FILE, read_state
 
@@ -120,7 +121,7 @@ def find_run(word: str, *, logged: bool = False) -> RecordedRun:
 
     Raises UserError: there is none, or a fingerprint's start fits several.
     """
-    path, root = Path(word).expanduser(), output_root()
+    path, root = expanded(word), output_root()
     if (path / STATE_FILE).is_file():
         path = path.absolute()
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

@@ -97,6 +97,7 @@ def test_a_bad_file_is_named_with_its_line(
         ("tniy", "no config 'tniy' in config", "did you mean tiny?"),
         ("zzz", "no config 'zzz' in config", "configs: tiny"),
         ("x/y.yaml", "no such config file: x/y.yaml", None),
+        ("~nouser/y.yaml", "~nouser/y.yaml: there is no user 'nouser'", "~/ is your own home folder"),
         ("", "no config '' in config", "configs: tiny"),
     ],
 )

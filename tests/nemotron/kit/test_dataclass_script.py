@@ -323,7 +323,7 @@ def test_a_chosen_folder_stays_and_one_in_use_is_refused(tmp_path: Path) -> None
 def test_a_place_that_cannot_be_written_to_is_found_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataclass_script.os, "access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     monkeypatch.setattr(sys, "argv", ["script.py"])
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "a" / "b"))
 

@@ -108,13 +108,18 @@ class _Follower:
     def cancel(self) -> int:
         """Cancel the current job and those behind it, and follow the current one to its end: INTERRUPTED.
 
-        DONE, where it was the last one and ended well before it could be cancelled.
+        DONE, where it was the last one and ended well before it could be cancelled. Where scancel fails and all are
+        over, as `run`.
         """
         jobs = self.jobs[self.current :]
         ids = " ".join(job.id for job in reversed(jobs))
         answer = jobs[0].shell.run(f"scancel --quiet {ids}")  # quiet: a job that has just ended is no error
         if answer.code != 0:
-            raise RunFailed(f"scancel failed: {answer.stderr.strip()}")
+            if not all(self._is_over(job) for job in jobs):
+                raise RunFailed(f"scancel failed: {answer.stderr.strip()}")
+            with contextlib.suppress(SignalNoted):
+                return self.run()
+            return INTERRUPTED
         self.told_to_stop = True
         say(f"cancelling {self.left}")
         with contextlib.suppress(SignalNoted):
@@ -123,6 +128,10 @@ class _Follower:
                 return self._report(jobs[0], state)
             report(Interrupted(f"{self.left} cancelled", f"log: {jobs[0].log(self.attempt)}"))
         return INTERRUPTED
+
+    def _is_over(self, job: SlurmJob) -> bool:
+        state, _ = _poll(job, self.attempt, self.offset, True)
+        return state is not None and state.finished
 
     def _to_the_end(self, job: SlurmJob) -> State:
         """Show log and states of a job until it has ended."""

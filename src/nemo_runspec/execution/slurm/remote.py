@@ -27,6 +27,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.execution.interrupts import Unreachable
 from nemo_runspec.execution.local import die_with_parent
 from nemo_runspec.profile import Ssh
+from nemo_runspec.user_files import expanded
 
 CONNECT_SECONDS = 15
 # ssh's exit code for its own failures; the commands of this package do not use it.
@@ -90,7 +91,7 @@ class SshShell:
     def options(self) -> list[str]:
         """Words that say which port and key."""
         port = [] if self.ssh.port is None else ["-p", str(self.ssh.port)]
-        return port + ([] if self.ssh.identity is None else ["-i", str(Path(self.ssh.identity).expanduser())])
+        return port + ([] if self.ssh.identity is None else ["-i", str(expanded(self.ssh.identity))])
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60) -> Completed:
         self.connect()
@@ -167,7 +168,7 @@ class SshShell:
         if shutil.which("ssh") is None:
             raise UserError(f"no program ssh, which {self.target} needs", "install it: apt-get install openssh-client")
         identity = self.ssh.identity
-        if identity is not None and not Path(identity).expanduser().is_file():
+        if identity is not None and not expanded(identity).is_file():
             raise UserError(f"identity = {identity!r}: no such file", f"the key for {self.target}")
 
     def _failure(self, message: str) -> UserError | Unreachable:

@@ -22,6 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
+from nemo_runspec.user_files import expanded
 from nemotron.kit.chat import render, required_tokens
 from nemotron.kit.chat_template import has_template, load_template, special_token
 from nemotron.kit.chat_templates import OF_TOKENIZER, TEMPLATES
@@ -213,7 +214,7 @@ def find_tokenizer(location: str) -> TokenizerFiles:
     """
     if location.startswith("hf://"):
         return _on_hub(location)
-    path = Path(location).expanduser().absolute()
+    path = expanded(location).absolute()
     if path.is_file():
         # Under another name it stands alone: what lies beside it may be another tokenizer's.
         folder = path.parent if path.name == "tokenizer.json" else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
 
 from nemo_runspec.errors import nearest
+from nemo_runspec.user_files import expanded
 from nemotron.kit.schemas.difficulty import FAMILIES
 
 QUESTIONS = "questions/"
@@ -27,7 +27,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 def _check_reference(reference: str) -> str:
     place, _ = split_reference(reference)
-    if place.endswith(".py") and not Path(place).expanduser().is_file():
+    if place.endswith(".py") and not expanded(place).is_file():
         raise ValueError(f"no such file: {place}")
     return reference
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from nemo_runspec.config.inputs import FieldOfArtifact
 from nemo_runspec.errors import nearest
-from nemo_runspec.user_files import TO_COME, UserFiles, is_elsewhere
+from nemo_runspec.user_files import TO_COME, UserFiles, expanded, is_elsewhere
 from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES, DifficultyConfig, Family
 from nemotron.kit.schemas.group import Group, RunConfig, Scale, Seed
 
@@ -333,7 +333,7 @@ def name_of(paths: Any, fallback: str) -> str:
     elif TO_COME in location:
         name = fallback
     else:
-        whole = rest if scheme else str(Path(location).expanduser().absolute())
+        whole = rest if scheme else str(expanded(location).absolute())
         plain = [part for part in whole.split("/") if part and not glob.has_magic(part)]
         name = re.sub(_SUFFIXES, "", plain[-1]) if plain else ""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:120] or fallback

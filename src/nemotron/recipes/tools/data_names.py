@@ -9,6 +9,7 @@ from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, RECORD_FILE
 from nemo_runspec.artifacts.naming import SCHEME
 from nemo_runspec.artifacts.registry import Registry, Version
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.user_files import expanded
 from nemotron.kit.commands import command_for
 
 
@@ -18,7 +19,7 @@ def find(name: str) -> tuple[str, Version | None]:
     Raises:
         UserError: no such path and no such artifact; the nearest of both.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.exists() or Path(f"{path}.idx").is_file() or any(mark in name for mark in "*?["):
         return str(path), published_at(path.absolute())
     if path.is_symlink():

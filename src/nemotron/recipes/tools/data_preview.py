@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import expanded
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
 from nemotron.data_prep.chat.spool import ChatSource, as_conversation, chat_reading
@@ -91,7 +92,7 @@ def place_of(source: str | None) -> Place:
         raise UserError(
             "preview of what? give a file, a folder or an address of conversations, packed Parquet, or an artifact"
         )
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_file() or path.is_dir():
         if packed := packed_files(path):
             tokenizer = tokenizer_beside(path)
@@ -108,7 +109,7 @@ def place_of(source: str | None) -> Place:
 
 def _tokenizer_of_artifact(location: str) -> str | None:
     """The tokenizer of the artifact of that name; None where it names none. UserError: that artifact has none."""
-    version = None if Path(location).expanduser().exists() else artifact_called(location)
+    version = None if expanded(location).exists() else artifact_called(location)
     if version is None:
         return None
     artifact = Artifact.load(version.ref)

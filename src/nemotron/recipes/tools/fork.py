@@ -34,6 +34,7 @@ from nemo_runspec import __version__
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.installation import own_distribution
 from nemo_runspec.runspec import find_script, parse
+from nemo_runspec.user_files import expanded
 from nemotron.kit.steps import RECIPES, STEPS_FILE, Recipe, RecipeStep, read_recipe
 from nemotron.recipes.tools.options import run_tool
 
@@ -273,7 +274,7 @@ def main(options: Options) -> None:
     if options.family not in families():
         raise UserError(f"no family {options.family!r}", did_you_mean(options.family, families()))
     check_name(options.name)
-    target = Path(options.into or options.name).expanduser().absolute()
+    target = expanded(options.into or options.name).absolute()
     files = project_files(options.family, options.name)
     write_project(files, target)
     print(f"{target}: {len(files)} files, of {options.family}", file=sys.stderr)

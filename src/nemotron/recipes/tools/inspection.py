@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import expanded
 from nemotron.data_prep.curation.step import StepTable
 from nemotron.data_prep.tokens.blend import BLEND_FILE
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
@@ -83,7 +84,7 @@ def inspect(location: str, num_samples: int = 3, tokenizer_path: Path | None = N
     """
     if "://" in location:
         return _documents(location, num_samples)
-    path = Path(location).expanduser()
+    path = expanded(location)
     if path.suffix in (".bin", ".idx"):
         path = path.with_suffix("")
     if (path / STATE_FILE).is_file():

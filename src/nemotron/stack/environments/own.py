@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.user_files import expanded
 from nemotron.kit.chat import check_messages
 from nemotron.kit.schemas.environments import split_reference
 from nemotron.stack.environments.task import (
@@ -61,7 +62,7 @@ def load_environment(reference: str) -> Environment:
     """
     place, name = split_reference(reference)
     # By its whole path: what is loaded once is kept.
-    module = _module(os.path.abspath(Path(place).expanduser()) if place.endswith(".py") else place)  # noqa: PTH100
+    module = _module(os.path.abspath(expanded(place)) if place.endswith(".py") else place)  # noqa: PTH100
     if not hasattr(module, name):
         public = [key for key, value in vars(module).items() if hasattr(value, "verify_answer")]
         raise UserError(f"{place} has no {name}", did_you_mean(name, public))

@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import RunFailed, UserError, leaving_signals
 from nemo_runspec.execution.ray.allocation import ray_folder
 from nemo_runspec.installation import install_line
+from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import RAY_ADDRESS
 from nemotron.kit.ray_cluster import join_ray, signals_wait
 from nemotron.kit.schemas.environments import split_reference
@@ -229,5 +230,5 @@ def _absolute(environments: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for family, reference in environments.items():
         place, name = split_reference(reference)
-        found[family] = f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else reference
+        found[family] = f"{expanded(place).absolute()}:{name}" if place.endswith(".py") else reference
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nemo_runspec.errors import RunFailed
 from nemo_runspec.execution.interrupts import Unreachable
 from nemo_runspec.execution.slurm import following as module
 from nemo_runspec.execution.slurm.following import follow
@@ -39,6 +40,7 @@ class Cluster:
     accounting: list[str] = field(default_factory=list)
     batch_log: str = ""
     cancelled: list[str] = field(default_factory=list)
+    scancel_says: str = ""
     prefix = ""
 
     def run(self, command: str, stdin: bytes = b"", timeout: float = 60) -> Completed:
@@ -48,7 +50,7 @@ class Cluster:
             _, quiet, *ids = command.split()
             assert quiet == "--quiet"
             self.cancelled += ids
-            return done("")
+            return Completed(1 if self.scancel_says else 0, b"", self.scancel_says)
         if command.startswith("grep"):
             pattern = re.findall(r"'(\^.*?)'", command)[0]
             return done("\n".join(line for line in self.batch_log.splitlines() if re.match(pattern, line)))
@@ -208,6 +210,29 @@ def test_ctrl_c_without_a_terminal(
     else:
         assert (code, running.cancelled) == (130, ["20", "19"])
         assert "error: jobs 19, 20 cancelled" in err
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "last_line"),
+    [
+        ([said("COMPLETED")], 0, "job 18 (job18) completed"),
+        ([said("FAILED", code="2:0")], 2, "log: /jobs/x/log-job18_18_0.out"),
+        ([FORGOTTEN], 0, "job 18 (job18) completed"),
+    ],
+)
+def test_where_scancel_fails_and_the_job_is_over_its_end_counts(
+    states: list[str | Exception], code: int, last_line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(states, {0: b"step 9\n"}, ["COMPLETED|0:0\n"], scancel_says="scancel: error: Invalid job id\n")
+    assert module._Follower([job(cluster)], 1.0).cancel() == code
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[-1]) == ("step 9\n", last_line)
+
+
+def test_where_scancel_fails_and_a_job_goes_on_that_is_the_error() -> None:
+    over, running = Cluster([said("COMPLETED")], scancel_says="scancel: error: Access denied\n"), Cluster([RUNNING])
+    with pytest.raises(RunFailed, match=r"^scancel failed: scancel: error: Access denied$"):
+        module._Follower([job(over), job(running, 19)], 1.0).cancel()
 
 
 def test_a_job_that_ends_well_while_it_is_cancelled_has_ended_well(capsys: pytest.CaptureFixture[str]) -> None:

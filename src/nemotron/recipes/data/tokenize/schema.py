@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from nemo_runspec.config.yaml_text import read_yaml
-from nemo_runspec.user_files import no_such_file
+from nemo_runspec.user_files import expanded, no_such_file
 from nemotron.kit.schemas import sources as shared
 from nemotron.kit.schemas.group import Seed
 from nemotron.kit.schemas.sources import (
@@ -95,7 +95,7 @@ class TokenizeConfig(SourcesConfig):
             for key in ("sources", "phases"):
                 if data.get(key):
                     raise ValueError(f"blend and {key} are both given; a blend file brings its own {key}")
-            data |= read_blend(Path(data["blend"]).expanduser())
+            data |= read_blend(expanded(data["blend"]))
             data["blend"] = None
         if isinstance(data.get("sources"), list):
             data["sources"] = named(data["sources"], "documents")
@@ -247,7 +247,7 @@ def _beside(path: Path, location: Any) -> Any:
     """A relative location of a blend file, from the file's folder."""
     if not isinstance(location, str) or "://" in location:
         return location
-    return str(path.absolute().parent / Path(location).expanduser())
+    return str(path.absolute().parent / expanded(location))
 
 
 def _list(content: Mapping[str, Any], key: str, path: Path) -> list[Any]:

@@ -38,13 +38,13 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 import shutil
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import tokenizers
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
+from nemo_runspec.user_files import expanded
 from nemo_runspec.words import counted
 from nemotron.data_prep.sources.files import FORMATS
 from nemotron.data_prep.sources.locations import check_not_empty, list_files, not_read
@@ -79,7 +79,7 @@ def main() -> None:
     """Tokenise and publish."""
     cfg: TokenizeConfig = load_script_config(__file__)
     # One that is here is read before the workers are forked, who so have it from the start.
-    tokenizer_files = find_tokenizer(cfg.tokenizer) if Path(cfg.tokenizer).expanduser().exists() else None
+    tokenizer_files = find_tokenizer(cfg.tokenizer) if expanded(cfg.tokenizer).exists() else None
     if tokenizer_files:
         plain_tokenizer(tokenizer_files.json_text())
 

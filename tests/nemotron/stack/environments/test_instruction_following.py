@@ -70,6 +70,7 @@ def test_right(instruction: Task, answer: str) -> None:
         (REORDER, "cat hat arm"),
         (REORDER, "hat cat cat"),
         (FIRST_LAST, "cat cat hat"),
+        (FIRST_LAST, "cat CAT hat"),
         (FIRST_LAST, "hat dog cat"),
         (FIRST_LAST, "cat 7 hat"),
         (UPPER, "cat hat"),

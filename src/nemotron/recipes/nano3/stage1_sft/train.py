@@ -33,9 +33,10 @@ in the folder `adapter`, as PEFT reads them.
 Shapes: B packed rows, L tokens a row, T trained tokens, V vocabulary, K depths of multi-token prediction.
 
 Simplified against the papers (Nano: arXiv 2512.20848, section 3.1; Super: arXiv 2604.12374): rows of a few hundred
-tokens instead of 256k; no agent data. Loss mask, packing without leakage between conversations (attention, convolution and SSM state), the
-means over tokens and over conversations, multi-token prediction and the load-balancing loss are the papers'. They train
-a fixed number of steps; here the final decay begins when validation stops improving, which WSD allows at any time.
+tokens instead of 256k; no agent data. Loss mask, packing without leakage between conversations (attention, convolution
+and SSM state), the means over tokens and over conversations, multi-token prediction and the load-balancing loss are the
+papers'. They train a fixed number of steps; here the final decay begins when validation stops improving, which WSD
+allows at any time.
 """
 
 from __future__ import annotations

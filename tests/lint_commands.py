@@ -5,7 +5,8 @@ nano3/sft.py; one file runs every step of the curation, and one every step of a 
 compared with one whose script also runs on a Ray cluster, both without what is their own: title, folder, names of
 function and script, help text. The command of torchrun scripts alone has no branch for a Ray cluster; that of a script
 of another recipe says where the configs are. Every script with a runspec is a step, or a config of a step names it. A
-fork that rewrites its command files drops this script from its Makefile. """
+fork that rewrites its command files drops this script from its Makefile.
+"""
 
 from __future__ import annotations
 

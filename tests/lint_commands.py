@@ -1,11 +1,11 @@
 """Part of `make lint`: command files are copies on purpose, and differ only as written down here.
 
 Every step in a recipe's steps.toml has a command file of the words of its command: that of `nemotron nano3 sft` is
-nano3/sft.py; one file runs every step of the curation, and one every step of lightning35. Each file is compared with
-one whose script also runs on a Ray cluster, both without what is their own: title, folder, names of function and
-script, help text. The command of torchrun scripts alone has no branch for a Ray cluster; that of a script of another
-recipe says where the configs are. Every script with a runspec is a step, or a config of a step names it.
-A fork that rewrites its command files drops this script from its Makefile.
+nano3/sft.py; one file runs every step of the curation, and one every step of a family of configs alone. Each file is
+compared with one whose script also runs on a Ray cluster, both without what is their own: title, folder, names of
+function and script, help text. The command of torchrun scripts alone has no branch for a Ray cluster; that of a script
+of another recipe says where the configs are. Every script with a runspec is a step, or a config of a step names it. A
+fork that rewrites its command files drops this script from its Makefile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ WITH_SCALE = (
     (r"parse_recipe_config\(ctx, scale(_all)?=scale\)", "parse_recipe_config(ctx)"),
 )
 # The commands of these have one file, which is told which step it runs.
-OF_ANY_STEP = {"data/curate/": "data/curate_step", "lightning35/": "lightning35/run_step"}
+OF_ANY_STEP = {"data/curate/": "data/curate_step"} | {
+    f"{path.parent.name}/": f"{path.parent.name}/run_step" for path in COMMANDS.glob("*/run_step.py")
+}
 ANY_STEP = (
     (r"parse_recipe_config\(ctx\)\)", "parse_recipe_config(ctx), str(ctx.info_name))"),
     (r"cfg: job\.RecipeConfig\)", "cfg: job.RecipeConfig, step: str)"),
@@ -57,8 +59,8 @@ def own_words(name: str, spec: Runspec, text: str) -> tuple[tuple[str, str], ...
     title, script = name.replace("/", " ").replace("_", "-"), f'"{spec.script_path.name}"'
     if name == "data/curate_step":
         title, script = "data curate STEP", 'f"{step}.py"'
-    elif name == "lightning35/run_step":
-        title, folder, script = "lightning35 STEP", "FOLDER", "SCRIPT"
+    elif name.endswith("/run_step"):
+        title, folder, script = name.replace("/run_step", " STEP"), "FOLDER", "SCRIPT"
     return (
         (rf'\A"""nemotron {title}: .*"""\n', "TITLE\n"),
         (folder, "FOLDER"),
@@ -131,7 +133,7 @@ def main() -> int:
         expected = changed(expected, ANY_STEP) if name in OF_ANY_STEP.values() else expected
         text = changed(texts[name], WITH_SCALE) if "cli.scale" in texts[name] else texts[name]
         text = changed(text, with_configs(configs[name])) if name in configs else text
-        text = changed(text, FROM_THE_LIST) if name == "lightning35/run_step" else text
+        text = changed(text, FROM_THE_LIST) if name.endswith("/run_step") else text
         text = changed(text, own_words(name, commands[name], texts[name]))
         problems += difflib.unified_diff(
             expected.splitlines(), text.splitlines(), "expected", f"{name}.py", lineterm=""

@@ -316,6 +316,16 @@ def test_a_family(fork: Fork) -> None:
 
 
 @pytest.mark.slow
+def test_a_family_of_configs_alone(fork: Fork) -> None:
+    printed = fork.do("A family of configs alone")
+    copies = ("src/nemotron/recipes/mine/", "src/nemotron/cli/commands/mine/")
+    assert {name for name in fork.changed() if not name.startswith(copies)} == {"src/nemotron/cli/main.py"}
+    plan = printed["nemotron mine pipe -c smoke --dry-run"]
+    assert "writes    mine-qad-model-smoke" in plan and "lightning35" not in plan
+    lint(fork, after_format=True)
+
+
+@pytest.mark.slow
 def test_what_the_copied_docs_show_starts_nothing(fork: Fork) -> None:
     """The test of documented commands takes those of a renamed copy as it takes ours: each is a dry run."""
     fork.do("A family of your own")

@@ -79,6 +79,26 @@ def test_machines_on_which_the_config_does_not_fit_are_refused_before_they_are_a
         _run()
 
 
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("pretrain -c tiny", "train.global_batch_size 8 does not divide among 16 processes"),
+        ("rl rlvr -c small grpo.num_prompts_per_step=24", "grpo.num_prompts_per_step 24 does not divide among 16"),
+        ("rl genrm -c small grpo.num_prompts_per_step=48", "half of grpo.num_prompts_per_step 24 does not divide"),
+        ("rl dpo -c tiny policy.train_global_batch_size=8", "policy.train_global_batch_size 8 does not divide"),
+    ],
+)
+def test_a_batch_that_does_not_divide_among_the_processes_is_refused_before_they_are_asked_for(
+    command: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.toml").write_text('[two]\nexecutor = "slurm"\nnodes = 2\ngpus_per_node = 8\n')
+    monkeypatch.setenv("RUNSPEC_ENV_FILE", str(tmp_path / "env.toml"))
+    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", *command.split(), "--run", "two", "--dry-run"])
+    with pytest.raises(UserError, match=re.escape(problem)):
+        _run()
+
+
 def test_what_a_layout_is_known_for_is_said_before_the_job_is_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

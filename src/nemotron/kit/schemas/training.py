@@ -181,6 +181,17 @@ class TrainingConfig(Group):
         check_schedule(self.optimizer, self.scheduler, self.train.train_iters)
         return self
 
+    def check_machines(self, nodes: int, processes_per_node: int, _launcher: str) -> list[str]:
+        """Before the job is submitted: ValueError where the batch does not divide among its processes."""
+        check_divides("train.global_batch_size", self.train.global_batch_size, nodes * processes_per_node)
+        return []
+
+
+def check_divides(key: str, count: int, processes: int) -> None:
+    """ValueError naming the config key where `count` of something cannot be spread evenly over the processes."""
+    if count % processes:
+        raise ValueError(f"{key} {count} does not divide among {processes} processes")
+
 
 def check_schedule(optimizer: OptimizerConfig, scheduler: SchedulerConfig, steps: int) -> None:
     """ValueError where warm-up and decay take more steps than there are, or the rate would decay upwards."""

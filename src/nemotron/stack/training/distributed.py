@@ -32,6 +32,7 @@ from torch import nn
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.gpus import visible_gpus
+from nemotron.kit.schemas.training import check_divides
 
 T = TypeVar("T")
 Name = TypeVar("Name")
@@ -52,11 +53,11 @@ class Ranks:
 
     def check_divides(self, key: str, count: int) -> None:
         """UserError naming the config key where `count` of something cannot be spread evenly over all ranks."""
-        if count % self.world_size:
-            raise UserError(
-                f"{key} {count} does not divide among {self.world_size} processes",
-                f"a multiple of {self.world_size}; on a CPU the config's run.processes says how many",
-            )
+        try:
+            check_divides(key, count, self.world_size)
+        except ValueError as error:
+            hint = f"a multiple of {self.world_size}; on a CPU the config's run.processes says how many"
+            raise UserError(str(error), hint) from None
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))

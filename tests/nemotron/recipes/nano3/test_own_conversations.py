@@ -1,4 +1,4 @@
-"""The commands of "All of it together" in nano3's README, done: your chats, your model, your questions."""
+"""The commands of "All of it together" in docs/guides/own-conversations.md, done: your chats, your model, your questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.stack.models import NemotronH
 
 ROOT = Path(__file__).resolve().parents[4]
-PAGE = ROOT / "src/nemotron/recipes/nano3/README.md"
+PAGE = ROOT / "docs/guides/own-conversations.md"
 # What the page says for real data, and for a test.
 SHORTER = {"train.train_iters=200": "3", "scheduler.lr_warmup_iters=10": "1", "scheduler.lr_wsd_decay_iters=50": "1"}
 

@@ -35,7 +35,7 @@ reached; outside a band the command exits with 1. Writes a report to output/supe
 \b
 Reads and writes the artifacts super3-STAGE-data-CONFIG, super3-STAGE-model-CONFIG, super3-STAGE-results-CONFIG, where a
 stage has several phases with the phase behind CONFIG: super3-pretrain-model-tiny-phase2.
-Configs: those that every step has; tiny is for a laptop CPU, offline; smoke trains next to nothing, in a minute.
+Configs: those that every step has; tiny is for a laptop CPU, offline; smoke trains next to nothing, in two minutes.
 
 \b
 Steps: {", ".join(step.name for step in RECIPE.piped)}

@@ -65,3 +65,10 @@ class DPORunConfig(Group):
         if not self.dpo.preference_loss_weight and not self.dpo.sft_loss_weight:
             raise ValueError("dpo.preference_loss_weight and dpo.sft_loss_weight are both 0: nothing to learn")
         return self
+
+    def check_machines(self, nodes: int, processes_per_node: int, _launcher: str) -> list[str]:
+        """Before the job is submitted: ValueError where a step does not divide among its processes."""
+        training.check_divides(
+            "policy.train_global_batch_size", self.policy.train_global_batch_size, nodes * processes_per_node
+        )
+        return []

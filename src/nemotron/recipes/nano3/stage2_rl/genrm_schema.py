@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from nemotron.kit.schemas import training
 from nemotron.kit.schemas.group import MODEL, RL_PROMPTS, Group, ModelRunConfig
 from nemotron.kit.schemas.sources import Location
 from nemotron.recipes.nano3.stage2_rl import schema
@@ -67,3 +68,10 @@ class GenRMConfig(JudgedConfig):
         if self.grpo.num_prompts_per_step % 2:
             raise ValueError("grpo.num_prompts_per_step must be even: each comparison is shown in both orders")
         return self
+
+    def check_machines(self, nodes: int, processes_per_node: int, _launcher: str) -> list[str]:
+        """Before the job is submitted: ValueError where a step does not divide among its processes."""
+        training.check_divides(
+            "half of grpo.num_prompts_per_step", self.grpo.num_prompts_per_step // 2, nodes * processes_per_node
+        )
+        return []

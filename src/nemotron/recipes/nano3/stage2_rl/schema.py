@@ -143,6 +143,11 @@ class StageConfig(Group):
             raise ValueError("grpo.num_prompts_per_step is below the number of env.families")
         return self
 
+    def check_machines(self, nodes: int, processes_per_node: int, _launcher: str) -> list[str]:
+        """Before the job is submitted: ValueError where a step does not divide among its processes."""
+        training.check_divides("grpo.num_prompts_per_step", self.grpo.num_prompts_per_step, nodes * processes_per_node)
+        return []
+
 
 class JudgedConfig(StageConfig):
     """What a stage has whose responses are compared: single ones."""

@@ -101,3 +101,10 @@ class MTPHealingConfig(Group):
                 f"in policy.max_total_sequence_length {self.policy.max_total_sequence_length}"
             )
         return self
+
+    def check_machines(self, nodes: int, processes_per_node: int, _launcher: str) -> list[str]:
+        """Before the job is submitted: ValueError where a step does not divide among its processes."""
+        training.check_divides(
+            "boosting.num_prompts_per_step", self.boosting.num_prompts_per_step, nodes * processes_per_node
+        )
+        return []
